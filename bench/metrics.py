@@ -1,0 +1,66 @@
+"""The arithmetic of one launch: every derived number is defined here, once.
+
+Bandwidth follows nccl-tests, doc/PERFORMANCE.md: algbw = size / time, and busbw = algbw times a
+factor that makes the figure comparable with the speed of the slowest link.
+"""
+
+from collections.abc import Sequence
+
+GIGA = 1e9
+
+
+def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
+    """Return each round's duration: the maximum over ranks.
+
+    Args:
+        rank_round_s: Seconds, shape (num_ranks, num_rounds).
+
+    Raises:
+        ValueError: The ranks counted different numbers of rounds, or none.
+    """
+    lengths = {len(rounds) for rounds in rank_round_s}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"every rank must hold the same number of rounds, found {sorted(lengths)}")
+    return [max(durations) for durations in zip(*rank_round_s, strict=True)]
+
+
+def throughput(samples: float, elapsed_s: float) -> float:
+    """Return samples per second; samples are those of all ranks, counted once."""
+    if elapsed_s <= 0:
+        raise ValueError(f"elapsed_s={elapsed_s} is not a positive time")
+    return samples / elapsed_s
+
+
+def algbw_gb_per_s(message_bytes: int, time_s: float) -> float:
+    """Return the algorithm bandwidth S/t in GB/s (10^9)."""
+    return throughput(message_bytes, time_s) / GIGA
+
+
+def busbw_factor(collective: str, world_size: int) -> float | None:
+    """Return busbw / algbw, or None at one rank, where nothing crosses a bus.
+
+    Raises:
+        ValueError: The collective is not one nccl-tests defines a factor for.
+    """
+    factors = {
+        "all_reduce": 2 * (world_size - 1) / world_size,
+        "all_gather": (world_size - 1) / world_size,
+        "reduce_scatter": (world_size - 1) / world_size,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+    }
+    if collective not in factors:
+        raise ValueError(f"no collective {collective!r}; choose from {', '.join(sorted(factors))}")
+    return factors[collective] if world_size > 1 else None
+
+
+def mfu(
+    samples_per_s: float,
+    flop_per_sample: float | None,
+    peak_flop_per_s: float | None,
+    world_size: int,
+) -> float | None:
+    """Return model FLOP/s over the peak of all ranks (PaLM, appendix B); None where unknown."""
+    if not flop_per_sample or not peak_flop_per_s:
+        return None
+    return samples_per_s * flop_per_sample / (peak_flop_per_s * world_size)

@@ -1,0 +1,144 @@
+"""What a case adds to pytest-benchmark's JSON: one versioned block, under one key.
+
+Each benchmark entry carries a `CaseRecord` under `extra_info["lockstep"]`; the file carries the
+facts of its launch under the top-level key `lockstep`. The published schema is
+`bench/record.schema.json`. Readers keep keys they do not know, so a file of a later minor change
+still loads; a file of another schema version is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from bench import metrics
+
+KEY = "lockstep"
+SCHEMA_VERSION = 1
+
+STUDIES = (
+    "strong",
+    "weak",
+    "precision",
+    "bucket",
+    "sensitivity",
+    "accumulation",
+    "loader",
+    "collective",
+)
+SCALINGS = ("strong", "weak", "fixed-epochs")
+
+# Two launches may be pooled or compared only if these facts of their provenance are equal.
+POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names")
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One measured case at one world size in one launch.
+
+    Attributes:
+        study: The question the case belongs to, one of `STUDIES`.
+        workload: Name of the model, data set or collective measured.
+        scaling: One of `SCALINGS`, or None where the batch has no meaning.
+        world_size: Number of ranks.
+        num_nodes: Number of hosts.
+        factors: What the case varies, name -> value, as in its id.
+        sample_unit: What one sample is: images, tokens, bytes.
+        samples_per_step: Samples of all ranks in one step, counted once.
+        steps_per_round: Steps in one timed round.
+        rank_round_s: Seconds per round and rank, shape (num_ranks, num_rounds).
+        precision: fp32, tf32, bf16 or fp16; None where nothing is computed.
+        local_batch: Samples per rank and optimizer update.
+        global_batch: Samples over all ranks per optimizer update.
+        flop_per_sample: Model FLOP per sample, forward and backward; None if unknown.
+        peak_flop_per_s: Datasheet peak of one rank's device; None if unknown.
+        peak_memory_bytes: Peak memory per rank: of the device, or resident on a CPU.
+        checks: What was verified outside the timed region, name -> value.
+        details: What one study adds, such as real bucket sizes or busbw.
+        flags: Reasons for which the result is no proposal evidence.
+    """
+
+    study: str
+    workload: str
+    scaling: str | None
+    world_size: int
+    num_nodes: int
+    factors: dict[str, Any]
+    sample_unit: str
+    samples_per_step: int
+    steps_per_round: int
+    rank_round_s: list[list[float]]
+    precision: str | None = None
+    local_batch: int | None = None
+    global_batch: int | None = None
+    flop_per_sample: float | None = None
+    peak_flop_per_s: float | None = None
+    peak_memory_bytes: list[int | None] = field(default_factory=list)
+    checks: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+
+    @property
+    def round_s(self) -> list[float]:
+        """Each round's duration in seconds: the maximum over ranks."""
+        return metrics.slowest_rank(self.rank_round_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds in the timed region: the sum of the rounds."""
+        return sum(self.round_s)
+
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks in the timed region."""
+        return self.samples_per_step * self.steps_per_round * len(self.round_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the block as written to JSON, with the numbers that follow from it."""
+        samples_per_s = metrics.throughput(self.samples, self.elapsed_s)
+        derived = {
+            "schema": SCHEMA_VERSION,
+            "samples": self.samples,
+            "elapsed_s": self.elapsed_s,
+            "throughput_samples_per_s": samples_per_s,
+            "mfu": metrics.mfu(
+                samples_per_s, self.flop_per_sample, self.peak_flop_per_s, self.world_size
+            ),
+        }
+        return derived | asdict(self)
+
+    @classmethod
+    def from_dict(cls, block: Mapping[str, Any], where: str) -> "CaseRecord":
+        """Read a block back; unknown keys are left aside, a missing one is an error.
+
+        Args:
+            block: What stands under `extra_info["lockstep"]`.
+            where: The file and entry, for the message.
+
+        Raises:
+            ValueError: The block is of another schema version, or lacks a field.
+        """
+        check_schema(block, where)
+        known = {f.name: block[f.name] for f in fields(cls) if f.name in block}
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise ValueError(f"{where}: the lockstep block is incomplete: {error}") from error
+
+
+def check_schema(block: Mapping[str, Any], where: str) -> None:
+    """Refuse a block of another schema version.
+
+    Raises:
+        ValueError: The version is missing or not `SCHEMA_VERSION`.
+    """
+    version = block.get("schema")
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{where}: lockstep schema {version} is not the schema {SCHEMA_VERSION} this version "
+            "reads; use the Lockstep release that wrote the file, or measure again"
+        )
+
+
+def pooling_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that must agree before two launches are pooled."""
+    return {name: provenance.get(name) for name in POOLING_FACTS}

@@ -1,0 +1,31 @@
+"""A wide multi-layer perceptron: many gradient bytes for few FLOPs, so communication shows.
+
+Letters: B batch, W width.
+"""
+
+import torch
+from torch import nn
+
+from bench.workloads import Workload
+
+NUM_CLASSES = 10
+
+
+def mlp(width: int = 1024, depth: int = 4) -> Workload:
+    """Return `depth` square layers of `width` units and a classifier of ten classes."""
+    if width < 1 or depth < 1:
+        raise ValueError(f"mlp needs width >= 1 and depth >= 1, got {width} and {depth}")
+
+    def build() -> nn.Module:
+        hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(width, NUM_CLASSES))
+
+    def make_batch(
+        num_items: int, device: torch.device, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs (B, W) and classes (B,)."""
+        inputs = torch.randn(num_items, width, device=device, generator=generator)
+        targets = torch.randint(NUM_CLASSES, (num_items,), device=device, generator=generator)
+        return inputs, targets
+
+    return Workload("mlp", build, make_batch, nn.functional.cross_entropy, sample_unit="vectors")
