@@ -1,0 +1,64 @@
+"""The control plane: what the ranks tell each other through the store.
+
+Never through a process group: ranks that are out of step there exchange data silently, or hang.
+"""
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+class Control:
+    """Exchanges small JSON values between all ranks, one named round at a time.
+
+    Args:
+        store: The key-value store all ranks see.
+        rank: This rank.
+        world_size: Number of ranks.
+        timeout_s: How long to wait for the slowest rank.
+    """
+
+    def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._store = store
+        self._timeout_s = timeout_s
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """Give this rank's value, return every rank's, in the order of ranks.
+
+        Rank 0 alone decides who was there: it collects until the time-out and publishes the list,
+        so all ranks see the same one. A rank that did not answer stands as None.
+
+        Args:
+            name: Unique in the session; the ranks that mean the same exchange name it alike.
+            value: JSON-serialisable, not None, a few KiB at most.
+
+        Raises:
+            RuntimeError: Rank 0 published no list in time.
+        """
+        if self.world_size == 1:
+            return [value]
+        self._store.set(f"{name}/{self.rank}", json.dumps(value))
+        if self.rank == 0:
+            values = [self._get(f"{name}/{rank}", 1) for rank in range(self.world_size)]
+            self._store.set(f"{name}/all", json.dumps(values))
+            return values
+        # Rank 0 may spend one time-out on each silent rank, and one in the case itself.
+        values = self._get(f"{name}/all", self.world_size + 1)
+        if values is None:
+            raise RuntimeError(
+                f"rank 0 did not answer rank {self.rank} in exchange {name!r} within "
+                f"{self._timeout_s:g} s; see rank 0's log, or raise --timeout"
+            )
+        return list(values)
+
+    def _get(self, key: str, num_timeouts: int) -> Any:
+        try:
+            self._store.wait([key], timedelta(seconds=self._timeout_s * num_timeouts))
+        except RuntimeError:  # DistStoreError: the wait timed out
+            return None
+        return json.loads(self._store.get(key))

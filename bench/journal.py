@@ -1,0 +1,144 @@
+"""The journal of a launch: one JSON line per event, on disk before the next case starts.
+
+A journal holds `launch` lines (one per session that wrote to it), then `case`, `skip` and `fail`
+lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed launch loses no
+finished case. A line cut short by a kill was never a finished case: it is dropped.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.record import KEY, SCHEMA_VERSION, check_schema
+
+
+class Journal:
+    """An append-only file of JSON lines, each on disk when `append` returns.
+
+    Args:
+        path: The file; its folder is made, and a torn last line is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_tail(path)
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write one line and wait until it is on disk.
+
+        Raises:
+            ValueError: The entry holds a number that is not finite.
+        """
+        self._file.write(json.dumps(entry, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _cut_torn_tail(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a journal, oldest first.
+
+    Raises:
+        ValueError: The file is missing, or a line other than the last is not JSON.
+    """
+    return list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    # What follows the last newline is empty, or a line the kill cut short.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not a journal line: {error}") from error
+        if not isinstance(entry, dict):
+            raise ValueError(f"{path}:{number}: not a journal line: {entry!r} is no object")
+        yield entry
+
+
+def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries that belong together: the last fresh launch and what resumed it."""
+    starts = [i for i, e in enumerate(entries) if e.get("kind") == "launch" and not e["resumed"]]
+    return entries[starts[-1] :] if starts else []
+
+
+def outcomes(path: Path) -> dict[str, str]:
+    """Return case -> its last outcome, `case`, `skip` or `fail`; empty if nothing was written."""
+    if not path.exists():
+        return {}
+    return {e["case"]: e["kind"] for e in current(read(path)) if e["kind"] != "launch"}
+
+
+def rebuild(path: Path) -> dict[str, Any]:
+    """Return the pytest-benchmark document of a journal, finished or not.
+
+    Raises:
+        ValueError: The journal is missing, corrupt, of another schema, or holds no launch.
+    """
+    entries = current(read(path))
+    if not entries:
+        raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
+    headers = [e for e in entries if e["kind"] == "launch"]
+    check_schema(headers[0], str(path))
+    last = {e["case"]: e for e in entries if e["kind"] != "launch"}
+    document = dict(headers[-1]["document"])
+    document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
+    document[KEY] = _launch_block(headers[-1], last)
+    return document
+
+
+def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    expected = header["expected"]
+    done = {case for case, e in last.items() if e["kind"] in ("case", "skip")}
+    return {
+        "schema": SCHEMA_VERSION,
+        "complete": set(expected) <= done,
+        "expected": expected,
+        "skipped": _reasons(last, "skip"),
+        "failed": _reasons(last, "fail"),
+        **header["launch"],
+    }
+
+
+def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, str]]:
+    return [
+        {"case": case, "reason": e["reason"]} for case, e in last.items() if e["kind"] == kind
+    ]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
+    """Write the journal's pytest-benchmark JSON beside it and return the document."""
+    document = rebuild(journal_path)
+    write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
+    return document
