@@ -1,0 +1,192 @@
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench import provenance, record
+
+HAS_GIT = pytest.mark.skipif(shutil.which("git") is None, reason="git is not on PATH")
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=variables,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCKSTEP_COMMIT", raising=False)
+    root = tmp_path / "suite"
+    root.mkdir()
+    (root / "code.py").write_text("x = 1\n")
+    git(root, "init", "--quiet")
+    git(root, "add", "code.py")
+    git(root, "commit", "--quiet", "-m", "Start")
+    return root
+
+
+@HAS_GIT
+def test_a_clean_checkout_gives_its_commit(checkout):
+    (checkout / "result.json").write_text("{}")
+    expected = {"git_commit": git(checkout, "rev-parse", "HEAD"), "git_dirty": False}
+    assert provenance.git_facts(checkout) == expected
+
+
+@HAS_GIT
+def test_a_changed_file_makes_the_checkout_dirty(checkout):
+    (checkout / "code.py").write_text("x = 2\n")
+    assert provenance.git_facts(checkout)["git_dirty"] is True
+
+
+@HAS_GIT
+def test_a_hook_of_another_repository_does_not_lead_astray(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert len(provenance.git_facts(checkout)["git_commit"]) == 40
+
+
+@HAS_GIT
+def test_an_installation_inside_another_checkout_borrows_no_commit(checkout):
+    inside = checkout / "venv"
+    inside.mkdir()
+    assert provenance.git_facts(inside) == {"git_commit": None, "git_dirty": None}
+
+
+@HAS_GIT
+def test_a_checkout_of_another_owner_is_read_all_the_same(checkout):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    for path in [checkout, *checkout.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    assert provenance.git_facts(checkout)["git_dirty"] is False
+
+
+def test_without_git_the_image_names_the_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("LOCKSTEP_COMMIT", "abc1234")
+    expected = {"git_commit": "abc1234", "git_dirty": None}
+    assert provenance.git_facts(tmp_path) == expected
+    monkeypatch.delenv("LOCKSTEP_COMMIT")
+    assert provenance.git_facts(tmp_path) == {"git_commit": None, "git_dirty": None}
+
+
+def test_the_environment_keeps_what_steers_communication_and_no_secret():
+    kept = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "UCX_TLS": "rc",
+    }
+    left_out = {
+        "HOME": "/home/a",
+        "TORCH_HUB_TOKEN": "s3cret",
+        "NCCL_API_KEY": "s3cret",
+        "GLOO_secret": "s3cret",
+        "MKL_PASSWORD": "s3cret",
+        "WANDB_API_KEY": "s3cret",
+    }
+    assert provenance.environment(left_out | kept) == kept
+
+
+def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
+    job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2"}
+    assert provenance.slurm_facts(job | {"SLURM_CONF": "/etc/slurm.conf"}) == job
+    assert provenance.slurm_facts({"HOME": "/"}) == {}
+
+
+@pytest.mark.parametrize("name", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
+def test_the_image_is_hashed_where_the_job_script_did_not(tmp_path, name):
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"image")
+    facts = provenance.image_facts({name: str(image)})
+    expected = hashlib.sha256(b"image").hexdigest()
+    assert facts == {"image_path": str(image), "image_sha256": expected}
+
+
+def test_the_job_scripts_hash_counts_inside_a_container_only(tmp_path):
+    exported = {"LOCKSTEP_IMAGE_SHA256": "f" * 64}
+    inside = exported | {"APPTAINER_CONTAINER": str(tmp_path / "gone.sif")}
+    assert provenance.image_facts(inside)["image_sha256"] == "f" * 64
+    assert provenance.image_facts(exported)["image_sha256"] is None
+
+
+def test_an_image_that_cannot_be_read_has_no_hash(tmp_path):
+    sandbox = {"APPTAINER_CONTAINER": str(tmp_path)}
+    assert provenance.image_facts(sandbox)["image_sha256"] is None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(None, None), (8902, "8.9.2"), (91002, "9.10.2"), (90100, "9.1.0")]
+)
+def test_cudnn_numbers_read_as_versions(number, text):
+    assert provenance._cudnn_version(number) == text
+
+
+def test_a_missing_package_has_no_version():
+    assert provenance.package_version("no-such-distribution") is None
+    assert provenance.package_version("pytest") == pytest.__version__
+
+
+def test_a_rank_on_this_cpu_is_described():
+    torch = pytest.importorskip("torch")
+    facts = provenance.rank_facts(3, 1, torch.device("cpu"))
+    assert (facts["rank"], facts["local_rank"], facts["device"]) == (3, 1, "cpu")
+    assert facts["pid"] == os.getpid()
+    assert facts["cores"] == sorted(os.sched_getaffinity(0))
+    assert facts["num_threads"] == torch.get_num_threads()
+    assert facts["device_name"]
+    assert facts["gpu_uuid"] is None
+    assert facts["driver"] is None
+
+
+def test_a_cpu_launch_claims_no_gpu_software():
+    torch = pytest.importorskip("torch")
+    rank = provenance.rank_facts(0, 0, torch.device("cpu"))
+    launch = provenance.launch_facts(7, ["pytest", "bench/"])
+    merged = provenance.launch_provenance(launch, [rank])
+    assert set(record.POOLING_FACTS) <= set(merged)
+    assert [merged[name] for name in provenance.GPU_FACTS] == [None] * 4
+    assert merged["torch"] == torch.__version__
+    assert (merged["seed"], merged["command"]) == (7, ["pytest", "bench/"])
+    assert merged["device_names"] == [rank["device_name"]]
+    assert merged["memory_bytes"] > 0
+    assert json.loads(json.dumps(merged)) == merged
+
+
+def test_drivers_that_differ_are_all_named():
+    launch = {"torch": "2.6.0", "cuda": "12.4", "cudnn": "9.1.0", "nccl": "2.21.5", "driver": "550"}
+    ranks = [
+        {"rank": r, "device": f"cuda:{r}", "device_name": name, "driver": driver}
+        for r, (name, driver) in enumerate([("NVIDIA H200", "560.1"), ("NVIDIA A40", "550.2")])
+    ]
+    merged = provenance.launch_provenance(launch, ranks)
+    assert merged["driver"] == "550.2, 560.1"
+    assert merged["device_names"] == ["NVIDIA A40", "NVIDIA H200"]
+    assert merged["cuda"] == "12.4"
+    assert merged["ranks"] == ranks
+
+
+def test_the_version_is_that_of_this_checkout():
+    pyproject = (Path(provenance.SUITE_ROOT) / "pyproject.toml").read_text()
+    assert f'version = "{provenance.lockstep_version()}"' in pyproject
+
+
+def test_without_git_a_launch_is_still_described(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("LOCKSTEP_COMMIT", raising=False)
+    facts = provenance.launch_facts(0, ["pytest"])
+    assert facts["git_commit"] is None
+    assert facts["lockstep_version"]
