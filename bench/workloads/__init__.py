@@ -2,8 +2,9 @@
 
 A workload knows nothing of pytest, ranks or timing. It is named `NAME` or `NAME:key=value,...`
 (`resnet18`, `mlp:width=512`, `gpt:size=toy`), or by the name of any torchvision classification
-model. One of your own is a callable that returns a `Workload`, named `package.module:callable` or
-registered under the entry-point group `lockstep.workloads`. Importing this package needs no torch.
+model. One of your own is a callable that returns a `Workload`, named `package.module:callable`
+(options follow: `package.module:callable:key=value`) or registered under the entry-point group
+`lockstep.workloads`. Importing this package needs no torch.
 """
 
 import difflib
@@ -86,8 +87,8 @@ def parse(spec: str) -> tuple[str, dict[str, int | str]]:
     Raises:
         ValueError: The spec is not of that form.
     """
-    name, _, tail = spec.partition(":")
-    if tail and "=" not in tail:
+    name, _, tail = spec.rpartition(":")
+    if not name or "=" not in tail:
         return spec, {}
     options: dict[str, int | str] = {}
     for part in filter(None, tail.split(",")):
@@ -111,7 +112,7 @@ def _find_builder(name: str) -> Builder:
 
 def unknown(name: str, others: list[str]) -> ValueError:
     """Return the error for a name nobody has, with its nearest neighbours."""
-    known = sorted([*TABLE, *others])
+    known = sorted({*TABLE, *others})
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}"
     return ValueError(
@@ -131,7 +132,9 @@ def _load(target: str) -> Builder:
 
 def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -> None:
     allowed = inspect.signature(builder).parameters
-    for key in options:
+    for key, value in options.items():
         if key not in allowed:
             takes = ", ".join(allowed) or "none"
             raise ValueError(f"workload {spec!r} takes no option {key!r}; its options: {takes}")
+        if isinstance(allowed[key].default, int) and not isinstance(value, int):
+            raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number >= 0")
