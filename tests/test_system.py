@@ -1,0 +1,166 @@
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bench import system
+from bench.system_cli import system as command
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    return system.system_facts(tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """A tree like /sys/class: one real link, one virtual one, one bond, one InfiniBand port."""
+    for name, speed in (("eth0", "25000\n"), ("veth1", "10000\n"), ("bond0", "-1\n")):
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "speed").write_text(speed)
+    (tmp_path / "net/eth0/device").mkdir()
+    (tmp_path / "net/bond0/bonding").mkdir()
+    port = tmp_path / "infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "link_layer").write_text("InfiniBand\n")
+    return tmp_path
+
+
+def test_the_entry_has_nothing_left_to_fill_in(facts):
+    text = system.to_markdown(facts)
+    assert text.startswith(f"## {socket.gethostname()}\n")
+    assert not re.search(r"TBD|TODO|None|unknown|\?\?|\|\s*\|$", text, re.MULTILINE)
+    for title in ("Hardware", "Network", "Software", "Settings"):
+        assert f"\n### {title}\n" in text
+
+
+def test_the_facts_are_this_machines(facts):
+    hardware = facts["hardware"]
+    assert hardware["memory_bytes"] > 2**28
+    assert hardware["hardware_threads"] >= 1
+    assert facts["software"]["python"] == ".".join(str(n) for n in sys.version_info[:3])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}[+-]\d\d:\d\d", facts["date"])
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_it_works_where_torch_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    facts = system.system_facts(tmp_path)
+    assert facts["software"]["torch"] is None
+    text = system.to_markdown(facts)
+    assert "| torch | - |" in text
+    assert "| Usable from torch | - |" in text
+
+
+def test_it_works_where_no_tool_is_on_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    facts = system.system_facts(tmp_path)
+    assert facts["software"]["slurm"] is None
+    assert facts["partitions"] == []
+    assert "### Slurm partitions" not in system.to_markdown(facts)
+
+
+def test_a_tool_that_fails_gives_no_fact(tmp_path, monkeypatch):
+    tool = tmp_path / "sinfo"
+    tool.write_text("#!/bin/sh\necho broken; exit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert system.slurm_partitions() == []
+
+
+def test_the_network_is_what_hardware_stands_behind(kernel):
+    facts = system.network_facts(kernel)
+    assert facts["interfaces"] == [
+        {"name": "bond0", "speed_gbit_per_s": None},
+        {"name": "eth0", "speed_gbit_per_s": 25.0},
+    ]
+    assert system._network_rows(facts) == [
+        ("Interface bond0", None),
+        ("Interface eth0", "25 Gbit/s"),
+        ("mlx5_0 port 1", "InfiniBand, 200 Gb/sec (4X HDR), 4: ACTIVE"),
+    ]
+
+
+def test_no_infiniband_is_said(tmp_path):
+    rows = system._network_rows(system.network_facts(tmp_path))
+    assert rows == [("InfiniBand", "no InfiniBand")]
+
+
+def test_gpus_are_read_and_equal_ones_counted(facts):
+    listing = "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15"
+    gpus = system.parse_gpus(listing)
+    assert gpus[0] == {
+        "name": "NVIDIA H200",
+        "memory_bytes": 143771 * 1024 * 1024,
+        "driver": "570.86.15",
+    }
+    rows = dict(system._hardware_rows(facts["hardware"] | {"gpus": gpus}))
+    assert rows["GPUs"] == "2 x NVIDIA H200, 140.4 GiB"
+
+
+def test_a_gpu_without_its_own_memory_is_listed():
+    (gpu,) = system.parse_gpus("NVIDIA GB10, [N/A], 580.95.05")
+    assert gpu["memory_bytes"] is None
+
+
+def test_partitions_are_read():
+    (batch, gpu) = system.parse_partitions(
+        "batch*|40|128|257000|(null)\ngpu|8|64|515000|gpu:a100:4"
+    )
+    assert batch["gres"] is None
+    assert system._partition_rows([gpu]) == [
+        ("gpu", "8 nodes of 64 CPUs, 515000 MiB, GRES gpu:a100:4")
+    ]
+
+
+def test_a_value_cannot_break_the_table(facts):
+    facts = facts | {"settings": facts["settings"] | {"environment": {"NCCL_X": "a|b\n<i>"}}}
+    assert "| NCCL_X | a\\|b &lt;i> |" in system.to_markdown(facts).splitlines()
+
+
+def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
+    assert system.file_system(Path("/proc/1")) == "proc"
+    assert system.file_system(tmp_path / "not" / "there") == system.file_system(tmp_path) != "proc"
+
+
+def test_entries_are_renewed_in_place_and_others_kept():
+    first = system.merge_entry("", "## node1\n\nold\n")
+    assert first.startswith("# Systems\n")
+    both = system.merge_entry(first, "## node10\n\nother\n")
+    renewed = system.merge_entry(both, "## node1\n\nnew\n")
+    assert "old" not in renewed
+    assert renewed.index("## node1\n\nnew\n") < renewed.index("## node10\n\nother\n")
+    assert system.merge_entry(renewed, "## node1\n\nnew\n") == renewed
+
+
+def test_a_hand_written_beginning_is_kept():
+    text = "# Our cluster\n\nIt hums.\n"
+    assert system.merge_entry(text, "## node1\n\nx\n") == text + "\n## node1\n\nx\n"
+
+
+def test_the_command_prints_writes_and_renews(tmp_path):
+    path = tmp_path / "SYSTEM.md"
+    shown = CliRunner().invoke(command, [])
+    assert shown.output.startswith("## ")
+    for _ in range(2):
+        assert CliRunner().invoke(command, ["--output", str(path)]).exit_code == 0
+    assert path.read_text().count(f"## {socket.gethostname()}\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["SYSTEM.md"]
+    assert json.loads(CliRunner().invoke(command, ["--json"]).stdout)["hardware"]
+
+
+def test_json_and_output_do_not_go_together(tmp_path):
+    with pytest.raises(click.UsageError, match="give one"):
+        command.main(["--json", "--output", str(tmp_path / "x.md")], standalone_mode=False)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match="gone is no folder"):
+        system.write_entry(tmp_path / "gone" / "SYSTEM.md", "## a\n")
