@@ -1,0 +1,323 @@
+"""The one training step: what it computes, what DDP makes of it, what the hardware refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from bench import train_step, workloads
+from bench.train_step import StepConfig, TrainStep, parameter_checksum
+
+CPU = torch.device("cpu")
+
+# Run by two processes: what only several ranks can show, on one start of torch.
+TWO_RANKS = """
+import json, sys, warnings
+import torch
+from torch import distributed
+from bench import train_step, workloads
+from bench.train_step import StepConfig, TrainStep
+
+warnings.simplefilter("error")
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+cpu = torch.device("cpu")
+
+def half_batch(spec, num_items, double=False):
+    workload = workloads.make(spec)
+    inputs, targets = workload.make_batch(num_items, cpu, torch.Generator().manual_seed(1))
+    part = slice(rank * num_items // 2, (rank + 1) * num_items // 2)
+    torch.manual_seed(0)
+    model = workload.build()
+    if double:
+        model, inputs = model.double(), inputs.double()
+    return workload, model, inputs[part], targets[part]
+
+def train(config, steps=2):
+    workload, model, inputs, targets = half_batch("mlp:width=16,depth=2", 16, double=True)
+    step = TrainStep(model, workload.loss, config, cpu)
+    for _ in range(steps):
+        step.run(inputs, targets)
+    return step, [parameter.tolist() for parameter in model.parameters()]
+
+def buckets(cap):
+    workload, model, inputs, targets = half_batch("resnet18", 4)
+    step = TrainStep(model, workload.loss, StepConfig(bucket_cap_mb=cap), cpu)
+    for _ in range(3):
+        step.run(inputs, targets)
+    return train_step.bucket_bytes(step.ddp), train_step.parameter_checksum(model)
+
+step, weights = train(StepConfig(momentum=0.9, weight_decay=0.1))
+local, _ = train(StepConfig(), steps=0)
+workload, _, inputs, targets = half_batch("mlp:width=16,depth=2", 16, double=True)
+with local.ddp.no_sync():
+    local.run(inputs, targets)
+caps = {str(cap): buckets(cap) for cap in (1, 50, 100)}
+print(json.dumps({
+    "weights": weights,
+    "checksum": train_step.parameter_checksum(step.ddp),
+    "checksum_local": train_step.parameter_checksum(local.ddp),
+    "accumulated": train(StepConfig(accumulation=4))[1],
+    "accumulated_synchronised": train(StepConfig(accumulation=4, no_sync=False))[1],
+    "plain": train(StepConfig())[1],
+    "buckets": {cap: sizes for cap, (sizes, _) in caps.items()},
+    "resnet_checksums": [checksum for _, checksum in caps.values()],
+    "unsupported": train_step.unsupported_anywhere("tf32", cpu),
+}))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    rendezvous = f"file://{tmp_path_factory.mktemp('ranks') / 'store'}"
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(rank), rendezvous],
+            stdout=subprocess.PIPE,
+            env=environ,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+
+
+def take_steps(spec: str, num_items: int, config: StepConfig, num_steps: int) -> TrainStep:
+    """Train a double-precision model on one batch; everything is seeded."""
+    torch.manual_seed(0)
+    workload = workloads.make(spec)
+    inputs, targets = workload.make_batch(num_items, CPU, torch.Generator().manual_seed(1))
+    step = TrainStep(workload.build().double(), workload.loss, config, CPU)
+    for _ in range(num_steps):
+        step.run(inputs.double(), targets)
+    return step
+
+
+def assert_same_weights(step: TrainStep, weights: list[Any]) -> None:
+    for parameter, other in zip(step.ddp.parameters(), weights, strict=True):
+        expected = torch.as_tensor(other, dtype=torch.float64)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_four_micro_batches_of_32_update_like_one_batch_of_128(
+    one_rank: None, no_sync: bool
+) -> None:
+    whole = take_steps("mlp:width=16", 128, StepConfig(), 1)
+    split = take_steps("mlp:width=16", 128, StepConfig(accumulation=4, no_sync=no_sync), 1)
+    assert_same_weights(split, [parameter.detach() for parameter in whole.ddp.parameters()])
+
+
+def test_a_step_is_the_update_of_plain_sgd(one_rank: None) -> None:
+    config = StepConfig(lr=0.1, momentum=0.5, weight_decay=0.01)
+    step = take_steps("mlp:width=8", 12, config, 3)
+    torch.manual_seed(0)
+    workload = workloads.make("mlp:width=8")
+    model = workload.build().double()
+    inputs, targets = workload.make_batch(12, CPU, torch.Generator().manual_seed(1))
+    velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for _ in range(3):
+        loss = workload.loss(model(inputs.double()), targets)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, speed, gradient in zip(
+                model.parameters(), velocity, gradients, strict=True
+            ):
+                speed.mul_(0.5).add_(gradient + 0.01 * parameter)
+                parameter.sub_(0.1 * speed)
+    assert_same_weights(step, [parameter.detach() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_loss_comes_detached_and_falls(
+    one_rank: None, precision: str, accumulation: int
+) -> None:
+    torch.manual_seed(0)
+    workload = workloads.make("mlp:width=32")
+    batch = workload.make_batch(8, CPU, torch.Generator().manual_seed(1))
+    config = StepConfig(precision=precision, accumulation=accumulation, lr=0.3)
+    step = TrainStep(workload.build(), workload.loss, config, CPU)
+    losses = [step.run(*batch) for _ in range(8)]
+    assert not losses[0].requires_grad
+    assert losses[0].shape == ()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights(one_rank: None) -> None:
+    seen = []
+    workload = workloads.make("mlp:width=8")
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return workload.loss(outputs, targets)
+
+    step = TrainStep(workload.build(), loss, StepConfig(precision="bf16"), CPU)
+    step.run(*workload.make_batch(4, CPU, None))
+    assert seen == [torch.bfloat16]
+    assert {parameter.dtype for parameter in step.ddp.parameters()} == {torch.float32}
+
+
+def test_a_batch_that_does_not_split_is_refused(one_rank: None) -> None:
+    with pytest.raises(ValueError, match="local batch of 10 does not split into 4"):
+        take_steps("mlp:width=8", 10, StepConfig(accumulation=4), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"precision": "fp8"}, "choose from fp32, tf32, bf16, fp16"),
+        ({"accumulation": 0}, "at least 1, got 0"),
+        ({"bucket_cap_mb": 0.0}, "must be positive, got 0.0"),
+    ],
+)
+def test_a_step_nobody_can_take_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        StepConfig(**options)
+
+
+def test_a_step_never_inherits_the_switches_of_the_one_before(one_rank: None) -> None:
+    train_step.set_precision_switches("tf32")
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+    take_steps("mlp:width=8", 4, StepConfig(precision="fp32"), 0)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "refused"),
+    [
+        ("fp32", (7, 5), None),
+        ("fp16", (7, 5), None),
+        ("tf32", (7, 5), "capability 8.0 or newer; this rank runs on capability 7.5"),
+        ("bf16", (7, 5), "capability 8.0 or newer; this rank runs on capability 7.5"),
+        ("tf32", (8, 0), None),
+        ("bf16", (8, 0), None),
+        ("bf16", (12, 0), None),
+        ("fp32", None, None),
+        ("bf16", None, None),
+        ("tf32", None, "capability 8.0 or newer; this rank runs on a CPU"),
+        ("fp16", None, "fp16 needs a GPU"),
+    ],
+)
+def test_what_the_hardware_lacks_is_refused_with_numbers(
+    precision: str, capability: tuple[int, int] | None, refused: str | None
+) -> None:
+    reason = train_step.refusal(precision, capability)
+    assert reason is None if refused is None else refused in str(reason)
+
+
+def test_a_precision_the_device_lacks_makes_no_step(one_rank: None) -> None:
+    with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
+        take_steps("mlp:width=8", 4, StepConfig(precision="tf32"), 0)
+
+
+def test_bf16_is_flagged_where_the_cpu_has_no_instruction_for_it() -> None:
+    assert train_step.bf16_emulation(frozenset({"avx512f", "avx2"})) is not None
+    assert train_step.bf16_emulation(frozenset({"avx512f", "avx512_bf16"})) is None
+    assert train_step.bf16_emulation(frozenset({"asimd", "bf16"})) is None
+    assert train_step.bf16_emulation(frozenset()) is None
+    assert train_step.emulated("fp32", CPU) is None
+
+
+def test_resnet18_sends_44_7_megabytes_of_gradients() -> None:
+    with torch.device("meta"):
+        model = workloads.make("resnet18").build()
+    assert train_step.gradient_bytes(model) == 4 * 11_181_642
+    assert round(train_step.gradient_bytes(model) / 1e6, 1) == 44.7
+
+
+def test_frozen_parameters_send_no_gradients() -> None:
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    assert train_step.gradient_bytes(model) == 4 * 6
+
+
+def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    before = parameter_checksum(model)
+    model(torch.randn(4, 3))  # moves the running statistics, which are buffers
+    assert parameter_checksum(model) == before
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nextafter(model[0].weight[0, 0], torch.tensor(9.0))
+    assert parameter_checksum(model) != before
+    assert parameter_checksum(torch.nn.ParameterList([torch.tensor(1.0)])) != before
+
+
+@pytest.mark.slow
+def test_two_ranks_update_like_one_rank_on_the_whole_batch(
+    one_rank: None, two_ranks: list[dict[str, Any]]
+) -> None:
+    config = StepConfig(momentum=0.9, weight_decay=0.1)
+    whole = take_steps("mlp:width=16,depth=2", 16, config, 2)
+    for rank in two_ranks:
+        assert_same_weights(whole, rank["weights"])
+
+
+@pytest.mark.slow
+def test_accumulating_on_two_ranks_changes_nothing(
+    one_rank: None, two_ranks: list[dict[str, Any]]
+) -> None:
+    whole = take_steps("mlp:width=16,depth=2", 16, StepConfig(), 2)
+    for rank in two_ranks:
+        for variant in ("plain", "accumulated", "accumulated_synchronised"):
+            assert_same_weights(whole, rank[variant])
+
+
+@pytest.mark.slow
+def test_ranks_end_with_equal_parameters_unless_they_do_not_synchronise(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    one, other = two_ranks
+    assert one["checksum"] == other["checksum"]
+    assert one["resnet_checksums"] == other["resnet_checksums"]
+    assert one["checksum_local"] != other["checksum_local"]
+
+
+@pytest.mark.slow
+def test_buckets_of_50_and_100_mib_are_one_for_resnet18(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert rank["buckets"]["50"] == rank["buckets"]["100"] == [44_726_568]
+        assert len(rank["buckets"]["1"]) > 5
+        assert sum(rank["buckets"]["1"]) == 44_726_568
+
+
+@pytest.mark.slow
+def test_all_ranks_know_what_one_of_them_lacks(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert "tf32 needs an NVIDIA GPU" in rank["unsupported"]
+
+
+def test_buckets_are_regrouped_at_one_rank_too(one_rank: None) -> None:
+    workload = workloads.make("mlp:width=512,depth=4")
+    step = TrainStep(workload.build(), workload.loss, StepConfig(bucket_cap_mb=1), CPU)
+    batch = workload.make_batch(2, CPU, None)
+    sizes = []
+    for _ in range(4):
+        sizes.append(train_step.bucket_bytes(step.ddp))
+        step.run(*batch)
+    total = 4 * (4 * (512 * 512 + 512) + 512 * 10 + 10)
+    assert sizes[0] == [total]
+    assert len(sizes[3]) > 1
+    assert sum(sizes[3]) == total

@@ -1,0 +1,222 @@
+"""The models that are measured: sizes, costs, determinism, and how one's own is added."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import workloads
+from bench.workloads import Workload
+from bench.workloads.flops import flop_per_item
+
+CPU = torch.device("cpu")
+
+OWN_WORKLOAD = """
+import torch
+from bench.workloads import Workload
+
+
+def ridge(features: int = 3) -> Workload:
+    def make_batch(num_items, device, generator):
+        inputs = torch.randn(num_items, features, device=device, generator=generator)
+        return inputs, inputs.sum(dim=1, keepdim=True)
+
+    return Workload(
+        name="ridge",
+        build=lambda: torch.nn.Linear(features, 1),
+        make_batch=make_batch,
+        loss=torch.nn.functional.mse_loss,
+        sample_unit="rows",
+    )
+
+
+def not_a_workload():
+    return 3
+"""
+
+
+def count_parameters(workload: Workload) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in workload.build().parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_parameters"),
+    [
+        ("resnet18", 11_181_642),
+        ("resnet18_cifar", 11_173_962),
+        ("resnet50", 25_557_032),
+        ("mnist_cnn", 1_199_882),
+        ("mlp:width=64,depth=2", 2 * (64 * 64 + 64) + 64 * 10 + 10),
+        ("gpt:size=124m", 124_439_808),
+        ("resnet152", 60_192_808),
+        ("vit_b_16", 86_567_656),
+    ],
+)
+def test_models_have_their_published_number_of_parameters(spec: str, num_parameters: int) -> None:
+    assert count_parameters(workloads.make(spec)) == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("resnet18", (2, 3, 32, 32)),
+        ("resnet18:image=64", (2, 3, 64, 64)),
+        ("resnet18_cifar:width=4,image=16", (2, 3, 16, 16)),
+        ("mnist_cnn", (2, 1, 28, 28)),
+        ("mlp:width=8", (2, 8)),
+        ("gpt:seq=5", (2, 5)),
+        ("vit_b_16:image=32,classes=10", (2, 3, 32, 32)),
+    ],
+)
+def test_a_batch_has_its_shape_and_goes_through_the_model(
+    spec: str, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    workload = workloads.make(spec)
+    inputs, targets = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+    assert tuple(inputs.shape) == shape
+    assert len(targets) == 2
+    assert workload.name == spec
+    assert torch.isfinite(workload.loss(workload.build()(inputs), targets))
+
+
+@pytest.mark.parametrize("spec", [*sorted(workloads.TABLE), "mobilenet_v3_small:image=32"])
+def test_a_seed_fixes_weights_and_batch(spec: str) -> None:
+    def first_weights_and_batch() -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        workload = workloads.make(spec)
+        batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(3))
+        return [*workload.build().parameters(), *batch]
+
+    for one, other in zip(first_weights_and_batch(), first_weights_and_batch(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_language_models_count_tokens_and_predict_the_next_one() -> None:
+    workload = workloads.make("gpt:seq=16")
+    assert (workload.sample_unit, workload.samples_per_item) == ("tokens", 16)
+    inputs, targets = workload.make_batch(3, CPU, None)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_language_models_do_not_see_the_future() -> None:
+    torch.manual_seed(0)
+    model = workloads.make("gpt").build()
+    tokens = torch.randint(256, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 256
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_flop_of_an_mlp_is_the_count_by_hand() -> None:
+    width, depth, classes = 32, 3, 10
+    forward = 2 * (depth * width * width + width * classes)
+    # Backward costs each layer two such products, but the first has no input gradient.
+    expected = 3 * forward - 2 * width * width
+    assert flop_per_item(workloads.make(f"mlp:width={width},depth={depth}")) == expected
+
+
+def test_flop_of_a_transformer_is_the_count_by_hand() -> None:
+    layers, tokens, width, vocabulary = 2, 16, 64, 256
+    dense = 2 * tokens * 12 * width**2
+    attention = 2 * 2 * tokens**2 * width
+    logits = 2 * tokens * width * vocabulary
+    expected = 3 * (layers * (dense + attention) + logits)
+    assert flop_per_item(workloads.make(f"gpt:seq={tokens}")) == expected
+
+
+@pytest.mark.parametrize(("spec", "gigaflop"), [("resnet18", 0.2173), ("resnet18_cifar", 3.3290)])
+def test_flop_of_the_residual_networks_is_the_known_one(spec: str, gigaflop: float) -> None:
+    flop = flop_per_item(workloads.make(spec))
+    assert flop is not None
+    assert round(flop / 1e9, 4) == gigaflop
+
+
+def test_flop_is_unknown_where_the_batch_needs_real_data() -> None:
+    def make_batch(
+        num_items: int, device: torch.device, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = torch.ones(num_items, 2, device=device)
+        return batch * batch.sum().item(), batch
+
+    own = Workload("own", lambda: torch.nn.Linear(2, 2), make_batch, torch.nn.functional.mse_loss)
+    assert flop_per_item(own) is None
+
+
+def test_naming_workloads_needs_no_torch() -> None:
+    code = "import sys, bench.workloads; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("mlp", ("mlp", {})),
+        ("mlp:width=8,depth=2", ("mlp", {"width": 8, "depth": 2})),
+        ("gpt:size=124m", ("gpt", {"size": "124m"})),
+        ("package.module:callable", ("package.module:callable", {})),
+        ("package.module:callable:features=4", ("package.module:callable", {"features": 4})),
+    ],
+)
+def test_a_spec_is_a_name_and_options(spec: str, parts: tuple[str, dict[str, object]]) -> None:
+    assert workloads.parse(spec) == parts
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("resnet19", "did you mean resnet18"),
+        ("vit_b_61", "did you mean vit_b_16"),
+        ("xyzzy", "choose from gpt, mlp"),
+        ("mlp:width", "mlp:width"),
+        ("mlp:width=", "'width=' is not key=value"),
+        ("mlp:wide=3", "its options: width, depth"),
+        ("mlp:width=wide", "width=wide is not a whole number"),
+        ("mlp:width=0", "width >= 1"),
+        ("resnet18_cifar:width=0", "width >= 1"),
+        ("resnet18:image=0", "image >= 1"),
+        ("gpt:size=1t", "choose from toy, small, 124m"),
+        ("gpt:seq=65", "up to 64, got 65"),
+        ("no.such.module:thing", "No module named 'no'"),
+        ("bench.workloads.mlp:nothing", "no attribute 'nothing'"),
+    ],
+)
+def test_a_wrong_spec_is_refused_in_one_sentence(spec: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        workloads.make(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "ownmodels.py").write_text(OWN_WORKLOAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ownmodels", raising=False)
+    return tmp_path
+
+
+def test_ones_own_workload_is_named_by_module_and_callable(own_module: Path) -> None:
+    workload = workloads.make("ownmodels:ridge:features=5")
+    inputs, targets = workload.make_batch(4, CPU, None)
+    assert workload.loss(workload.build()(inputs), targets).ndim == 0
+    assert workload.sample_unit == "rows"
+    # One dense layer on data: forward, and the weight's gradient.
+    assert flop_per_item(workload) == 2 * (2 * 5)
+
+
+def test_a_callable_of_something_else_is_refused(own_module: Path) -> None:
+    with pytest.raises(ValueError, match="it must return a"):
+        workloads.make("ownmodels:not_a_workload")
+
+
+def test_ones_own_workload_is_found_by_its_entry_point(own_module: Path) -> None:
+    facts = own_module / "ownmodels-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ownmodels\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[lockstep.workloads]\nridge = ownmodels:ridge\n")
+    assert workloads.make("ridge:features=2").build().in_features == 2
