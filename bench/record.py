@@ -7,7 +7,7 @@ still loads; a file of another schema version is refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from bench import metrics
@@ -119,10 +119,18 @@ class CaseRecord:
         """
         check_schema(block, where)
         known = {f.name: block[f.name] for f in fields(cls) if f.name in block}
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise ValueError(f"{where}: the lockstep block is incomplete: {error}") from error
+        missing = [name for name in _REQUIRED if name not in known]
+        if missing:
+            raise ValueError(
+                f"{where}: the lockstep block lacks {', '.join(missing)}; every field without a "
+                "default is needed, so measure again"
+            )
+        return cls(**known)
+
+
+_REQUIRED = [
+    f.name for f in fields(CaseRecord) if f.default is MISSING and f.default_factory is MISSING
+]
 
 
 def check_schema(block: Mapping[str, Any], where: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from bench import provenance
+from bench.journal import write_atomically
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
 DASH = "-"
@@ -357,14 +358,6 @@ def merge_entry(text: str, entry: str) -> str:
 
 
 def write_entry(path: Path, entry: str) -> None:
-    """Put one machine's entry into a SYSTEM.md, so that a reader sees the old or the new file.
-
-    Raises:
-        ValueError: The folder does not exist.
-    """
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is no folder; create it, or name a file in another one")
+    """Put one machine's entry into a SYSTEM.md; a reader finds the old file or the new."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(merge_entry(old, entry), encoding="utf-8")
-    draft.replace(path)
+    write_atomically(path, merge_entry(old, entry))

@@ -159,8 +159,3 @@ def test_the_command_prints_writes_and_renews(tmp_path):
 def test_json_and_output_do_not_go_together(tmp_path):
     with pytest.raises(click.UsageError, match="give one"):
         command.main(["--json", "--output", str(tmp_path / "x.md")], standalone_mode=False)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match="gone is no folder"):
-        system.write_entry(tmp_path / "gone" / "SYSTEM.md", "## a\n")

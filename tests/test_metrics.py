@@ -1,0 +1,70 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import metrics
+
+
+def test_a_round_lasts_as_long_as_its_slowest_rank():
+    assert metrics.slowest_rank([[1.0, 5.0], [2.0, 4.0], [1.5, 3.0]]) == [2.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "found"), [([[1.0, 2.0], [1.0]], r"\[1, 2\]"), ([[], []], r"\[0\]"), ([], r"\[\]")]
+)
+def test_ranks_with_unequal_rounds_are_refused(matrix, found):
+    with pytest.raises(ValueError, match=f"the same number of rounds, found {found}"):
+        metrics.slowest_rank(matrix)
+
+
+def test_throughput_divides_samples_by_seconds():
+    assert metrics.throughput(768, 1.5) == 512
+
+
+@pytest.mark.parametrize("elapsed_s", [0, -1.0])
+def test_throughput_needs_time(elapsed_s):
+    with pytest.raises(ValueError, match="is not a positive time"):
+        metrics.throughput(1, elapsed_s)
+
+
+def test_algbw_is_in_units_of_ten_to_the_nine_bytes():
+    # 1 GiB in half a second.
+    assert metrics.algbw_gb_per_s(2**30, 0.5) == pytest.approx(2.147483648)
+
+
+# The table of nccl-tests' PERFORMANCE.md at n = 2, 4 and 8.
+@pytest.mark.parametrize(
+    ("collective", "factors"),
+    [
+        ("all_reduce", (1.0, 1.5, 1.75)),
+        ("all_gather", (0.5, 0.75, 0.875)),
+        ("reduce_scatter", (0.5, 0.75, 0.875)),
+        ("broadcast", (1.0, 1.0, 1.0)),
+        ("reduce", (1.0, 1.0, 1.0)),
+    ],
+)
+def test_busbw_factors_are_those_of_nccl_tests(collective, factors):
+    assert tuple(metrics.busbw_factor(collective, n) for n in (2, 4, 8)) == factors
+    assert metrics.busbw_factor(collective, 1) is None
+
+
+@given(st.integers(2, 100_000))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(world_size):
+    parts = [metrics.busbw_factor(name, world_size) for name in ("reduce_scatter", "all_gather")]
+    assert metrics.busbw_factor("all_reduce", world_size) == pytest.approx(sum(parts))
+
+
+def test_an_unknown_collective_is_refused_and_the_known_named():
+    with pytest.raises(ValueError, match=r"no collective 'gather'; choose from .*all_reduce"):
+        metrics.busbw_factor("gather", 2)
+
+
+def test_mfu_is_a_fraction_of_the_peak_of_all_ranks():
+    # 2470 images/s at 24.6 GFLOP on one A100 in half precision: 60.8 of 312 TFLOP/s.
+    assert metrics.mfu(2470, 24.6e9, 312e12, 1) == pytest.approx(0.19475, abs=1e-5)
+    assert metrics.mfu(2 * 2470, 24.6e9, 312e12, 2) == metrics.mfu(2470, 24.6e9, 312e12, 1)
+
+
+@pytest.mark.parametrize(("flop", "peak"), [(None, 1e12), (1e9, None), (None, None)])
+def test_mfu_is_unknown_where_flop_or_peak_is(flop, peak):
+    assert metrics.mfu(100.0, flop, peak, 4) is None

@@ -1,0 +1,234 @@
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import provenance, record
+from bench.record import CaseRecord
+
+SCHEMA = json.loads(Path(record.__file__).with_name("record.schema.json").read_text())
+
+STEP = {
+    "study": "weak",
+    "workload": "resnet18",
+    "scaling": "weak",
+    "world_size": 2,
+    "num_nodes": 1,
+    "factors": {"workload": "resnet18", "local_batch": 32},
+    "sample_unit": "images",
+    "samples_per_step": 64,
+    "steps_per_round": 4,
+    "rank_round_s": [[1.0, 2.0, 1.5], [1.25, 1.0, 2.0]],
+    "precision": "fp32",
+    "local_batch": 32,
+    "global_batch": 64,
+    "flop_per_sample": 2e8,
+    "peak_flop_per_s": 1e12,
+    "peak_memory_bytes": [600, None],
+    "checks": {"parameters_equal": True},
+    "details": {"bucket_bytes": [44_700_000]},
+    "flags": ["oversubscribed"],
+}
+COLLECTIVE = {
+    "study": "collective",
+    "workload": "all_reduce",
+    "scaling": None,
+    "world_size": 1,
+    "num_nodes": 1,
+    "factors": {"message_bytes": 1024},
+    "sample_unit": "bytes",
+    "samples_per_step": 1024,
+    "steps_per_round": 10,
+    "rank_round_s": [[0.5]],
+}
+PROVENANCE = {
+    "hostname": "laptop",
+    "torch": "2.6.0",
+    "cuda": None,
+    "nccl": None,
+    "driver": None,
+    "image_sha256": None,
+    "device_names": ["AMD EPYC"],
+    "ranks": [{"rank": 0, "local_rank": 0, "host": "laptop", "device": "cpu", "device_name": "x"}],
+}
+LAUNCH = {
+    "schema": 1,
+    "complete": True,
+    "launch": "w2-r0",
+    "campaign": "laptop",
+    "repeat": 0,
+    "size": "laptop",
+    "world_size": 2,
+    "num_nodes": 1,
+    "started": "2026-11-20T12:00:00+00:00",
+    "provenance": PROVENANCE,
+    "expected": ["bench/test_precision.py::test_precision[precision=fp16]"],
+    "skipped": [{"case": "test_precision[precision=fp16]", "reason": "fp16 needs a GPU"}],
+    "failed": [],
+}
+
+
+def validator(part=None):
+    schema = {"$ref": f"#/$defs/{part}", "$defs": SCHEMA["$defs"]} if part else SCHEMA
+    return jsonschema.Draft202012Validator(schema)
+
+
+@st.composite
+def records(draw):
+    """Return a record of 1 to 8 ranks with any times and counts a launch could have."""
+    num_ranks = draw(st.integers(1, 8))
+    num_rounds = draw(st.integers(1, 12))
+    rounds = st.lists(st.floats(1e-6, 1e4), min_size=num_rounds, max_size=num_rounds)
+    return CaseRecord(
+        **COLLECTIVE
+        | {
+            "world_size": num_ranks,
+            "samples_per_step": draw(st.integers(1, 2**40)),
+            "steps_per_round": draw(st.integers(1, 1000)),
+            "rank_round_s": draw(st.lists(rounds, min_size=num_ranks, max_size=num_ranks)),
+            "flop_per_sample": draw(st.none() | st.floats(1, 1e15)),
+            "peak_flop_per_s": draw(st.none() | st.floats(1e9, 1e16)),
+        }
+    )
+
+
+def test_derived_numbers_are_those_computed_by_hand():
+    block = CaseRecord(**STEP).to_dict()
+    # Slowest rank per round: 1.25, 2.0, 2.0 s. 3 rounds of 4 steps of 64 images.
+    assert block["elapsed_s"] == 5.25
+    assert block["samples"] == 768
+    assert block["throughput_samples_per_s"] == pytest.approx(146.2857142857)
+    # 146.2857 images/s x 2e8 FLOP over 2 ranks of 1e12 FLOP/s.
+    assert block["mfu"] == pytest.approx(0.01462857142857)
+
+
+@given(records())
+def test_throughput_times_time_is_samples(case):
+    block = case.to_dict()
+    slowest = [max(rank[i] for rank in case.rank_round_s) for i in range(len(case.rank_round_s[0]))]
+    assert block["elapsed_s"] == pytest.approx(sum(slowest), rel=1e-12)
+    assert block["samples"] == case.samples_per_step * case.steps_per_round * len(slowest)
+    product = block["throughput_samples_per_s"] * block["elapsed_s"]
+    assert product == pytest.approx(block["samples"], rel=1e-12)
+
+
+@given(records())
+def test_a_record_survives_json_and_fits_the_schema(case):
+    block = json.loads(json.dumps(case.to_dict(), allow_nan=False))
+    validator().validate(block)
+    assert CaseRecord.from_dict(block, "x.json") == case
+
+
+def test_the_schema_is_a_schema_and_names_every_key_of_the_block():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert set(SCHEMA["properties"]) == set(CaseRecord(**STEP).to_dict())
+    assert SCHEMA["required"] == list(SCHEMA["properties"])
+    assert set(record.POOLING_FACTS) <= set(SCHEMA["$defs"]["provenance"]["required"])
+    assert SCHEMA["properties"]["study"]["enum"] == list(record.STUDIES)
+    assert SCHEMA["properties"]["scaling"]["enum"] == [*record.SCALINGS, None]
+    assert SCHEMA["properties"]["schema"]["const"] == record.SCHEMA_VERSION
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"study": "speed"},
+        {"scaling": "sideways"},
+        {"world_size": 0},
+        {"precision": "fp8"},
+        {"rank_round_s": []},
+        {"rank_round_s": [1.0, 2.0]},
+        {"mfu": -0.1},
+        {"flags": "none"},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses(change):
+    block = CaseRecord(**STEP).to_dict()
+    validator().validate(block)
+    assert not validator().is_valid(block | change)
+
+
+@pytest.mark.parametrize("key", SCHEMA["required"])
+def test_the_schema_misses_every_key(key):
+    block = CaseRecord(**STEP).to_dict()
+    del block[key]
+    assert not validator().is_valid(block)
+
+
+def test_the_schema_keeps_unknown_keys():
+    validator().validate(CaseRecord(**STEP).to_dict() | {"later": 1})
+
+
+def test_the_schema_describes_a_launch():
+    validator("launch").validate(LAUNCH)
+    for key in SCHEMA["$defs"]["launch"]["required"]:
+        assert not validator("launch").is_valid({k: v for k, v in LAUNCH.items() if k != key})
+    nowhere = LAUNCH | {"provenance": {"hostname": "laptop"}}
+    assert not validator("launch").is_valid(nowhere)
+
+
+def test_the_schema_describes_this_machines_provenance():
+    torch = pytest.importorskip("torch")
+    rank = provenance.rank_facts(0, 0, torch.device("cpu"))
+    facts = provenance.launch_provenance(provenance.launch_facts(0, ["pytest"]), [rank])
+    validator("provenance").validate(facts)
+    described = SCHEMA["$defs"]["provenance"]["properties"]
+    assert set(facts) == set(described)
+    assert set(rank) == set(described["ranks"]["items"]["properties"])
+
+
+def test_unknown_keys_are_left_aside_on_reading():
+    block = CaseRecord(**STEP).to_dict() | {"later": 1}
+    assert CaseRecord.from_dict(block, "x.json") == CaseRecord(**STEP)
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+def test_another_schema_version_is_refused(version):
+    block = CaseRecord(**STEP).to_dict() | {"schema": version}
+    with pytest.raises(ValueError, match=rf"^a\.json: lockstep schema {version} is not"):
+        CaseRecord.from_dict(block, "a.json")
+
+
+def test_a_block_without_a_version_is_refused():
+    with pytest.raises(ValueError, match=r"^a\.json: lockstep schema None"):
+        CaseRecord.from_dict({}, "a.json")
+
+
+@pytest.mark.parametrize("name", COLLECTIVE)
+def test_a_missing_field_is_named_with_its_place(name):
+    block = CaseRecord(**STEP).to_dict()
+    del block[name]
+    with pytest.raises(ValueError, match=rf"^a\.json: entry b: the lockstep block lacks {name};"):
+        CaseRecord.from_dict(block, "a.json: entry b")
+
+
+def test_a_field_with_a_default_may_be_missing():
+    block = CaseRecord(**STEP).to_dict()
+    for field in fields(CaseRecord):
+        if field.name not in COLLECTIVE:
+            del block[field.name]
+    assert CaseRecord.from_dict(block, "a.json").precision is None
+
+
+@pytest.mark.parametrize("matrix", [[[1.0, 2.0], [1.0]], [], [[]]])
+def test_a_ragged_or_empty_rank_matrix_is_refused(matrix):
+    with pytest.raises(ValueError, match="every rank must hold the same number of rounds"):
+        CaseRecord(**STEP | {"rank_round_s": matrix}).to_dict()
+
+
+def test_a_launch_that_took_no_time_is_refused():
+    with pytest.raises(ValueError, match=r"elapsed_s=0\.0 is not a positive time"):
+        CaseRecord(**STEP | {"rank_round_s": [[0.0], [0.0]]}).to_dict()
+
+
+def test_pooling_facts_are_picked_and_an_absent_one_is_none():
+    facts = record.pooling_facts({"torch": "2.6.0", "hostname": "a"})
+    assert facts.pop("torch") == "2.6.0"
+    assert set(facts.values()) == {None}
+    assert "hostname" not in facts
