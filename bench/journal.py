@@ -121,9 +121,7 @@ def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> di
 
 
 def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, str]]:
-    return [
-        {"case": case, "reason": e["reason"]} for case, e in last.items() if e["kind"] == kind
-    ]
+    return [{"case": case, "reason": e["reason"]} for case, e in last.items() if e["kind"] == kind]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,0 +1,129 @@
+"""The commands of the measuring room that a login node can start: `lockstep run`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from bench.campaign import Campaign
+    from bench.ladder import Ladder
+
+
+def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
+
+
+def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
+    return text.split(",") if text else None
+
+
+@click.command()
+@click.argument("campaign", default="laptop")
+@click.option(
+    "--to",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    help="Folder of results; the campaign's name is added.",
+)
+@click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
+@click.option("--repeats", type=int, help="Launches of each world size.")
+@click.option("--size", help="How much to measure: smoke, laptop, node or cluster.")
+@click.option("--studies", callback=_words, metavar="NAME,NAME", help="The questions to answer.")
+@click.option("--workload", help="Model of every training study, e.g. mlp:width=512.")
+@click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
+@click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
+@click.option("--name", help="Name of the results folder.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the launches, start none.")
+@click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
+def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: Any) -> int:
+    """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
+
+    Run again, it measures only what is missing.
+
+    \b
+    Examples:
+      lockstep run                                the built-in campaign `laptop`
+      lockstep run campaign.toml --dry-run        the launches it would start
+      lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
+    """
+    from bench import ladder as ladders
+    from bench.campaign import load, with_threads
+    from bench.world import usable_cores
+
+    chosen = with_threads(load(campaign, **changes), usable_cores())
+    ladder = ladders.Ladder(chosen, root / chosen.name)
+    if dry_run:
+        _show_plan(ladder, as_json=as_json)
+        return 0
+    with ladders.only_driver(ladder.folder):
+        ladder.claim()
+        return _measure(ladder, as_json=as_json)
+
+
+def _show_plan(ladder: "Ladder", *, as_json: bool) -> None:
+    import shlex
+
+    missing = ladder.missing()
+    commands = {launch.name: ladder.command(launch) for launch in missing}
+    if as_json:
+        click.echo(json.dumps({"folder": str(ladder.folder), "launches": commands}, indent=1))
+        return
+    click.echo(_summary(ladder.campaign, len(missing)))
+    for command in commands.values():
+        click.echo(shlex.join(command))
+
+
+def _summary(campaign: "Campaign", num_missing: int) -> str:
+    ladder = ", ".join(map(str, campaign.world_sizes))
+    return (
+        f"{campaign.name}: {', '.join(campaign.studies)} at world size {ladder}, "
+        f"{campaign.num_cases()} cases a launch, {campaign.repeats} repeats; "
+        f"{num_missing} launches to make"
+    )
+
+
+def _measure(ladder: "Ladder", *, as_json: bool) -> int:
+    from bench.progress import View
+
+    missing = ladder.missing()
+    click.echo(_summary(ladder.campaign, len(missing)), err=True)
+    outcomes = []
+    with View(ladder, missing) as view:
+        for launch in missing:
+            view.begin(launch)
+            outcomes.append(ladder.run(launch, view.advance))
+            view.end(outcomes[-1])
+    if as_json:
+        click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=1))
+    incomplete = [outcome for outcome in outcomes if not outcome.complete]
+    for outcome in incomplete:
+        _explain(ladder, outcome)
+    click.echo(f"Results: {ladder.folder}\nNext: lockstep report {ladder.folder}", err=True)
+    return 1 if incomplete else 0
+
+
+def _facts(outcome: Any) -> dict[str, Any]:
+    return {
+        "launch": outcome.launch.name,
+        **vars(outcome.launch),
+        "measured": outcome.measured,
+        "failed": outcome.failed,
+        "complete": outcome.complete,
+    }
+
+
+def _explain(ladder: "Ladder", outcome: Any) -> None:
+    log = ladder.launch_folder(outcome.launch) / "log.txt"
+    for failed in outcome.failed:
+        last_line = failed["reason"].strip().splitlines()[-1]
+        click.echo(f"{outcome.launch.name}: {failed['case']} failed: {last_line}", err=True)
+    click.echo(f"{outcome.launch.name} is not complete; its output: {log}", err=True)

@@ -1,0 +1,122 @@
+"""The collectives, each a record of what to call, over one harness.
+
+Message size is nccl-tests' S: the buffer of all-reduce, broadcast and reduce; the whole gathered
+buffer of all-gather; the whole input of reduce-scatter (doc/PERFORMANCE.md).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench import metrics
+from bench.harness import Harness
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES = 4  # float32
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: its call, and the value it must give.
+
+    Attributes:
+        call: Runs it; takes the whole buffer (S bytes) and this rank's part of it.
+        result: Which of the two buffers holds the result: "whole" or "part".
+        expected: The value of every element of the result, if rank r put in r + 1: of rank r's
+            own part for all-gather. Takes the rank and the world size.
+        root_only: Whether only rank 0 is given the result.
+    """
+
+    call: "Callable[[torch.Tensor, torch.Tensor], object]"
+    result: str
+    expected: Callable[[int, int], "list[float]"]
+    root_only: bool = False
+
+
+def _sum(rank: int, world_size: int) -> list[float]:
+    return [world_size * (world_size + 1) / 2]
+
+
+def _table() -> dict[str, Collective]:
+    from torch import distributed as dist
+
+    return {
+        "all_reduce": Collective(lambda whole, part: dist.all_reduce(whole), "whole", _sum),
+        "broadcast": Collective(
+            lambda whole, part: dist.broadcast(whole, 0), "whole", lambda rank, n: [1.0]
+        ),
+        "reduce": Collective(
+            lambda whole, part: dist.reduce(whole, 0), "whole", _sum, root_only=True
+        ),
+        "all_gather": Collective(
+            lambda whole, part: dist.all_gather_into_tensor(whole, part),
+            "whole",
+            lambda rank, n: [float(r + 1) for r in range(n)],
+        ),
+        "reduce_scatter": Collective(
+            lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", _sum
+        ),
+    }
+
+
+def measure_collective(harness: Harness, *, collective: str, message_bytes: int) -> None:
+    """Time one collective at one message size, back to back.
+
+    Raises:
+        RuntimeError: The collective gave a wrong result.
+    """
+    import torch
+
+    table = _table()
+    chosen = table[collective]
+    n = harness.world.world_size
+    # A whole number of elements per rank, as nccl-tests does; the size used is recorded.
+    part_elements = max(1, message_bytes // ITEM_BYTES // n)
+    whole = torch.zeros(part_elements * n, device=harness.device)
+    part = torch.zeros(part_elements, device=harness.device)
+    _check(harness, chosen, whole, part)
+    whole.zero_()  # zeros stay zeros however often they are summed
+    part.zero_()
+    rank_round_s = harness.time(lambda: chosen.call(whole, part))
+    _check(harness, chosen, whole, part)
+    used_bytes = whole.numel() * ITEM_BYTES
+    harness.record(
+        rank_round_s,
+        workload=collective,
+        scaling=None,
+        sample_unit="bytes",
+        samples_per_step=used_bytes,
+        checks={"result_is_right": True},
+        details=_bandwidth(collective, used_bytes, n, harness.step_s(rank_round_s)),
+    )
+
+
+def _bandwidth(
+    collective: str, message_bytes: int, world_size: int, time_s: float
+) -> dict[str, float | None]:
+    algbw = metrics.algbw_gb_per_s(message_bytes, time_s)
+    factor = metrics.busbw_factor(collective, world_size)
+    return {
+        "message_bytes": message_bytes,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": None if factor is None else algbw * factor,
+    }
+
+
+def _check(
+    harness: Harness, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
+) -> None:
+    rank, n = harness.world.rank, harness.world.world_size
+    whole.fill_(rank + 1)
+    part.fill_(rank + 1)
+    chosen.call(whole, part)
+    if chosen.root_only and rank != 0:
+        return
+    found = (whole if chosen.result == "whole" else part).view(-1)
+    expected = found.new_tensor(chosen.expected(rank, n))
+    if not bool((found.view(len(expected), -1) == expected[:, None]).all()):
+        raise RuntimeError(
+            f"{harness.case}: rank {rank} holds a wrong result, expected {expected.tolist()}"
+        )

@@ -1,0 +1,36 @@
+"""Peak memory of one case: of the device on a GPU, resident in the process on a CPU."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reset_peak(device: "torch.device") -> None:
+    """Forget the peak so far, so that the next reading is this case's own."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        # 5 resets the peak resident size (proc_pid_clear_refs(5)).
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        pass  # read-only /proc: the reading below is then the process's own peak
+
+
+def peak_bytes(device: "torch.device") -> int | None:
+    """Return the peak since the last reset in bytes, None where the system does not tell."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None

@@ -1,0 +1,103 @@
+"""What a person sees while a ladder is measured: a bar with the time left, and the points so far.
+
+Where the output is no terminal, one plain line per launch.
+"""
+
+from statistics import median
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bench.campaign import Launch
+from bench.ladder import Ladder, Outcome, step_times
+
+MAX_ROWS = 12
+
+
+class View:
+    """A live view of a ladder, on stderr.
+
+    Args:
+        ladder: What is measured.
+        launches: The launches still to make.
+    """
+
+    def __init__(self, ladder: Ladder, launches: list[Launch]) -> None:
+        self._ladder = ladder
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("cases,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self._console,
+        )
+        self._num_cases = ladder.campaign.num_cases()
+        self._already = {launch: ladder.outcome(launch).measured for launch in launches}
+        total = self._num_cases * len(launches) - sum(self._already.values())
+        self._task = self._progress.add_task("starting", total=total)
+        self._done = 0
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "View":
+        if self._console.is_terminal:
+            self._live.start()
+            self._draw()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live.is_started:
+            self._live.stop()
+            self._console.print(self._table())
+
+    def begin(self, launch: Launch) -> None:
+        """Show which launch runs now."""
+        self._progress.update(self._task, description=f"launch {launch.name}")
+
+    def advance(self, launch: Launch, num_ended: int) -> None:
+        """Show how many of a launch's cases have ended."""
+        new = max(0, num_ended - self._already[launch])
+        self._progress.update(self._task, completed=self._done + new)
+
+    def end(self, outcome: Outcome) -> None:
+        """Count a launch as made and show its points."""
+        self._done += self._num_cases - self._already[outcome.launch]
+        self._progress.update(self._task, completed=self._done)
+        if self._live.is_started:
+            self._draw()
+            return
+        state = "done" if outcome.complete else "not complete"
+        self._console.print(
+            f"launch {outcome.launch.name}: {outcome.measured} cases measured, {state}",
+            highlight=False,
+        )
+
+    def _draw(self) -> None:
+        self._live.update(Group(self._table(), self._progress))
+
+    def _table(self) -> Table:
+        table = Table(title="Step time in ms: median over launches, and how many", box=None)
+        table.add_column("case", overflow="fold")
+        world_sizes = sorted(self._ladder.campaign.world_sizes)
+        for world_size in world_sizes:
+            table.add_column(f"{world_size} rank{'s' if world_size > 1 else ''}", justify="right")
+        found = step_times(self._ladder)
+        for case, by_size in list(found.items())[:MAX_ROWS]:
+            table.add_row(case, *(_cell(by_size.get(n, [])) for n in world_sizes))
+        if len(found) > MAX_ROWS:
+            table.add_row(f"and {len(found) - MAX_ROWS} more cases")
+        return table
+
+
+def _cell(step_s: list[float]) -> str:
+    return f"{median(step_s) * 1e3:.3g} ({len(step_s)})" if step_s else "-"

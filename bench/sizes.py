@@ -1,0 +1,238 @@
+"""The named sizes: how much each study measures, from a smoke test to a cluster.
+
+A row of a study is one case; its keys are the arguments of the test and, as `name=value`, its id.
+The rows are equal on all ranks, because they rest on the size and the options alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+Row = dict[str, Any]
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+BUCKET_CAPS_MB = (1, 25, 50, 100)
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+KIB, MIB = 1024, 1024**2
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much to measure.
+
+    Attributes:
+        rounds: Timed rounds of each case.
+        warmup_rounds: Untimed rounds before them.
+        steps_per_round: Steps in a round.
+        workload: The model of the scaling, precision and accumulation studies.
+        bucket_workload: The model of the bucket study: enough gradient bytes to share out.
+        sensitivity_workload: The model of the 27-point sweep.
+        precision: Precision of every study that does not vary it.
+        global_batch: Batch of the strong study; per rank it is this over the world size.
+        local_batch: Batch per rank everywhere else.
+        message_bytes: Sizes of the collective study.
+        num_workers: DataLoader workers of the loader study.
+        loader_samples: Samples in the loader study's data set.
+    """
+
+    rounds: int
+    warmup_rounds: int
+    steps_per_round: int
+    workload: str
+    bucket_workload: str
+    sensitivity_workload: str
+    global_batch: int
+    local_batch: int
+    message_bytes: tuple[int, ...]
+    num_workers: tuple[int, ...]
+    loader_samples: int
+    precision: str = "fp32"
+
+
+SIZES = {
+    "smoke": Size(
+        rounds=3,
+        warmup_rounds=1,
+        steps_per_round=2,
+        workload="mlp:width=64,depth=2",
+        bucket_workload="mlp:width=64,depth=2",
+        sensitivity_workload="mlp:width=16,depth=1",
+        global_batch=64,
+        local_batch=32,
+        message_bytes=(4 * KIB, 64 * KIB),
+        num_workers=(0, 1),
+        loader_samples=256,
+    ),
+    "laptop": Size(
+        rounds=8,
+        warmup_rounds=2,
+        steps_per_round=2,
+        workload="resnet18",
+        bucket_workload="resnet18",
+        sensitivity_workload="mnist_cnn",
+        global_batch=64,
+        local_batch=32,
+        message_bytes=(4 * KIB, 64 * KIB, MIB, 16 * MIB),
+        num_workers=(0, 1, 2),
+        loader_samples=2048,
+    ),
+    "node": Size(
+        rounds=20,
+        warmup_rounds=5,
+        steps_per_round=20,
+        workload="resnet50",
+        bucket_workload="resnet50",
+        sensitivity_workload="resnet18",
+        global_batch=512,
+        local_batch=128,
+        message_bytes=tuple(4 * KIB * 4**i for i in range(9)),
+        num_workers=(0, 2, 4, 8),
+        loader_samples=50_000,
+    ),
+    "cluster": Size(
+        rounds=30,
+        warmup_rounds=10,
+        steps_per_round=20,
+        workload="resnet50",
+        bucket_workload="resnet50",
+        sensitivity_workload="resnet18",
+        global_batch=4096,
+        local_batch=256,
+        message_bytes=tuple(4 * KIB * 4**i for i in range(10)),
+        num_workers=(0, 4, 8, 16),
+        loader_samples=50_000,
+    ),
+}
+
+
+def find(name: str) -> Size:
+    """Return a size by its name.
+
+    Raises:
+        ValueError: There is no such size.
+    """
+    if name not in SIZES:
+        raise ValueError(f"no size {name!r}; choose from {', '.join(SIZES)}")
+    return SIZES[name]
+
+
+def adapt(size: Size, **changes: Any) -> Size:
+    """Return a size with the options' changes; None leaves a value as it is.
+
+    Raises:
+        ValueError: A count is not positive.
+    """
+    given = {name: value for name, value in changes.items() if value is not None}
+    for name, value in given.items():
+        least = 0 if name == "warmup_rounds" else 1
+        if isinstance(value, int) and value < least:
+            raise ValueError(f"{name}={value} is not {least} or more")
+    if "workload" in given:
+        given |= {"bucket_workload": given["workload"], "sensitivity_workload": given["workload"]}
+    return replace(size, **given)
+
+
+def rows(study: str, size: Size) -> list[Row]:
+    """Return the cases of a study at a size, in the order in which they are measured."""
+    return _ROWS[study](size)
+
+
+def _strong(size: Size) -> list[Row]:
+    return [_model(size, size.workload) | {"global_batch": size.global_batch}]
+
+
+def _weak(size: Size) -> list[Row]:
+    return [_model(size, size.workload) | {"local_batch": size.local_batch}]
+
+
+def _model(size: Size, workload: str) -> Row:
+    return {"workload": workload, "precision": size.precision}
+
+
+def _precision(size: Size) -> list[Row]:
+    return [
+        {"workload": size.workload, "precision": p, "local_batch": size.local_batch}
+        for p in PRECISIONS
+    ]
+
+
+def _bucket(size: Size) -> list[Row]:
+    return [
+        _model(size, size.bucket_workload) | {"bucket_cap_mb": cap, "local_batch": size.local_batch}
+        for cap in BUCKET_CAPS_MB
+    ]
+
+
+def _sensitivity(size: Size) -> list[Row]:
+    sweep = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
+    return [
+        {
+            "workload": size.sensitivity_workload,
+            "bucket_cap_mb": cap,
+            "local_batch": batch,
+            "precision": precision,
+        }
+        for cap, batch, precision in sweep
+    ]
+
+
+def _accumulation(size: Size) -> list[Row]:
+    settings = ((1, True), (4, True), (4, False))
+    return [
+        _model(size, size.workload)
+        | {"accumulation": accumulation, "no_sync": no_sync, "local_batch": size.local_batch}
+        for accumulation, no_sync in settings
+    ]
+
+
+def _loader(size: Size) -> list[Row]:
+    plain = {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
+    piped = {"pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
+    most = max(size.num_workers)
+    settings = [("tensor", n, plain) for n in size.num_workers]
+    settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]
+    return [
+        {"dataset": dataset, "num_workers": n, **options, "local_batch": size.local_batch}
+        for dataset, n, options in settings
+    ]
+
+
+def _collective(size: Size) -> list[Row]:
+    return [
+        {"collective": collective, "message_bytes": message_bytes}
+        for collective, message_bytes in product(COLLECTIVES, size.message_bytes)
+    ]
+
+
+_ROWS: dict[str, Callable[[Size], list[Row]]] = {
+    "strong": _strong,
+    "weak": _weak,
+    "precision": _precision,
+    "bucket": _bucket,
+    "sensitivity": _sensitivity,
+    "accumulation": _accumulation,
+    "loader": _loader,
+    "collective": _collective,
+}
+
+
+def case_id(row: Row) -> str:
+    """Return a case's id, `name=value-name=value`."""
+    return "-".join(f"{name}={value}" for name, value in row.items())
+
+
+def check_global_batch(global_batch: int, world_size: int) -> int:
+    """Return the local batch of a strong-scaling case.
+
+    Raises:
+        ValueError: The global batch does not divide; it is never truncated.
+    """
+    if global_batch % world_size:
+        lower = global_batch - global_batch % world_size
+        nearest = [n for n in (lower, lower + world_size) if n]
+        raise ValueError(
+            f"global_batch={global_batch} does not divide by world_size={world_size}; choose "
+            f"{' or '.join(map(str, nearest))}, or leave that world size out"
+        )
+    return global_batch // world_size

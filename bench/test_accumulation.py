@@ -1,0 +1,24 @@
+import pytest
+
+from bench.harness import Harness
+from bench.training_cases import measure_training
+
+
+@pytest.mark.cases("accumulation")
+def test_accumulation(
+    harness: Harness,
+    workload: str,
+    precision: str,
+    accumulation: int,
+    no_sync: bool,
+    local_batch: int,
+) -> None:
+    """What does accumulation save, and what does forgetting no_sync() cost?"""
+    measure_training(
+        harness,
+        workload=workload,
+        precision=precision,
+        accumulation=accumulation,
+        no_sync=no_sync,
+        local_batch=local_batch,
+    )

@@ -1,0 +1,20 @@
+import pytest
+
+from bench.harness import Harness
+from bench.training_cases import measure_training
+
+
+@pytest.mark.cases("strong")
+def test_strong_scaling(
+    harness: Harness,
+    workload: str,
+    precision: str,
+    global_batch: int,
+) -> None:
+    """How much sooner is a step done when more ranks share one global batch?"""
+    measure_training(
+        harness,
+        workload=workload,
+        precision=precision,
+        global_batch=global_batch,
+    )

@@ -1,0 +1,149 @@
+"""How a training step is measured: build, warm up, time, then check that it trained."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bench import hardware, workloads
+from bench.harness import Harness
+from bench.sizes import check_global_batch
+from bench.workloads.flops import flop_per_item
+
+if TYPE_CHECKING:
+    import torch
+
+    from bench.train_step import TrainStep
+    from bench.workloads import Workload
+
+LEARNING_RATE = 0.01
+
+
+def measure_training(
+    harness: Harness,
+    *,
+    workload: str,
+    precision: str,
+    local_batch: int | None = None,
+    global_batch: int | None = None,
+    bucket_cap_mb: float | None = None,
+    accumulation: int = 1,
+    no_sync: bool = True,
+) -> None:
+    """Measure DDP training steps of a workload on synthetic data that stays on the device.
+
+    Args:
+        harness: The case's view of the launch.
+        workload: Name of the model, see `bench.workloads`.
+        precision: fp32, tf32, bf16 or fp16; skipped where the hardware cannot do it.
+        local_batch: Samples per rank and update; give this or `global_batch`.
+        global_batch: Samples of all ranks per update.
+        bucket_cap_mb: DDP's own parameter; None leaves DDP's default.
+        accumulation: Micro-batches that one update is split into.
+        no_sync: Synchronise gradients on the last micro-batch only.
+
+    Raises:
+        ValueError: The batch does not divide by the ranks.
+        RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
+    """
+    from bench.train_step import StepConfig
+
+    _skip_unless_supported(harness, precision)
+    model = workloads.make(workload)
+    if local_batch is None:
+        assert global_batch is not None
+        local_batch = check_global_batch(global_batch, harness.world.world_size)
+    config = StepConfig(
+        precision=precision,
+        bucket_cap_mb=bucket_cap_mb,
+        accumulation=accumulation,
+        no_sync=no_sync,
+        lr=LEARNING_RATE,
+    )
+    step, inputs, targets = _build(harness, model, config, local_batch)
+    loss_first = float(step.run(inputs, targets))
+    rank_round_s = harness.time(lambda: step.run(inputs, targets))
+    checks = _check(harness, step, loss_first, float(step.run(inputs, targets)))
+    items = local_batch * harness.world.world_size
+    harness.record(
+        rank_round_s,
+        workload=workload,
+        scaling="strong" if global_batch is not None else "weak",
+        precision=precision,
+        local_batch=local_batch,
+        global_batch=items,
+        sample_unit=model.sample_unit,
+        samples_per_step=items * model.samples_per_item,
+        flop_per_sample=flop_per_item(model) / model.samples_per_item,
+        peak_flop_per_s=_peak(harness.device, precision),
+        checks=checks,
+        details=_details(step),
+        flags=_flags(harness.device, precision),
+    )
+
+
+def _skip_unless_supported(harness: Harness, precision: str) -> None:
+    import pytest
+
+    from bench.train_step import unsupported
+
+    # Every rank of a launch has the same kind of device (the preflight compares them).
+    reason = unsupported(precision, harness.device)
+    if reason:
+        pytest.skip(reason)
+
+
+def _build(
+    harness: Harness, model: "Workload", config: Any, local_batch: int
+) -> "tuple[TrainStep, torch.Tensor, torch.Tensor]":
+    import torch
+
+    from bench.train_step import TrainStep
+
+    # Parameters are equal on all ranks, data is each rank's own.
+    torch.manual_seed(harness.seed)
+    step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
+    generator = torch.Generator(harness.device)
+    generator.manual_seed(harness.seed + 1 + harness.world.rank)
+    inputs, targets = model.make_batch(local_batch, harness.device, generator)
+    return step, inputs, targets
+
+
+def _check(
+    harness: Harness, step: "TrainStep", loss_first: float, loss_last: float
+) -> dict[str, Any]:
+    """Return what the ranks found, or raise: a fast wrong case is a failed case."""
+    from bench.train_step import parameter_checksum
+
+    found = harness.exchange(
+        "checks",
+        {"first": loss_first, "last": loss_last, "parameters": parameter_checksum(step.ddp)},
+    )
+    first = sum(rank["first"] for rank in found) / len(found)
+    last = sum(rank["last"] for rank in found) / len(found)
+    if not (math.isfinite(first) and math.isfinite(last)):
+        raise RuntimeError(f"the loss is not finite: {first} at the first step, {last} at the last")
+    if harness.measures and last >= first:
+        raise RuntimeError(f"the loss did not fall: {first:.4f} at the first step, {last:.4f} last")
+    if len({rank["parameters"] for rank in found}) != 1:
+        raise RuntimeError("the ranks hold different parameters after equal updates")
+    return {"loss_first": first, "loss_last": last, "parameters_equal": True}
+
+
+def _details(step: "TrainStep") -> dict[str, Any]:
+    from bench.train_step import bucket_bytes, gradient_bytes
+
+    return {"bucket_bytes": bucket_bytes(step.ddp), "gradient_bytes": gradient_bytes(step.ddp)}
+
+
+def _peak(device: "torch.device", precision: str) -> float | None:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return hardware.peak_flop_per_s(torch.cuda.get_device_name(device), precision)
+
+
+def _flags(device: "torch.device", precision: str) -> list[str]:
+    from bench.train_step import emulated
+
+    reason = emulated(precision, device)
+    return [reason] if reason else []

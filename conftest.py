@@ -1,0 +1,268 @@
+"""The glue between pytest and the suite: options, the rank-0 rule and the fixtures.
+
+Only sessions that collect a measured case join a world; the unit tests do not notice this file.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import session, sizes, world
+from bench.record import KEY, STUDIES
+
+SETTINGS = pytest.StashKey[session.Settings]()
+SESSION = pytest.StashKey[session.LaunchSession]()
+
+# option -> arguments of addoption; every one may also stand in a campaign file
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--size": {
+        "choices": list(sizes.SIZES),
+        "help": "how much to measure (node on GPUs, else laptop)",
+    },
+    "--device": {"choices": ["cpu", "cuda"], "help": "device (cuda where there is one)"},
+    "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
+    "--precision": {"choices": sizes.PRECISIONS, "help": "precision where it is not the question"},
+    "--global-batch": {"type": int, "help": "batch of all ranks in the strong study"},
+    "--local-batch": {"type": int, "help": "batch per rank in the other studies"},
+    "--rounds": {"type": int, "help": "timed rounds of each case"},
+    "--warmup-rounds": {"type": int, "help": "untimed rounds before them"},
+    "--steps-per-round": {"type": int, "help": "steps in a round"},
+    "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
+    "--comm-timeout": {
+        "type": float,
+        "default": 300.0,
+        "help": "seconds after which a missing rank ends a case (default: 300)",
+    },
+    "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
+    "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
+    "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
+    "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
+    "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
+    "--label": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "a fact of the launcher's to keep with the results",
+    },
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep", "Lockstep: how PyTorch DDP training scales")
+    for name, arguments in OPTIONS.items():
+        group.addoption(name, **arguments)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    for study in STUDIES:
+        config.addinivalue_line("markers", f"{study}: cases of the {study} study")
+    config.addinivalue_line("markers", "cases(study): parametrize from the named size")
+    config.addinivalue_line("markers", "slow: starts processes or takes seconds")
+    config.addinivalue_line("markers", "browser: opens pages in headless Chromium")
+    if os.environ.get("RANK", "0") != "0":
+        _silence(config)
+
+
+def _silence(config: pytest.Config) -> None:
+    """Leave printing and writing to rank 0."""
+    config.pluginmanager.unregister(name="terminalreporter")
+    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    if benchmarks is not None:
+        benchmarks.json = benchmarks.save = benchmarks.autosave = None
+        benchmarks.quiet = True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("cases")
+    if marker is None:
+        return
+    (study,) = marker.args
+    rows = sizes.rows(study, _settings(metafunc.config).size)
+    mark = getattr(pytest.mark, study)
+    params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
+    metafunc.parametrize(list(rows[0]), params)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    measured = [item for item in items if item.get_closest_marker("cases")]
+    if not measured or config.option.collectonly:
+        return
+    launch = _join(config)
+    config.stash[SESSION] = launch
+    chosen = launch.prepare(measured)
+    for item in chosen:
+        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
+        # A warning of another release of torch is no reason to lose a measurement.
+        item.add_marker(pytest.mark.filterwarnings("default"))
+    launch.open_journal([item.nodeid for item in measured], _document(config))
+    config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
+    items[:] = [item for item in items if item not in measured or item in chosen]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    launch = config.stash.get(SESSION, None)
+    if launch is None:
+        return []
+    w, settings = launch.world, launch.settings
+    lines = [
+        f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on "
+        f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) a rank",
+        f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
+        f"{settings.size.steps_per_round} steps), journal {settings.journal_path or '-'}",
+    ]
+    return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    launch = item.config.stash.get(SESSION, None)
+    if launch is not None and item.get_closest_marker("cases"):
+        launch.enter(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    launch = item.config.stash.get(SESSION, None)
+    ends_case = call.when == "call" or (call.when == "setup" and report.outcome != "passed")
+    if launch is not None and item.get_closest_marker("cases") and ends_case:
+        _judge(launch, item, report)
+    return report
+
+
+def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
+    """Give the case the outcome that holds on all ranks, and keep it."""
+    own = report.outcome
+    outcome, reason = launch.verdict(own, _reason(report))
+    report.outcome = outcome
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if outcome == "passed":
+        if benchmark.stats:
+            launch.keep("case", item.nodeid, benchmark=benchmark.stats.as_dict())
+    elif outcome == "skipped":
+        launch.keep("skip", item.nodeid, reason=reason)
+    else:
+        report.longrepr = (
+            reason if own != "failed" or launch.world.world_size > 1 else report.longrepr
+        )
+        launch.keep("fail", item.nodeid, reason=reason)
+        if benchmark is not None and benchmark.stats:
+            # pytest-benchmark would show the timings of a case that failed elsewhere.
+            benchmark.has_error = True
+            benchmark.stats.stats.data.clear()
+        if launch.world.world_size > 1:
+            item.session.shouldstop = "a case failed: the ranks may be out of step"
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
+    launch = config.stash.get(SESSION, None)
+    if launch is not None and launch.journal is not None:
+        from bench.journal import rebuild
+
+        rebuilt = rebuild(launch.journal.path)
+        output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    launch = session.config.stash.get(SESSION, None)
+    if launch is not None:
+        launch.close()
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, benchmark: Any) -> Any:
+    """What a case measures with: the world, the rounds, and a place for its record."""
+    return request.config.stash[SESSION].harness(request.node, benchmark)
+
+
+def _study(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("cases")
+    assert marker is not None
+    return str(marker.args[0])
+
+
+def _join(config: pytest.Config) -> session.LaunchSession:
+    try:
+        return session.join(_settings(config))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    except RuntimeError as error:
+        pytest.exit(str(error), returncode=session.EXIT_MACHINE)
+
+
+def _settings(config: pytest.Config) -> session.Settings:
+    if SETTINGS not in config.stash:
+        try:
+            config.stash[SETTINGS] = _read_settings(config)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[SETTINGS]
+
+
+def _read_settings(config: pytest.Config) -> session.Settings:
+    option = config.option
+    size_name = option.size or session.default_size(option.device)
+    changes = (
+        "workload",
+        "precision",
+        "global_batch",
+        "local_batch",
+        "rounds",
+        "warmup_rounds",
+        "steps_per_round",
+    )
+    return session.Settings(
+        size_name=size_name,
+        size=sizes.adapt(
+            sizes.find(size_name), **{name: getattr(option, name) for name in changes}
+        ),
+        device=option.device,
+        timeout_s=option.comm_timeout,
+        threads_per_rank=option.threads_per_rank,
+        seed=option.seed,
+        journal_path=_journal_path(option),
+        resume=option.resume,
+        skip_failed=option.skip_failed,
+        data_root=option.data_root,
+        labels=dict(label.split("=", 1) for label in option.label),
+    )
+
+
+def _journal_path(option: Any) -> Path | None:
+    """Return where finished cases go: as asked, beside the JSON, or a folder of their own."""
+    if option.benchmark_disable:
+        return None
+    if option.journal:
+        return option.journal
+    if option.benchmark_json:
+        return Path(option.benchmark_json).with_suffix(".journal.jsonl")
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("results") / "pytest" / stamp / "journal.jsonl"
+
+
+def _document(config: pytest.Config) -> dict[str, Any]:
+    """Return the head of pytest-benchmark's JSON, as its own hooks make it."""
+    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    from pytest_benchmark import __version__
+
+    return {
+        "machine_info": benchmarks.get_machine_info(),
+        "commit_info": commit_info,
+        "datetime": datetime.now(UTC).isoformat(),
+        "version": __version__,
+    }

@@ -1,0 +1,86 @@
+"""The command `lockstep`, assembled from one small command module per room.
+
+A command's module is loaded only when the command is asked for, so the start is quick and needs
+neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 the input is wrong;
+3 the machine failed; 130 interrupted.
+"""
+
+import importlib
+import sys
+
+import click
+
+# command -> (where it is, one line for --help), in the order a user meets them
+COMMANDS = {
+    "run": ("bench.cli:run", "Measure a campaign on this machine."),
+    "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
+    "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
+    "verify": ("bench.training_cli:verify", "Check that DDP trains alike at two world sizes."),
+    "train": ("bench.training_cli:train", "Train a workload with DDP and keep its curves."),
+    "system": ("bench.system_cli:system", "Describe this machine, as SYSTEM.md or JSON."),
+}
+
+EXIT_INPUT = 2
+EXIT_MACHINE = 3
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, not to list it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
+        """Return the commands in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lockstep-bench", prog_name="lockstep")
+def lockstep() -> None:
+    """Measure how PyTorch data-parallel training scales, and see why it stops.
+
+    \b
+    Examples:
+      lockstep run                      the built-in campaign, on this machine
+      lockstep run --dry-run            what that would start
+      lockstep report results/laptop    the page of its results
+      lockstep import table.csv --to results/published
+    """
+
+
+def main() -> None:
+    """Run the command; errors become one sentence on stderr and an exit code."""
+    try:
+        result = lockstep.main(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except ValueError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_INPUT)
+    except (RuntimeError, OSError) as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_MACHINE)
+
+
+if __name__ == "__main__":
+    main()
