@@ -1,0 +1,23 @@
+"""From JSON files to pages: load -> scaling -> page -> figures -> render -> cli.
+
+`imports` stands beside `load` and turns other people's tables into the same rows. What
+`lockstep report --csv` and `--json` print for each point:
+
+| column | meaning |
+|---|---|
+| origin | measured, cited or target: never mixed in one series |
+| study, series, case | the question, the series' label, the benchmark's name |
+| workload, scaling, precision, local_batch, global_batch | what was run |
+| world_size, num_nodes, num_launches, rounds | how large, and how often |
+| step_s, step_s_low, step_s_high | median over launches of a launch's median step, 95 % interval |
+| min_step_s, max_step_s, mean_step_s, stddev_step_s | over all rounds of all launches, per step |
+| time_s | time of a whole run, where a table gives times |
+| throughput_samples_per_s, _low, _high | samples of all ranks per second, 95 % interval |
+| sample_unit, samples_per_step | what a sample is, and how many one step takes |
+| baseline_world_size | what the ratios of this row divide by |
+| speedup, parallel_efficiency, each with _low, _high | ratios, never per cent |
+| time_ratio | baseline step time / step time (weak and fixed-epochs) |
+| device_hours, device_hours_per | world size times hours, for one run or for 1e6 samples |
+| mfu, peak_memory_bytes, imbalance | model FLOP/s over peak; largest rank; slowest over mean rank |
+| flags | reasons for which the point is no proposal evidence |
+"""

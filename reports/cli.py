@@ -1,0 +1,172 @@
+"""The commands `lockstep report` and `lockstep import`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from reports.load import Results
+    from reports.scaling import Series
+
+REPORT = "report.html"
+# Lines of the table on stdout; the rest is in the page and in --csv.
+MAX_LINES = 60
+
+REPORT_EXAMPLES = """
+\b
+Examples:
+  lockstep report results/laptop
+  lockstep report results/a results/b --output both.html
+  lockstep report results/laptop --baseline 4 --threshold 0.8
+  lockstep report results/laptop --csv > points.csv
+"""
+
+IMPORT_EXAMPLES = """
+\b
+Examples:
+  lockstep import table.csv --to results/cited
+  lockstep import job_1gpu.csv job_2gpu.csv --to results/epochs --dataset-size 50000
+
+\b
+A table has the columns n, value, metric, unit and may add table_id, scaling, source,
+global_batch, local_batch, steps, samples, precision and note:
+  metric   time, time_to_train, epoch_time, step_time or throughput
+  unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
+  scaling  strong, weak or fixed-epochs
+"""
+
+
+@click.command("report", epilog=REPORT_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
+@click.option("--baseline", type=click.IntRange(min=1), help="World size that ratios divide by.")
+@click.option(
+    "--threshold", type=click.FloatRange(0, 1), default=0.7, show_default=True,
+    help="Least parallel efficiency that is called good.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
+def report(
+    paths: tuple[Path, ...],
+    output: Path | None,
+    as_csv: bool,
+    as_json: bool,
+    baseline: int | None,
+    threshold: float,
+    force: bool,
+) -> None:
+    """Turn results into one self-contained page and a table of speed-up and efficiency.
+
+    Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
+    that `lockstep import` wrote.
+    """
+    from reports.load import load
+    from reports.scaling import series_of
+
+    if as_csv and as_json:
+        raise ValueError("--csv and --json both want stdout; choose one")
+    results = load(paths)
+    series = series_of(results.rows, baseline)
+    _say_kept_baselines(series, baseline)
+    if as_csv or as_json:
+        _print_records(series, as_csv)
+        return
+    target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
+    _refuse_foreign(target, force)
+    _write_page(results, series, threshold, target)
+    _print_points(series)
+    click.echo(f"\nreport: {target}")
+
+
+def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
+    others = [one for one in series if baseline is not None and one.baseline != baseline]
+    if others:
+        sizes = sorted({one.baseline for one in others})
+        click.echo(
+            f"{len(others)} series have no point at {baseline} and keep their smallest size "
+            f"{sizes} as baseline",
+            err=True,
+        )
+
+
+def _print_records(series: "list[Series]", as_csv: bool) -> None:
+    from reports.scaling import table
+
+    records = table(series)
+    if as_csv:
+        click.echo(_csv(records), nl=False)
+    else:
+        import json
+
+        click.echo(json.dumps({"schema": 1, "points": records}, indent=1, allow_nan=False))
+
+
+def _csv(records: list[dict[str, Any]]) -> str:
+    import csv
+    import io
+
+    if not records:
+        return ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for one in records:
+        writer.writerow(one | {"flags": "; ".join(one["flags"])})
+    return text.getvalue()
+
+
+def _refuse_foreign(target: Path, force: bool) -> None:
+    """Refuse to replace a page that is not a report of ours."""
+    from reports.render import MARK
+
+    if force or not target.exists():
+        return
+    with target.open("rb") as page:
+        if MARK.encode() in page.read(2048):
+            return
+    raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")
+
+
+def _write_page(results: "Results", series: "list[Series]", threshold: float, target: Path) -> None:
+    from reports.imports import write_text
+    from reports.page import page
+    from reports.render import html
+
+    if not target.parent.is_dir():
+        raise ValueError(f"{target.parent}: no such folder to write the report to")
+    write_text(target, html(page(results, series, threshold)))
+
+
+def _print_points(series: "list[Series]") -> None:
+    from reports.page import console_table
+
+    lines = console_table(series)
+    for line in lines[: MAX_LINES + 1]:
+        click.echo(line)
+    if len(lines) > MAX_LINES + 1:
+        click.echo(f"... {len(lines) - MAX_LINES - 1} further points: use --csv")
+
+
+@click.command("import", epilog=IMPORT_EXAMPLES)
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--to", "folder", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option(
+    "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
+    help="Samples in one epoch, for logs of epochs.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
+def import_(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
+    """Bring published tables or logs of epochs in as cited results, for `lockstep report`."""
+    from reports import imports
+
+    imported = imports.read(tables, dataset_size)
+    target = imports.write(imported, tables, folder, force)
+    for warning in imported.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    for fact in imported.facts:
+        click.echo(fact)
+    rows = sum(len(table["rows"]) for table in imported.tables.values())
+    click.echo(f"{rows} rows in {len(imported.tables)} tables: {target}")
+    click.echo(f"next: lockstep report {folder}")

@@ -1,0 +1,227 @@
+"""What surrounds the numbers: flags, gaps, method and provenance, as plain data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reports import formats
+from reports.formats import counted
+from reports.load import Launch, Results
+from reports.panels import MAX_ROWS, Panel, panel, table
+from reports.scaling import Series
+
+# Facts of provenance that get a row of their own, in this order; the others follow.
+FIRST_FACTS = (
+    "lockstep_version", "torch", "cuda", "cudnn", "nccl", "driver", "backend", "python",
+    "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "threads_per_rank",
+    "cores_per_node", "memory_bytes", "os", "kernel", "seed", "command",
+)  # fmt: skip
+
+
+def on_cpus(results: Results) -> bool:
+    """Tell whether every rank of every launch ran on a CPU."""
+    devices = [
+        str(rank.get("device", ""))
+        for launch in results.launches
+        for rank in launch.provenance.get("ranks", [])
+    ]
+    return bool(devices) and all(device.startswith("cpu") for device in devices)
+
+
+def flags(series: Sequence[Series]) -> Panel | None:
+    """Return the flags with the points they concern, or None without any."""
+    found: dict[str, list[str]] = {}
+    for one in series:
+        for point in one.points:
+            for flag in point.flags:
+                found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
+    if not found:
+        return None
+    rows = [[flag, str(len(where)), formats.listed(where, 4)] for flag, where in found.items()]
+    made = panel("flags", "Flags")
+    made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]
+    made["tables"] = [table("Flags and the points they concern",
+                            ("Flag", "Points", "Where"), rows, 1, wide=(0, 2))]  # fmt: skip
+    return made
+
+
+def gaps(results: Results) -> list[tuple[str, str, str]]:
+    """Return what was not measured as (what, why, launches), equal lines joined."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for launch in results.launches:
+        for what, why in _launch_gaps(launch, results):
+            found.setdefault((what, why), []).append(launch.name)
+    lines = [(what, why, formats.listed(names, 8)) for (what, why), names in found.items()]
+    return _launches_not_run(results) + lines
+
+
+def _launch_gaps(launch: Launch, results: Results) -> list[tuple[str, str]]:
+    facts = launch.facts
+    given = [(entry, "failed") for entry in facts.get("failed") or []]
+    given += [(entry, "skipped") for entry in facts.get("skipped") or []]
+    lines = [
+        (str(entry.get("case")), f"{what}: {entry.get('reason', 'no reason recorded')}")
+        for entry, what in given
+    ]
+    known = {case for case, _ in lines}
+    known |= {row.case for row in results.rows if row.launch == launch.name}
+    lines += [
+        (str(case), "expected, but the launch holds no result")
+        for case in facts.get("expected") or []
+        if case not in known
+    ]
+    return lines
+
+
+def _launches_not_run(results: Results) -> list[tuple[str, str, str]]:
+    there = {launch.facts.get("launch", launch.name) for launch in results.launches}
+    return [
+        (f"every case at world size {planned.get('world_size', formats.DASH)}",
+         "the launch was planned and left no result", str(planned.get("name")))
+        for planned in results.campaign.get("launches", [])
+        if planned.get("name") not in there
+    ]  # fmt: skip
+
+
+def not_measured(results: Results) -> Panel | None:
+    """Return the gaps as a panel, or None where all that was planned was measured."""
+    lines = gaps(results)
+    broken = [launch.name for launch in results.launches if not launch.complete]
+    if not lines and not broken:
+        return None
+    made = panel("gaps", "Not measured")
+    if broken:
+        made["lead"] = [
+            f"{counted(len(broken), 'launch')} did not reach the end: {formats.listed(broken)}. "
+            "Their finished cases are in this report."
+        ]
+    if lines:
+        made["tables"] = [table("Cases and launches without a result",
+                                ("What", "Why", "Launches"), lines[:MAX_ROWS], 3,
+                                wide=(0, 1, 2))]  # fmt: skip
+    if len(lines) > MAX_ROWS:
+        made["notes"] = [f"{len(lines) - MAX_ROWS} further lines are left out."]
+    return made
+
+
+def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
+    """Return how the numbers came about, and what each of them means."""
+    made = panel("method", "Method")
+    measured = [one for one in series if one.row.origin == "measured" and one.row.factors]
+    if measured:
+        made["lead"] += _measuring(measured)
+    made["lead"] += [
+        "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
+        "series unless another was asked for; where only times are known, the ratio of work per "
+        "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
+        "scaling that equals the baseline's step time over the point's, given as time ratio.",
+        "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
+        "are Welch's and contain the baseline's uncertainty. The baseline's own ratio is 1 by "
+        "definition and has none, and a point with one launch has none.",
+        f"The line at {threshold:.0%} marks the efficiency asked for. Device-hours are world "
+        "size times hours: of one run in tables of times, of a million samples elsewhere.",
+    ]
+    return made
+
+
+def _measuring(measured: list[Series]) -> list[str]:
+    rows = [row for one in measured for point in one.points for row in point.rows]
+    rounds = sorted({row.rounds for row in rows if row.rounds})
+    steps = sorted({row.steps_per_round for row in rows if row.steps_per_round})
+    launches = sorted({point.num_launches for one in measured for point in one.points})
+    return [
+        "Every rank runs the same case. Warm-up rounds are not timed. A round is an untimed "
+        f"barrier, then {_range(steps)} steps that run freely, one device synchronisation, and "
+        "the clock (perf_counter, monotonic) stops; each rank keeps its own duration and a "
+        "round lasts as long as its slowest rank. "
+        f"A launch has {_range(rounds)} timed rounds per case; a point has "
+        f"{_range(launches)} launches.",
+        "Step time is the median over launches of each launch's median round divided by its "
+        "steps. Throughput is the samples of all ranks in a step, counted once, over the step "
+        "time, so that throughput times time is samples. Imbalance is the slowest rank's own "
+        "time over the mean of the ranks; peak memory is the largest rank's. MFU is model "
+        "FLOP/s over the datasheet peak of all devices, and absent where that is unknown.",
+    ]
+
+
+def _range(values: list[int]) -> str:
+    if not values:
+        return "no"
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def provenance(results: Results) -> Panel | None:
+    """Return versions, hardware, launches and the map of ranks, or None without launches."""
+    known = [launch for launch in results.launches if launch.provenance]
+    if not known:
+        return None
+    made = panel("provenance", "Provenance")
+    made["tables"] = [_launch_table(results.launches), _fact_table(known)]
+    made["tables"] += [_rank_table(known)] if _widest(known).get("ranks") else []
+    environment = _widest(known).get("environment") or {}
+    if environment:
+        rows = [[name, str(value)] for name, value in sorted(environment.items())]
+        made["tables"].append(table(f"Environment of launch {_widest_name(known)}",
+                                    ("Variable", "Value"), rows, 2, wide=(1,)))  # fmt: skip
+    return made
+
+
+def _launch_table(launches: list[Launch]) -> dict[str, Any]:
+    columns = ("Launch", "Campaign", "Started", "Host", "Ranks", "Nodes", "Repeat", "Cases", "End")
+    rows = [
+        [
+            launch.name,
+            *(_cell(launch.facts.get(key)) for key in ("campaign", "started")),
+            _cell(launch.provenance.get("hostname")),
+            *(_cell(launch.facts.get(key)) for key in ("world_size", "num_nodes", "repeat")),
+            str(launch.num_cases),
+            "complete" if launch.complete else "cut short",
+        ]
+        for launch in launches
+    ]
+    return table("Launches", columns, rows[:MAX_ROWS], 4)
+
+
+def _fact_table(launches: list[Launch]) -> dict[str, Any]:
+    """Return each fact with its values, and the launches of each where they differ."""
+    names = dict.fromkeys([*FIRST_FACTS, *(n for one in launches for n in one.provenance)])
+    rows = []
+    for name in names:
+        if name in ("ranks", "environment", "hostname"):
+            continue
+        values: dict[str, list[str]] = {}
+        for launch in launches:
+            values.setdefault(_cell(launch.provenance.get(name)), []).append(launch.name)
+        if set(values) == {formats.DASH}:
+            continue
+        cells = list(values) if len(values) == 1 else [
+            f"{value} ({formats.listed(who, 4)})" for value, who in values.items()
+        ]  # fmt: skip
+        rows.append([name, "; ".join(cells)])
+    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, wide=(1,))
+
+
+def _widest_name(launches: list[Launch]) -> str:
+    return max(launches, key=lambda one: one.facts.get("world_size") or 0).name
+
+
+def _widest(launches: list[Launch]) -> dict[str, Any]:
+    name = _widest_name(launches)
+    return next(one.provenance for one in launches if one.name == name)
+
+
+def _rank_table(launches: list[Launch]) -> dict[str, Any]:
+    keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
+    columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
+    ranks = _widest(launches).get("ranks", [])
+    rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
+    return table(f"Ranks of launch {_widest_name(launches)}", columns, rows, len(keys))
+
+
+def _cell(value: object) -> str:
+    if value is None or value in ("", [], {}):
+        return formats.DASH
+    if isinstance(value, list | tuple):
+        return formats.listed(value, 16)
+    if isinstance(value, dict):
+        return formats.listed((f"{k}={v}" for k, v in value.items()), 16)
+    return formats.number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,198 @@
+"""From a figure's description to inline SVG.
+
+Drawn with Matplotlib's figure objects alone (no pyplot, no display). Text stays text, ids hang on
+a fixed salt and no date is written, so the same data give the same bytes. Colours become CSS
+variables, which lets the page recolour its figures in dark mode and in print.
+"""
+
+import io
+import re
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+
+from reports import formats
+
+# Okabe and Ito's palette without the yellow, which is unreadable on white.
+SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK = "#22282f"
+FAINT = "#8a939c"
+GRID = "#dfe3e7"
+WIDTH_IN = 6.2
+HEIGHT_IN = 3.5
+# Two points are a difference, not a trend: they are not joined.
+MIN_JOINED = 3
+
+VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_COLOURS)} | {
+    INK: f"var(--ink, {INK})",
+    FAINT: f"var(--faint, {FAINT})",
+    GRID: f"var(--grid, {GRID})",
+}
+
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lockstep",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+def draw(spec: dict[str, Any]) -> str:
+    """Return a figure as an SVG element with a title and a description.
+
+    Args:
+        spec: A description as `reports.panels` makes it, of kind curve or category.
+    """
+    with mpl.rc_context(STYLE):
+        if spec["kind"] == "curve":
+            figure = _curves(spec)
+        else:
+            figure = _categories(spec)
+        return _svg(figure, spec)
+
+
+def _figure(height_in: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    FigureCanvasSVG(figure)
+    figure.patch.set_alpha(0)
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0)
+    return figure, axes
+
+
+def _curves(spec: dict[str, Any]) -> Figure:
+    figure, axes = _figure(HEIGHT_IN + 0.19 * len(spec["series"]))
+    axes.set_xscale("log", base=spec["xlog"])
+    if spec["ylog"]:
+        axes.set_yscale("log", base=2 if spec["xlog"] == 2 else 10)
+    for index, series in enumerate(spec["series"]):
+        _one_curve(axes, series, index)
+    _limits(axes, spec)
+    for line in spec["lines"]:
+        _reference_line(axes, line["y"], line["label"])
+    _axes_text(axes, spec)
+    figure.legend(loc="outside lower left", ncols=1, handlelength=2.4)
+    return figure
+
+
+def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
+    colour, marker = SERIES_COLOURS[index], MARKERS[index]
+    if series["ideal"]:
+        xs, ys = zip(*series["ideal"], strict=True)
+        axes.plot(xs, ys, linestyle=(0, (5, 3)), color=colour, linewidth=1.0, alpha=0.75)
+    if series["dots"]:
+        xs, ys = zip(*series["dots"], strict=True)
+        axes.plot(xs, ys, linestyle="none", marker=".", color=colour, alpha=0.35, markersize=6)
+    for x, y, interval in zip(series["x"], series["y"], series["intervals"], strict=True):
+        if interval:
+            low, high = max(0.0, y - interval[0]), max(0.0, interval[1] - y)
+            axes.errorbar(
+                [x], [y], yerr=[[low], [high]], color=colour, capsize=3, linewidth=1.0, fmt="none"
+            )
+    joined = "-" if len(series["x"]) >= MIN_JOINED else "none"
+    axes.plot(
+        series["x"], series["y"], linestyle=joined, marker=marker, color=colour, linewidth=1.6,
+        markersize=5.5, label=series["label"],
+    )  # fmt: skip
+
+
+def _limits(axes: Axes, spec: dict[str, Any]) -> None:
+    """Keep every size inside the axis, and linear scales down to zero."""
+    xs = [x for series in spec["series"] for x in series["x"]]
+    axes.set_xlim(min(xs) / 1.25, max(xs) * 1.25)
+    if spec["ylog"]:
+        return
+    tops = [y for s in spec["series"] for y in (*s["y"], *(d[1] for d in s["dots"]))]
+    tops += [interval[1] for s in spec["series"] for interval in s["intervals"] if interval]
+    tops += [line["y"] for line in spec["lines"]]
+    axes.set_ylim(0, 1.08 * max(tops))
+
+
+def _reference_line(axes: Axes, y: float, label: str) -> None:
+    axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.annotate(
+        label, (1, y), xycoords=("axes fraction", "data"), xytext=(-2, 2), fontsize=8,
+        textcoords="offset points", ha="right", va="bottom", color=FAINT,
+    )  # fmt: skip
+
+
+def _axes_text(axes: Axes, spec: dict[str, Any]) -> None:
+    axes.set_xlabel(spec["xlabel"])
+    axes.set_ylabel(spec["ylabel"])
+    if spec["ticks"]:
+        axes.set_xticks(spec["ticks"], [str(size) for size in spec["ticks"]])
+        axes.xaxis.set_minor_locator(NullLocator())
+    if spec.get("percent"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+    else:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.trimmed(value)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(visible=False, axis="x")
+
+
+def _categories(spec: dict[str, Any]) -> Figure:
+    items = spec["items"]
+    figure, axes = _figure(1.0 + 0.34 * len(items))
+    for y, item in enumerate(items):
+        colour = SERIES_COLOURS[0]
+        for dot in item["dots"]:
+            axes.plot([dot], [y], marker=".", color=colour, alpha=0.35, markersize=7)
+        if item["interval"]:
+            axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
+        axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)
+    tops = [max([item["value"], *item["dots"], *(item["interval"] or [])]) for item in items]
+    axes.set_xlim(0, 1.08 * max(tops))
+    axes.set_ylim(len(items) - 0.4, -0.6)
+    axes.set_yticks(range(len(items)), [item["label"] for item in items])
+    axes.set_xlabel(spec["xlabel"])
+    axes.set_ylabel(spec["ylabel"])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.trimmed(value)))
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _svg(figure: Figure, spec: dict[str, Any]) -> str:
+    """Return the figure as an element for HTML: no declarations, no addresses, its own names."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # Inside HTML the parser knows the namespaces; group ids would repeat between figures.
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    return _named(svg, spec)
+
+
+def _named(svg: str, spec: dict[str, Any]) -> str:
+    key = escape(spec["id"], quote=True)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    body = svg[svg.index(">") + 1 :]
+    head = (
+        f'<svg role="img" aria-labelledby="{key}-title {key}-desc" {box.group(0) if box else ""} '
+        f'preserveAspectRatio="xMidYMid meet">\n<title id="{key}-title">{escape(spec["title"])}'
+        f'</title>\n<desc id="{key}-desc">{escape(spec["desc"])}</desc>'
+    )
+    return head + body

@@ -1,0 +1,421 @@
+"""From result files to one tidy table: a row is one case in one launch.
+
+Reads what a campaign leaves (`launches/*/result.json`, or the journal of a killed launch), single
+pytest-benchmark JSON files or a folder of them, and tables brought in by `lockstep import`.
+Rows are plain records and the statistics are taken over numpy blocks: ten thousand entries load
+in well under a second, which per-row data frames would not allow.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from bench import metrics, record
+from bench.record import CaseRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IMPORTED = "imported.json"
+CAMPAIGN = "campaign.json"
+RESULT = "result.json"
+JOURNAL = "journal.jsonl"
+ORIGINS = ("measured", "cited", "target")
+# A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
+OTHER = "other"
+
+
+@dataclass(slots=True)
+class Row:
+    """One case in one launch, or one line of an imported table.
+
+    Attributes:
+        launch: Name of the launch, or the line of the imported table.
+        case: The benchmark's name, or the imported table's name.
+        step_s: Median round / steps per round.
+        rate: Work per second that speed-ups divide: the throughput where samples are known.
+        time_s: Time of a whole run, in tables of times.
+        imbalance: Slowest rank's own total time over the mean of the ranks.
+        origin: One of `ORIGINS`.
+    """
+
+    launch: str
+    case: str
+    study: str
+    workload: str
+    world_size: int
+    rate: float
+    scaling: str | None = None
+    precision: str | None = None
+    num_nodes: int | None = None
+    local_batch: int | None = None
+    global_batch: int | None = None
+    factors: dict[str, Any] = field(default_factory=dict)
+    sample_unit: str = ""
+    samples_per_step: int | None = None
+    steps_per_round: int | None = None
+    step_s: float | None = None
+    mean_step_s: float | None = None
+    min_step_s: float | None = None
+    max_step_s: float | None = None
+    stddev_step_s: float | None = None
+    time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    rounds: int | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+    imbalance: float | None = None
+    checks: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    origin: str = "measured"
+
+
+@dataclass
+class Launch:
+    """What one launch says about itself."""
+
+    name: str
+    path: Path
+    facts: dict[str, Any]
+    num_cases: int = 0
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, hardware, environment and the map of ranks."""
+        return dict(self.facts.get("provenance") or {})
+
+    @property
+    def complete(self) -> bool:
+        """Whether the session reached its end."""
+        return bool(self.facts.get("complete", True))
+
+
+@dataclass
+class Results:
+    """Everything a report is made from.
+
+    Attributes:
+        campaign: What `campaign.json` holds; empty without one.
+        launches: The launches found, in order of their path.
+        rows: The tidy table.
+        tables: Facts of the imported tables, by case name: source, unit, notes.
+    """
+
+    campaign: dict[str, Any] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the rows as a pandas table, for notebooks; the report itself needs none."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=[f.name for f in _FIELDS])
+
+
+_FIELDS = fields(Row)
+_ROW_KEYS = frozenset(f.name for f in _FIELDS)
+
+
+def load(paths: Iterable[Path]) -> Results:
+    """Read result folders and files.
+
+    Args:
+        paths: Campaign folders, folders of pytest-benchmark files, or single JSON files.
+
+    Raises:
+        ValueError: A file is missing, broken or of another schema, or launches differ in a fact
+            that forbids pooling them.
+    """
+    results = Results()
+    seen: set[Path] = set()
+    for path in paths:
+        for source in _sources(Path(path), results):
+            if source.resolve() not in seen:
+                seen.add(source.resolve())
+                _read_source(source, results)
+    if not results.rows and not results.launches:
+        raise ValueError("the files hold no result; measure first, or import a table")
+    _refuse_mixed_launches(results.launches)
+    _refuse_mixed_cases(results.rows)
+    return results
+
+
+def read_json(path: Path) -> Any:
+    """Return a file's JSON value; NaN and Infinity are no JSON and are refused.
+
+    Raises:
+        ValueError: The file is missing, empty, cut short or not JSON.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty; delete it or measure again")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not a JSON number")
+
+
+def _sources(path: Path, results: Results) -> Iterator[Path]:
+    """Yield the files and launch folders behind one argument, in a fixed order."""
+    if not path.is_dir():
+        if not path.exists():
+            raise ValueError(f"{path}: no such file or folder")
+        yield path
+        return
+    if (path / CAMPAIGN).exists():
+        results.campaign = _merged_campaign(results.campaign, path / CAMPAIGN)
+    found = _inside(path)
+    if not found:
+        raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
+    yield from found
+
+
+def _inside(folder: Path) -> list[Path]:
+    own = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()][:1]
+    launches = (d for d in sorted(folder.glob("launches/*")) if d.is_dir())
+    found = own + [p for d in launches for p in _inside_launch(d)]
+    imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
+    if not found and not imported:
+        found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
+    return found + imported
+
+
+def _inside_launch(folder: Path) -> list[Path]:
+    """Return the launch's result, or the journal a killed launch leaves, or nothing."""
+    return [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()][:1]
+
+
+def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
+    campaign = read_json(path)
+    if not isinstance(campaign, dict):
+        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
+    record.check_schema(campaign, str(path))
+    if not known:
+        return campaign
+    launches = [*known.get("launches", []), *campaign.get("launches", [])]
+    name = " + ".join(str(c.get("name", "?")) for c in (known, campaign))
+    return known | {"name": name, "launches": launches}
+
+
+def _read_source(path: Path, results: Results) -> None:
+    if path.name == JOURNAL:
+        # Only a killed launch needs the journal's reader.
+        from bench.journal import rebuild
+
+        _read_launch(path, rebuild(path), results)
+        return
+    document = read_json(path)
+    if isinstance(document, dict) and document.get("kind") == "imported":
+        _read_imported(path, document, results)
+    else:
+        _read_launch(path, document, results)
+
+
+def _read_imported(path: Path, document: dict[str, Any], results: Results) -> None:
+    record.check_schema(document, str(path))
+    for name, table in document.get("tables", {}).items():
+        if name in results.tables:
+            raise ValueError(f"{path}: table {name} is given twice; import it under another name")
+        results.tables[name] = {key: table[key] for key in table if key != "rows"}
+        try:
+            results.rows += [
+                Row(**{key: row[key] for key in row if key in _ROW_KEYS}) for row in table["rows"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: table {name} is incomplete: {error}") from error
+
+
+def _read_launch(path: Path, document: Any, results: Results) -> None:
+    entries = document.get("benchmarks") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
+    facts = document.get(record.KEY) or {}
+    if facts:
+        record.check_schema(facts, str(path))
+    launch = Launch(_launch_name(path, facts, results), path, facts, len(entries))
+    results.launches.append(launch)
+    results.rows += _rows(path, launch.name, entries)
+
+
+def _launch_name(path: Path, facts: Mapping[str, Any], results: Results) -> str:
+    """Return a name no other launch has; the same launch given twice is refused."""
+    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
+    name = str(facts.get("launch") or plain)
+    for other in results.launches:
+        same = (facts.get("launch"), facts.get("campaign"), facts.get("started"))
+        if facts and same == tuple(other.facts.get(k) for k in ("launch", "campaign", "started")):
+            raise ValueError(
+                f"{path}: launch {name} is already read from {other.path}; give each launch once, "
+                "since a copy is no repeat"
+            )
+    taken = {other.name for other in results.launches}
+    return name if name not in taken else f"{name} ({path.parent})"
+
+
+def _rows(path: Path, launch: str, entries: list[Any]) -> list[Row]:
+    records: list[tuple[str, CaseRecord]] = []
+    others: list[Row] = []
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        name, stats = _checked_entry(path, index, entry)
+        if name in names:
+            raise ValueError(f"{path}: entry {name} stands there twice; a launch has a case once")
+        names.add(name)
+        block = (entry.get("extra_info") or {}).get(record.KEY)
+        if block is None:
+            others.append(_other_row(path, launch, name, stats))
+        else:
+            records.append((name, CaseRecord.from_dict(block, f"{path}: entry {name}")))
+    measured = _statistics(path, records)
+    return [
+        _measured_row(launch, *pair, numbers)
+        for pair, numbers in zip(records, measured, strict=True)
+    ] + others
+
+
+def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, Any]]:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: entry {index} is no pytest-benchmark entry: it has no name")
+    stats = entry.get("stats")
+    if not isinstance(stats, dict) or not stats.get("rounds"):
+        raise ValueError(f"{path}: entry {name} has no stats; measure it again")
+    return name, stats
+
+
+def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:
+    """Return the row of a benchmark that is not ours: one process, a time, no samples."""
+    try:
+        numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: entry {name} has incomplete stats: {error}") from error
+    if numbers[0] <= 0:
+        raise ValueError(f"{path}: entry {name} has a median of {numbers[0]} s, not a time")
+    step, mean, least, most, stddev = numbers
+    return Row(
+        launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / step,
+        step_s=step, mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
+        rounds=int(stats["rounds"]),
+    )  # fmt: skip
+
+
+def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple[float, ...]]:
+    """Return (median, mean, min, max, stddev, imbalance) of each record's rounds, in seconds.
+
+    Records of equal shape (num_ranks, num_rounds) are reduced in one numpy block.
+    """
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for index, (name, case) in enumerate(records):
+        shapes.setdefault(_shape(path, name, case), []).append(index)
+    numbers: list[tuple[float, ...]] = [()] * len(records)
+    for indices in shapes.values():
+        block = np.array([records[i][1].rank_round_s for i in indices], dtype=float)
+        bad = ~(np.isfinite(block) & (block > 0)).all(axis=(1, 2))
+        if bad.any():
+            name = records[indices[int(np.argmax(bad))]][0]
+            raise ValueError(f"{path}: entry {name} holds a round that is not a positive time")
+        for index, values in zip(indices, _reduced(block), strict=True):
+            numbers[index] = tuple(values)
+    return numbers
+
+
+def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
+    lengths = {len(rounds) for rounds in case.rank_round_s}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"{path}: entry {name}: every rank must hold the same number of rounds, "
+            f"found {sorted(lengths)}"
+        )
+    if min(case.samples_per_step, case.steps_per_round, case.world_size) < 1:
+        raise ValueError(f"{path}: entry {name}: samples, steps and ranks must be at least 1")
+    return len(case.rank_round_s), lengths.pop()
+
+
+def _reduced(block: "np.ndarray[Any, np.dtype[np.float64]]") -> list[list[float]]:
+    """Reduce a block of shape (num_records, num_ranks, num_rounds) to six numbers a record."""
+    rounds = block.max(axis=1)
+    totals = block.sum(axis=2)
+    spread = rounds.std(axis=1, ddof=1) if rounds.shape[1] > 1 else np.zeros(len(rounds))
+    columns = (
+        np.median(rounds, axis=1), rounds.mean(axis=1), rounds.min(axis=1), rounds.max(axis=1),
+        spread, totals.max(axis=1) / totals.mean(axis=1),
+    )  # fmt: skip
+    reduced: list[list[float]] = np.stack(columns, axis=1).tolist()
+    return reduced
+
+
+def _measured_row(launch: str, name: str, case: CaseRecord, numbers: tuple[float, ...]) -> Row:
+    steps = case.steps_per_round
+    step, mean, least, most, stddev = (value / steps for value in numbers[:5])
+    rate = case.samples_per_step / step
+    memory = [value for value in case.peak_memory_bytes if value is not None]
+    return Row(
+        launch=launch, case=name, study=case.study, workload=case.workload,
+        world_size=case.world_size, rate=rate, scaling=case.scaling, precision=case.precision,
+        num_nodes=case.num_nodes, local_batch=case.local_batch, global_batch=case.global_batch,
+        factors=case.factors, sample_unit=case.sample_unit,
+        samples_per_step=case.samples_per_step, steps_per_round=steps, step_s=step,
+        mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
+        throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
+        mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
+        peak_memory_bytes=max(memory, default=None), imbalance=numbers[5],
+        checks=case.checks, details=case.details, flags=case.flags,
+    )  # fmt: skip
+
+
+def _refuse_mixed_launches(launches: list[Launch]) -> None:
+    """Refuse launches whose versions, image or devices differ: they may not be pooled."""
+    known = [launch for launch in launches if launch.provenance]
+    for launch in known[1:]:
+        facts = record.pooling_facts(launch.provenance)
+        for name, value in record.pooling_facts(known[0].provenance).items():
+            if facts[name] != value:
+                raise ValueError(
+                    f"launches {known[0].name} and {launch.name} differ in {name} ({value} and "
+                    f"{facts[name]}) and are not pooled; report them apart"
+                )
+
+
+def _refuse_mixed_cases(rows: list[Row]) -> None:
+    """Refuse a case that means another workload, precision or batch in another launch."""
+    first: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        for other in (
+            first.setdefault((row.origin, row.case), row),
+            first.setdefault((row.origin, row.case, str(row.world_size)), row),
+        ):
+            if other is not row:
+                _refuse_difference(other, row)
+
+
+def _refuse_difference(one: Row, two: Row) -> None:
+    names = ["study", "workload", "scaling", "precision", "sample_unit"]
+    if one.world_size == two.world_size:
+        names += ["local_batch", "global_batch", "samples_per_step"]
+    elif one.scaling and one.origin == "measured":
+        names += ["global_batch" if one.scaling == "strong" else "local_batch"]
+    for name in names:
+        if getattr(one, name) != getattr(two, name):
+            raise ValueError(
+                f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
+                f"{getattr(two, name)} in launch {two.launch}; report them apart"
+            )
+
+
+def finite(value: float) -> bool:
+    """Tell whether a number can be measured: finite and positive."""
+    return math.isfinite(value) and value > 0

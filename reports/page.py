@@ -1,0 +1,247 @@
+"""The report as plain data: title, verdict, panels, and the numbers themselves.
+
+This is the seam between computing and drawing: everything the page says is in the dict that
+`page` returns, and it is JSON.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from reports import facts, formats, panels
+from reports.formats import counted, number, percent, percent_span, ratio
+from reports.load import Results
+from reports.scaling import Point, Series, table
+
+# Data beyond this size stays out of the page; --json prints it.
+MAX_EMBEDDED_BYTES = 300_000
+# Sentences of verdict per study; the tables hold the rest.
+MAX_VERDICTS = 3
+WANTED_LAUNCHES = 3
+CPU_BAND = (
+    "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
+    "not a scaling result, and no evidence for a proposal."
+)
+
+
+def page(results: Results, series: Sequence[Series], threshold: float) -> dict[str, Any]:
+    """Return everything a report says.
+
+    Args:
+        results: What was loaded.
+        series: Its series.
+        threshold: Least parallel efficiency called good, a fraction.
+    """
+    on_cpus = facts.on_cpus(results)
+    hours = "Rank-hours" if on_cpus else "GPU-hours"
+    sections = panels.panels(results, series, threshold, hours)
+    around = (
+        facts.flags(series),
+        facts.not_measured(results),
+        facts.method(results, series, threshold),
+        facts.provenance(results),
+    )
+    return {
+        "title": _title(results, series),
+        "band": CPU_BAND if on_cpus else None,
+        "summary": _summary(results, series),
+        "verdicts": _verdicts(series, threshold),
+        "warnings": _warnings(results, series),
+        "next": _next_step(results, series, threshold, on_cpus),
+        "sections": sections + [section for section in around if section],
+        "data": _data(series),
+    }
+
+
+def _title(results: Results, series: Sequence[Series]) -> str:
+    origins = {one.row.origin for one in series}
+    name = _campaign_name(results)
+    if origins and "measured" not in origins:
+        words = " and ".join(sorted(origins))
+        return f"Scaling numbers, {words}, not measured here"
+    extra = sorted(origins - {"measured"})
+    title = f"Scaling report: {name}" if name else "Scaling report"
+    return f"{title} (measured, with {' and '.join(extra)} numbers)" if extra else title
+
+
+def _campaign_name(results: Results) -> str:
+    if results.campaign.get("name"):
+        return str(results.campaign["name"])
+    names = [str(one.facts["campaign"]) for one in results.launches if one.facts.get("campaign")]
+    return " + ".join(dict.fromkeys(names))
+
+
+def _summary(results: Results, series: Sequence[Series]) -> list[str]:
+    sentences = []
+    if results.launches:
+        sentences.append(_measured_summary(results, series))
+    for origin in ("cited", "target"):
+        chosen = [one for one in series if one.row.origin == origin]
+        points = sum(len(one.points) for one in chosen)
+        if chosen:
+            sentences.append(
+                f"{counted(points, 'point')} in {counted(len(chosen), 'table')} "
+                f"{'are cited' if origin == 'cited' else 'are targets, not measured'}."
+            )
+    return sentences
+
+
+def _measured_summary(results: Results, series: Sequence[Series]) -> str:
+    measured = [one for one in series if one.row.origin == "measured"]
+    points = sum(len(one.points) for one in measured)
+    sizes = sorted({point.world_size for one in measured for point in one.points})
+    devices = dict.fromkeys(
+        str(name) for one in results.launches for name in one.provenance.get("device_names") or []
+    )
+    days = sorted(str(one.facts["started"])[:10] for one in results.launches
+                  if one.facts.get("started"))  # fmt: skip
+    nodes = max((row.num_nodes or 1 for row in results.rows), default=1)
+    text = (
+        f"{counted(points, 'point')} of {counted(len(measured), 'case')} from "
+        f"{counted(len(results.launches), 'launch')}, at world size {formats.listed(sizes)}"
+        f" on up to {counted(nodes, 'node')}"
+    )
+    text += f" with {formats.listed(devices, 4)}" if devices else ""
+    if days:
+        text += f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
+    return text + "."
+
+
+def _verdicts(series: Sequence[Series], threshold: float) -> list[str]:
+    sentences = []
+    for wanted, title in (("strong", "Strong scaling"), ("weak", "Weak scaling")):
+        chosen = [s for s in series if s.row.study == wanted and s.row.origin == "measured"]
+        sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
+    for origin, title in (("cited", "Cited"), ("target", "Target")):
+        chosen = [s for s in series if s.row.origin == origin and len(s.points) > 1]
+        sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
+    return sentences
+
+
+def _verdict(series: Series, threshold: float) -> str:
+    noun = "rank" if series.row.origin == "measured" else "device"
+    largest = series.points[-1]
+    if largest.world_size == series.baseline:
+        return f"{series.label}: no size above the baseline, {panels.baseline_text(series)}."
+    above = [p for p in series.points if p.world_size > series.baseline]
+    good = [p for p in above if p.parallel_efficiency >= threshold]
+    if not good:
+        best = max(above, key=lambda p: p.parallel_efficiency)
+        return (
+            f"{series.label}: no size reaches {threshold:.0%} efficiency; the best is "
+            f"{_achieved(best)} on {counted(best.world_size, noun)}, relative to "
+            f"{panels.baseline_text(series)}."
+        )
+    best = good[-1]
+    unsure = best.efficiency_interval and best.efficiency_interval[0] < threshold
+    return (
+        f"{series.label}: {counted(best.world_size, noun)} is the largest size measured at "
+        f"{threshold:.0%} efficiency or more: {_achieved(best)}, {ratio(best.speedup)} times "
+        f"{panels.baseline_text(series)}"
+        + (f"; its interval reaches below {threshold:.0%}." if unsure else ".")
+    )
+
+
+def _achieved(point: Point) -> str:
+    interval = point.efficiency_interval
+    text = f"{percent(point.parallel_efficiency)} %"
+    return f"{text} ({percent_span(interval)} %)" if interval else f"{text} (no interval)"
+
+
+def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
+    """Count what a reader must know before trusting the page."""
+    points = [point for one in series for point in one.points]
+    flagged = sum(bool(point.flags) for point in points)
+    single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
+    broken = sum(not launch.complete for launch in results.launches)
+    lines = [
+        (flagged, f"{counted(flagged, 'point')} flagged"),
+        (single, f"{counted(single, 'point')} without repeat"),
+        (broken, f"{counted(broken, 'launch')} cut short"),
+        (len(facts.gaps(results)), f"{counted(len(facts.gaps(results)), 'gap')}"),
+    ]
+    return [text for count, text in lines if count]
+
+
+def _next_step(results: Results, series: Sequence[Series], threshold: float, on_cpus: bool) -> str:
+    """Return the most useful next action that the data call for."""
+    measured = [one for one in series if one.row.origin == "measured"]
+    if not measured and not results.launches:
+        return "Measure the same points on the machine you will use; cited numbers are no evidence."
+    lost = [gap for gap in facts.gaps(results) if not gap[1].startswith("skipped")]
+    if lost:
+        return (
+            f"Run what is missing first ({counted(len(lost), 'line')} under Not measured), then "
+            "report again."
+        )
+    if on_cpus:
+        return "Run the same campaign on the GPUs you will use: the suite works on this machine."
+    return _next_measurement(measured, threshold)
+
+
+def _next_measurement(measured: Sequence[Series], threshold: float) -> str:
+    points = [point for one in measured for point in one.points]
+    flagged = next((p.flags[0] for p in points if p.flags), None)
+    if flagged:
+        return f"Remove the cause of the flags and measure those points again, first: {flagged}."
+    if min(point.num_launches for point in points) < WANTED_LAUNCHES:
+        return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
+    ladders = [one for one in measured if one.row.study in ("strong", "weak")]
+    ends = [one for one in ladders if one.points[-1].parallel_efficiency >= threshold]
+    if not ladders or all(len(one.points) == 1 for one in ladders):
+        return "Measure at least three world sizes, so that scaling can be judged."
+    if ends:
+        size = ends[0].points[-1].world_size
+        return (
+            f"Measure more than {size} ranks: {ends[0].label} is still at "
+            f"{percent(ends[0].points[-1].parallel_efficiency)} % there."
+        )
+    return f"Use the sizes named above: every larger one falls below {threshold:.0%} efficiency."
+
+
+def _data(series: Sequence[Series]) -> dict[str, Any] | None:
+    data = {"schema": 1, "points": table(series)} if len(series) < MAX_EMBEDDED_BYTES // 500 else {}
+    small = data and len(json.dumps(data)) <= MAX_EMBEDDED_BYTES
+    return data if small else None
+
+
+def console_table(series: Sequence[Series]) -> list[str]:
+    """Return the points of the scaling series as aligned lines, a header first."""
+    shown = [
+        one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
+    ] or list(series)
+    weak_view = any(one.row.scaling == "fixed-epochs" and one.base.time_ratio for one in shown)
+    times = any(point.time_s is not None for one in shown for point in one.points)
+    header = ["series", "n", "speed-up", "efficiency", "GPU-hours", "throughput", "step time"]
+    header += ["time"] if times else []
+    header += ["weak view"] if weak_view else []
+    rows = [header]
+    rows += [_console_row(one, p, times, weak_view) for one in shown for p in one.points]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    return [_aligned(row, widths) for row in rows]
+
+
+def _aligned(row: list[str], widths: list[int]) -> str:
+    cells = [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+    line = "  ".join([row[0].ljust(widths[0]), *cells])
+    # A terminal may know no more than ASCII.
+    return line.replace(formats.DASH, "-").replace(formats.THIN, "").rstrip()
+
+
+def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> list[str]:
+    row = series.row
+    origin = "" if row.origin == "measured" else f"[{row.origin}] "
+    study = f"{row.study} " if row.origin == "measured" else ""
+    through = point.throughput_samples_per_s
+    cells = [
+        f"{origin}{study}{series.label}"[:60],
+        str(point.world_size),
+        ratio(point.speedup),
+        f"{percent(point.parallel_efficiency)} %",
+        formats.trimmed(point.device_hours),
+        formats.DASH if through is None else f"{number(through)} {row.sample_unit}/s",
+        formats.DASH if point.step_s is None else f"{number(point.step_s * 1e3)} ms",
+    ]
+    cells += [formats.DASH if point.time_s is None else f"{number(point.time_s)} s"] * times
+    fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
+    return cells + [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view

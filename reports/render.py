@@ -1,0 +1,67 @@
+"""From the report's data to one self-contained HTML page."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+# By this line in its head a page is known as a report that may be made anew.
+MARK = '<meta name="generator" content="lockstep report">'
+ORIGIN_LABELS = {"measured": "measured", "cited": "cited, not measured", "target": "target"}
+
+
+def html(data: dict[str, Any]) -> str:
+    """Return the page for what `reports.page.page` made.
+
+    Text is escaped by the template; only figures, drawn here, and the embedded JSON, whose
+    closing tags are broken up, enter as they are.
+    """
+    template = _environment().get_template("report.html.j2")
+    figures = {
+        spec["id"]: Markup(_draw(spec)) for part in data["sections"] for spec in part["figures"]
+    }  # noqa: S704, since figures escape their own text
+    return template.render(
+        page=data,
+        figures=figures,
+        mark=Markup(MARK),
+        style=Markup(_style()),  # noqa: S704, since it is our own file
+        labels=ORIGIN_LABELS,
+        embedded=embedded(data["data"]),
+    )
+
+
+def embedded(data: dict[str, Any] | None) -> Markup | None:
+    """Return data as JSON that no script element can be closed by, or None without data."""
+    if data is None:
+        return None
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704, since nothing in it can be markup any more
+
+
+def _draw(spec: dict[str, Any]) -> str:
+    # Matplotlib takes a second to import, and a page without figures does not need it.
+    from reports.figures import draw
+
+    return draw(spec)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["zip"] = zip
+    return environment
+
+
+def _style() -> str:
+    return (Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")

@@ -1,0 +1,290 @@
+"""From rows to points and series: speed-up, parallel efficiency and their intervals.
+
+With X(p) the throughput at p ranks and p0 the baseline, the smallest measured size of a series:
+
+    speedup(p)             = X(p) / X(p0)
+    parallel_efficiency(p) = speedup(p) / (p / p0)
+
+which for strong scaling is the time ratio T(p0)/T(p), and for weak scaling keeps the local batch:
+its efficiency equals T(p0)/T(p), never the strong formula T(p0)/((p/p0) T(p)).
+
+The launch is the unit of replication: rounds within a launch share its clocks, placement and
+neighbours. Intervals are Student t on the logarithm of one value per launch, and for ratios
+Welch's, so that the baseline's uncertainty is in them (Hoefler and Belli, SC15, rules 5 to 7).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from reports.load import Row
+
+CONFIDENCE = 0.95
+SECONDS_PER_HOUR = 3600.0
+SAMPLES_PER_COST = 1e6
+# Studies whose rows do no training step, so a cost in device hours means nothing.
+WITHOUT_COST = ("loader", "collective", "other")
+
+Interval = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Point:
+    """One series at one world size, over all its launches; ratios divide by the baseline.
+
+    Attributes:
+        rate: Median over launches of the work per second.
+        rates: One value per launch.
+        step_s: Median over launches of the launch's median step.
+        time_ratio: Baseline step time over step time, where the local batch is fixed.
+        device_hours: World size times hours, for what `device_hours_per` names.
+    """
+
+    world_size: int
+    rate: float
+    rates: list[float]
+    rows: list[Row]
+    rate_interval: Interval | None = None
+    step_s: float | None = None
+    step_interval: Interval | None = None
+    time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    speedup: float = 1.0
+    speedup_interval: Interval | None = None
+    parallel_efficiency: float = 1.0
+    efficiency_interval: Interval | None = None
+    time_ratio: float | None = None
+    device_hours: float | None = None
+    device_hours_per: str | None = None
+    flags: list[str] = field(default_factory=list)
+
+    @property
+    def num_launches(self) -> int:
+        """Launches that hold this point."""
+        return len(self.rows)
+
+
+@dataclass(slots=True)
+class Series:
+    """The points of one case over world sizes, and the size they are compared with."""
+
+    case: str
+    label: str
+    baseline: int
+    points: list[Point]
+
+    @property
+    def row(self) -> Row:
+        """A row that stands for what all rows share: study, workload, scaling, precision."""
+        return self.points[0].rows[0]
+
+    @property
+    def base(self) -> Point:
+        """The point that every ratio of the series divides by."""
+        return next(p for p in self.points if p.world_size == self.baseline)
+
+
+def series_of(rows: Iterable[Row], baseline: int | None = None) -> list[Series]:
+    """Group rows into series with speed-up, efficiency and intervals.
+
+    Args:
+        rows: The tidy table.
+        baseline: World size to divide by; series without it keep their smallest size.
+
+    Raises:
+        ValueError: No series was measured at the baseline asked for.
+    """
+    grouped: dict[tuple[str, str], dict[int, list[Row]]] = {}
+    for row in rows:
+        sizes = grouped.setdefault((row.origin, row.case), {})
+        sizes.setdefault(row.world_size, []).append(row)
+    if baseline is not None and not any(baseline in sizes for sizes in grouped.values()):
+        known = sorted({size for sizes in grouped.values() for size in sizes})
+        raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
+    return [_series(case, sizes, baseline) for (_, case), sizes in grouped.items()]
+
+
+def _series(case: str, sizes: dict[int, list[Row]], baseline: int | None) -> Series:
+    points = [_point(size, sizes[size]) for size in sorted(sizes)]
+    base_size = baseline if baseline in sizes else points[0].world_size
+    series = Series(case, label(points[0].rows[0]), base_size or 1, points)
+    base = series.base
+    for point in points:
+        _relate(point, base)
+    return series
+
+
+def _point(world_size: int, rows: list[Row]) -> Point:
+    rates = [row.rate for row in rows]
+    steps = [row.step_s for row in rows if row.step_s is not None]
+    times = [row.time_s for row in rows if row.time_s is not None]
+    through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
+    point = Point(world_size, median(rates), rates, rows)
+    point.rate_interval = log_interval(rates)
+    if steps:
+        point.step_s, point.step_interval = median(steps), log_interval(steps)
+    if times:
+        point.time_s = median(times)
+    if through:
+        point.throughput_samples_per_s = median(through)
+    point.device_hours, point.device_hours_per = device_hours(point)
+    point.flags = list(dict.fromkeys(flag for row in rows for flag in row.flags))
+    return point
+
+
+def _relate(point: Point, base: Point) -> None:
+    """Fill in the ratios to the baseline; the baseline's own are 1, with no interval."""
+    if point is base:
+        point.time_ratio = 1.0 if _has_time_ratio(point, base) else None
+        return
+    factor = point.world_size / base.world_size
+    point.speedup = point.rate / base.rate
+    point.parallel_efficiency = point.speedup / factor
+    point.speedup_interval = ratio_interval(point.rates, base.rates)
+    if point.speedup_interval:
+        low, high = point.speedup_interval
+        point.efficiency_interval = (low / factor, high / factor)
+    if _has_time_ratio(point, base) and base.step_s and point.step_s:
+        point.time_ratio = base.step_s / point.step_s
+
+
+def _has_time_ratio(point: Point, base: Point) -> bool:
+    fixed_local = point.rows[0].scaling in ("weak", "fixed-epochs")
+    return fixed_local and point.step_s is not None and base.step_s is not None
+
+
+def device_hours(point: Point) -> tuple[float | None, str | None]:
+    """Return the cost of a point in device-hours, and what that cost buys."""
+    if point.time_s is not None:
+        return point.world_size * point.time_s / SECONDS_PER_HOUR, "run"
+    samples_per_s = point.throughput_samples_per_s
+    if samples_per_s is None or point.rows[0].study in WITHOUT_COST:
+        return None, None
+    hours = SAMPLES_PER_COST / samples_per_s / SECONDS_PER_HOUR
+    return point.world_size * hours, f"1e6 {point.rows[0].sample_unit or 'samples'}"
+
+
+def label(row: Row) -> str:
+    """Return a short name of a series: what varies, without what the page says anyway."""
+    if row.origin != "measured" or not row.factors:
+        return row.case
+    parts = [str(row.workload)]
+    parts += [f"{k}={v}" for k, v in row.factors.items() if v is not None and v != row.workload]
+    if "precision" not in row.factors and row.precision not in (None, "fp32"):
+        parts.append(str(row.precision))
+    return ", ".join(parts)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle of the values; of two middles, their mean."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def log_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % Student t interval of the geometric mean, or None for fewer than two."""
+    if len(values) < 2:
+        return None
+    mean, variance = _log_moments(values)
+    half = t_quantile(len(values) - 1) * math.sqrt(variance / len(values))
+    return math.exp(mean - half), math.exp(mean + half)
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
+    """Return Welch's 95 % interval of a ratio of geometric means, or None without repeats.
+
+    The degrees of freedom are Welch and Satterthwaite's, over the logarithms.
+    """
+    if min(len(above), len(below)) < 2:
+        return None
+    (mean_a, var_a), (mean_b, var_b) = _log_moments(above), _log_moments(below)
+    part_a, part_b = var_a / len(above), var_b / len(below)
+    if part_a + part_b == 0:
+        return math.exp(mean_a - mean_b), math.exp(mean_a - mean_b)
+    freedom = (part_a + part_b) ** 2 / (part_a**2 / (len(above) - 1) + part_b**2 / (len(below) - 1))
+    half = t_quantile(freedom) * math.sqrt(part_a + part_b)
+    return math.exp(mean_a - mean_b - half), math.exp(mean_a - mean_b + half)
+
+
+def _log_moments(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and unbiased variance of the logarithms."""
+    logs = [math.log(value) for value in values]
+    mean = math.fsum(logs) / len(logs)
+    return mean, math.fsum((x - mean) ** 2 for x in logs) / (len(logs) - 1)
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(freedom: float) -> float:
+    """Return the two-sided 95 % quantile of Student's t for a number of degrees of freedom."""
+    # scipy.stats takes seconds to import; the one function needed lives in scipy.special.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+
+
+def pooled_step_s(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Return min, max, mean and stddev of the step time over all rounds of all launches."""
+    known = [
+        (r.rounds, r.mean_step_s, r.stddev_step_s)
+        for r in rows
+        if r.rounds and r.mean_step_s is not None and r.stddev_step_s is not None
+    ]
+    lows = [r.min_step_s for r in rows if r.min_step_s is not None]
+    highs = [r.max_step_s for r in rows if r.max_step_s is not None]
+    total = sum(n for n, _, _ in known)
+    mean = sum(n * m for n, m, _ in known) / total if total else None
+    stddev = None
+    if mean is not None and total > 1:
+        squares = sum((n - 1) * s**2 + n * (m - mean) ** 2 for n, m, s in known)
+        stddev = math.sqrt(squares / (total - 1))
+    return {
+        "min_step_s": min(lows, default=None),
+        "max_step_s": max(highs, default=None),
+        "mean_step_s": mean,
+        "stddev_step_s": stddev,
+    }
+
+
+def table(series: Iterable[Series]) -> list[dict[str, Any]]:
+    """Return one flat record per point, as `--csv`, `--json` and the page's data give it."""
+    return [_record(one, point) for one in series for point in one.points]
+
+
+def _record(series: Series, point: Point) -> dict[str, Any]:
+    row = point.rows[0]
+    shared = ("origin", "study", "workload", "scaling", "precision", "local_batch", "global_batch")
+    memory = [r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes is not None]
+    imbalances = [r.imbalance for r in point.rows if r.imbalance is not None]
+    utilisation = [r.mfu for r in point.rows if r.mfu is not None]
+    scale = (point.throughput_samples_per_s or 0.0) / point.rate
+    known = point.throughput_samples_per_s is not None
+    low, high = point.rate_interval if known and point.rate_interval else (None, None)
+    return (
+        {"series": series.label, "case": series.case}
+        | {name: getattr(row, name) for name in shared}
+        | {"world_size": point.world_size, "num_nodes": row.num_nodes}
+        | {"num_launches": point.num_launches, "rounds": sum(r.rounds or 0 for r in point.rows)}
+        | {"step_s": point.step_s, **_bounds("step_s", point.step_interval)}
+        | pooled_step_s(point.rows)
+        | {"time_s": point.time_s, "sample_unit": row.sample_unit}
+        | {"samples_per_step": row.samples_per_step}
+        | {"throughput_samples_per_s": point.throughput_samples_per_s}
+        | {"throughput_low": low and low * scale, "throughput_high": high and high * scale}
+        | {"baseline_world_size": series.baseline, "speedup": point.speedup}
+        | _bounds("speedup", point.speedup_interval)
+        | {"parallel_efficiency": point.parallel_efficiency}
+        | _bounds("parallel_efficiency", point.efficiency_interval)
+        | {"time_ratio": point.time_ratio, "device_hours": point.device_hours}
+        | {"device_hours_per": point.device_hours_per, "mfu": median(utilisation) if utilisation
+           else None}
+        | {"peak_memory_bytes": max(memory, default=None)}
+        | {"imbalance": max(imbalances, default=None), "flags": point.flags}
+    )  # fmt: skip
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
