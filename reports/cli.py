@@ -76,7 +76,7 @@ def report(
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
     _write_page(results, series, threshold, target)
-    _print_points(series)
+    _print_points(results, series)
     click.echo(f"\nreport: {target}")
 
 
@@ -139,10 +139,10 @@ def _write_page(results: "Results", series: "list[Series]", threshold: float, ta
     write_text(target, html(page(results, series, threshold)))
 
 
-def _print_points(series: "list[Series]") -> None:
+def _print_points(results: "Results", series: "list[Series]") -> None:
     from reports.page import console_table
 
-    lines = console_table(series)
+    lines = console_table(results, series)
     for line in lines[: MAX_LINES + 1]:
         click.echo(line)
     if len(lines) > MAX_LINES + 1:

@@ -36,11 +36,11 @@ def flags(series: Sequence[Series]) -> Panel | None:
                 found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
     if not found:
         return None
-    rows = [[flag, str(len(where)), formats.listed(where, 4)] for flag, where in found.items()]
+    rows = [[flag, formats.listed(where, 4), str(len(where))] for flag, where in found.items()]
     made = panel("flags", "Flags")
     made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]
     made["tables"] = [table("Flags and the points they concern",
-                            ("Flag", "Points", "Where"), rows, 1, wide=(0, 2))]  # fmt: skip
+                            ("Flag", "Where", "Points"), rows, 2)]  # fmt: skip
     return made
 
 
@@ -74,12 +74,15 @@ def _launch_gaps(launch: Launch, results: Results) -> list[tuple[str, str]]:
 
 def _launches_not_run(results: Results) -> list[tuple[str, str, str]]:
     there = {launch.facts.get("launch", launch.name) for launch in results.launches}
+    missing: dict[object, list[str]] = {}
+    for planned in results.campaign.get("launches", []):
+        if planned.get("name") not in there:
+            missing.setdefault(planned.get("world_size"), []).append(str(planned.get("name")))
+    why = "the launch was planned and left no result"
     return [
-        (f"every case at world size {planned.get('world_size', formats.DASH)}",
-         "the launch was planned and left no result", str(planned.get("name")))
-        for planned in results.campaign.get("launches", [])
-        if planned.get("name") not in there
-    ]  # fmt: skip
+        (f"every case at world size {size}", why, formats.listed(names, 8))
+        for size, names in missing.items()
+    ]
 
 
 def not_measured(results: Results) -> Panel | None:
@@ -92,18 +95,17 @@ def not_measured(results: Results) -> Panel | None:
     if broken:
         made["lead"] = [
             f"{counted(len(broken), 'launch')} did not reach the end: {formats.listed(broken)}. "
-            "Their finished cases are in this report."
+            "What was finished is in this report."
         ]
     if lines:
         made["tables"] = [table("Cases and launches without a result",
-                                ("What", "Why", "Launches"), lines[:MAX_ROWS], 3,
-                                wide=(0, 1, 2))]  # fmt: skip
+                                ("What", "Why", "Launches"), lines[:MAX_ROWS], 3)]  # fmt: skip
     if len(lines) > MAX_ROWS:
         made["notes"] = [f"{len(lines) - MAX_ROWS} further lines are left out."]
     return made
 
 
-def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
+def method(series: Sequence[Series], threshold: float) -> Panel:
     """Return how the numbers came about, and what each of them means."""
     made = panel("method", "Method")
     measured = [one for one in series if one.row.origin == "measured" and one.row.factors]
@@ -117,8 +119,8 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
         "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
         "are Welch's and contain the baseline's uncertainty. The baseline's own ratio is 1 by "
         "definition and has none, and a point with one launch has none.",
-        f"The line at {threshold:.0%} marks the efficiency asked for. Device-hours are world "
-        "size times hours: of one run in tables of times, of a million samples elsewhere.",
+        f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
+        "times hours: of one run in tables of times, of a million samples elsewhere.",
     ]
     return made
 
@@ -161,24 +163,24 @@ def provenance(results: Results) -> Panel | None:
     if environment:
         rows = [[name, str(value)] for name, value in sorted(environment.items())]
         made["tables"].append(table(f"Environment of launch {_widest_name(known)}",
-                                    ("Variable", "Value"), rows, 2, wide=(1,)))  # fmt: skip
+                                    ("Variable", "Value"), rows, 2))  # fmt: skip
     return made
 
 
 def _launch_table(launches: list[Launch]) -> dict[str, Any]:
-    columns = ("Launch", "Campaign", "Started", "Host", "Ranks", "Nodes", "Repeat", "Cases", "End")
+    columns = ("Launch", "Campaign", "Started", "Host", "End", "Ranks", "Nodes", "Repeat", "Cases")
     rows = [
         [
             launch.name,
             *(_cell(launch.facts.get(key)) for key in ("campaign", "started")),
             _cell(launch.provenance.get("hostname")),
+            "complete" if launch.complete else "cut short",
             *(_cell(launch.facts.get(key)) for key in ("world_size", "num_nodes", "repeat")),
             str(launch.num_cases),
-            "complete" if launch.complete else "cut short",
         ]
         for launch in launches
     ]
-    return table("Launches", columns, rows[:MAX_ROWS], 4)
+    return table("Launches", columns, rows[:MAX_ROWS], 5)
 
 
 def _fact_table(launches: list[Launch]) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def _fact_table(launches: list[Launch]) -> dict[str, Any]:
             f"{value} ({formats.listed(who, 4)})" for value, who in values.items()
         ]  # fmt: skip
         rows.append([name, "; ".join(cells)])
-    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, wide=(1,))
+    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2)
 
 
 def _widest_name(launches: list[Launch]) -> str:

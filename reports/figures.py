@@ -6,6 +6,7 @@ variables, which lets the page recolour its figures in dark mode and in print.
 """
 
 import io
+import math
 import re
 from html import escape
 from typing import Any
@@ -24,10 +25,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#22282f"
 FAINT = "#8a939c"
 GRID = "#dfe3e7"
-WIDTH_IN = 6.2
-HEIGHT_IN = 3.5
+WIDTH_IN = 5.4
+HEIGHT_IN = 3.1
 # Two points are a difference, not a trend: they are not joined.
 MIN_JOINED = 3
+MAX_TICKS = 10
 
 VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_COLOURS)} | {
     INK: f"var(--ink, {INK})",
@@ -35,11 +37,13 @@ VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_
     GRID: f"var(--grid, {GRID})",
 }
 
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lockstep",
     "font.family": "DejaVu Sans",
-    "font.size": 9.0,
+    "font.size": 10.0,
+    # A dollar sign in someone's case name is no formula.
+    "text.parse_math": False,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
@@ -53,7 +57,7 @@ STYLE = {
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.5,
 }
 
 
@@ -64,10 +68,7 @@ def draw(spec: dict[str, Any]) -> str:
         spec: A description as `reports.panels` makes it, of kind curve or category.
     """
     with mpl.rc_context(STYLE):
-        if spec["kind"] == "curve":
-            figure = _curves(spec)
-        else:
-            figure = _categories(spec)
+        figure = _curves(spec) if spec["kind"] == "curve" else _categories(spec)
         return _svg(figure, spec)
 
 
@@ -82,9 +83,9 @@ def _figure(height_in: float) -> tuple[Figure, Axes]:
 
 def _curves(spec: dict[str, Any]) -> Figure:
     figure, axes = _figure(HEIGHT_IN + 0.19 * len(spec["series"]))
-    axes.set_xscale("log", base=spec["xlog"])
+    axes.set_xscale("log", base=2)
     if spec["ylog"]:
-        axes.set_yscale("log", base=2 if spec["xlog"] == 2 else 10)
+        axes.set_yscale("log")
     for index, series in enumerate(spec["series"]):
         _one_curve(axes, series, index)
     _limits(axes, spec)
@@ -121,6 +122,8 @@ def _limits(axes: Axes, spec: dict[str, Any]) -> None:
     xs = [x for series in spec["series"] for x in series["x"]]
     axes.set_xlim(min(xs) / 1.25, max(xs) * 1.25)
     if spec["ylog"]:
+        ticks = _log_ticks(*axes.get_ylim())
+        axes.set_yticks(ticks, [formats.trimmed(tick) for tick in ticks])
         return
     tops = [y for s in spec["series"] for y in (*s["y"], *(d[1] for d in s["dots"]))]
     tops += [interval[1] for s in spec["series"] for interval in s["intervals"] if interval]
@@ -128,10 +131,26 @@ def _limits(axes: Axes, spec: dict[str, Any]) -> None:
     axes.set_ylim(0, 1.08 * max(tops))
 
 
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round values inside a logarithmic axis, at least three where there are so many."""
+    ticks: list[float] = []
+    for steps in (
+        (1,),
+        (1, 2, 5),
+        (1, 1.5, 2, 3, 4, 5, 6, 8),
+        tuple(i / 10 for i in range(10, 100)),
+    ):
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
+        if len(ticks) >= MIN_JOINED:
+            break
+    return ticks
+
+
 def _reference_line(axes: Axes, y: float, label: str) -> None:
     axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.annotate(
-        label, (1, y), xycoords=("axes fraction", "data"), xytext=(-2, 2), fontsize=8,
+        label, (1, y), xycoords=("axes fraction", "data"), xytext=(-2, 2), fontsize=9,
         textcoords="offset points", ha="right", va="bottom", color=FAINT,
     )  # fmt: skip
 
@@ -139,12 +158,13 @@ def _reference_line(axes: Axes, y: float, label: str) -> None:
 def _axes_text(axes: Axes, spec: dict[str, Any]) -> None:
     axes.set_xlabel(spec["xlabel"])
     axes.set_ylabel(spec["ylabel"])
-    if spec["ticks"]:
-        axes.set_xticks(spec["ticks"], [str(size) for size in spec["ticks"]])
-        axes.xaxis.set_minor_locator(NullLocator())
+    ticks = spec["ticks"][:: math.ceil(len(spec["ticks"]) / MAX_TICKS)]
+    name = formats.size_of if spec.get("size_ticks") else str
+    axes.set_xticks(ticks, [name(size) for size in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
     if spec.get("percent"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
-    else:
+    elif not spec["ylog"]:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.trimmed(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(visible=False, axis="x")

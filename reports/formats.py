@@ -55,6 +55,17 @@ def ratio_span(interval: tuple[float, float] | None) -> str:
     return DASH if interval is None else f"{ratio(interval[0])} to {ratio(interval[1])}"
 
 
+def duration(seconds: float | None) -> str:
+    """Return a time in the unit people would say it in."""
+    if seconds is None:
+        return DASH
+    for size, unit in ((7200.0, "h"), (120.0, "min"), (0.1, "s")):
+        if seconds >= size:
+            per = {"h": 3600.0, "min": 60.0, "s": 1.0}[unit]
+            return f"{trimmed(seconds / per)} {unit}"
+    return f"{trimmed(seconds * 1e3)} ms"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"

@@ -186,7 +186,7 @@ def _plain_row(
     metric, unit = cells["metric"].lower(), cells["unit"]
     scaling = _scaling(cells.get("scaling", ""))
     size, value = _count(cells["n"], "n"), _positive(cells["value"], "value")
-    row = {
+    row: dict[str, Any] = {
         "launch": f"line {number}",
         # Where n counts workers or processors, a cost in device hours means nothing.
         "study": "other" if "instead of" in cells.get("scaling", "") else "imported",

@@ -6,9 +6,11 @@ Rows are plain records and the statistics are taken over numpy blocks: ten thous
 in well under a second, which per-row data frames would not allow.
 """
 
+import gc
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -123,6 +125,19 @@ _FIELDS = fields(Row)
 _ROW_KEYS = frozenset(f.name for f in _FIELDS)
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cycle collector off: it would walk the growing, acyclic JSON again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def load(paths: Iterable[Path]) -> Results:
     """Read result folders and files.
 

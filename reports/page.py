@@ -10,7 +10,7 @@ from typing import Any
 
 from reports import facts, formats, panels
 from reports.formats import counted, number, percent, percent_span, ratio
-from reports.load import Results
+from reports.load import OTHER, Results
 from reports.scaling import Point, Series, table
 
 # Data beyond this size stays out of the page; --json prints it.
@@ -38,7 +38,7 @@ def page(results: Results, series: Sequence[Series], threshold: float) -> dict[s
     around = (
         facts.flags(series),
         facts.not_measured(results),
-        facts.method(results, series, threshold),
+        facts.method(series, threshold),
         facts.provenance(results),
     )
     return {
@@ -113,13 +113,15 @@ def _verdicts(series: Sequence[Series], threshold: float) -> list[str]:
         chosen = [s for s in series if s.row.study == wanted and s.row.origin == "measured"]
         sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
     for origin, title in (("cited", "Cited"), ("target", "Target")):
-        chosen = [s for s in series if s.row.origin == origin and len(s.points) > 1]
+        chosen = [s for s in series if s.row.origin == origin and s.row.study != OTHER]
+        chosen = [one for one in chosen if len(one.points) > 1]
         sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
     return sentences
 
 
 def _verdict(series: Series, threshold: float) -> str:
-    noun = "rank" if series.row.origin == "measured" else "device"
+    measured = series.row.origin == "measured"
+    noun, verb = ("rank", "measured") if measured else ("device", "stated")
     largest = series.points[-1]
     if largest.world_size == series.baseline:
         return f"{series.label}: no size above the baseline, {panels.baseline_text(series)}."
@@ -128,18 +130,22 @@ def _verdict(series: Series, threshold: float) -> str:
     if not good:
         best = max(above, key=lambda p: p.parallel_efficiency)
         return (
-            f"{series.label}: no size reaches {threshold:.0%} efficiency; the best is "
+            f"{series.label}: no size reaches {_goal(threshold)} efficiency; the best is "
             f"{_achieved(best)} on {counted(best.world_size, noun)}, relative to "
             f"{panels.baseline_text(series)}."
         )
     best = good[-1]
     unsure = best.efficiency_interval and best.efficiency_interval[0] < threshold
     return (
-        f"{series.label}: {counted(best.world_size, noun)} is the largest size measured at "
-        f"{threshold:.0%} efficiency or more: {_achieved(best)}, {ratio(best.speedup)} times "
-        f"{panels.baseline_text(series)}"
-        + (f"; its interval reaches below {threshold:.0%}." if unsure else ".")
+        f"{series.label}: the largest size {verb} at {_goal(threshold)} efficiency or more is "
+        f"{counted(best.world_size, noun)}, with {_achieved(best)} and {ratio(best.speedup)} times "
+        f"the rate of {panels.baseline_text(series)}"
+        + (f"; its interval reaches below {_goal(threshold)}." if unsure else ".")
     )
+
+
+def _goal(threshold: float) -> str:
+    return f"{100 * threshold:.0f} %"
 
 
 def _achieved(point: Point) -> str:
@@ -196,7 +202,7 @@ def _next_measurement(measured: Sequence[Series], threshold: float) -> str:
             f"Measure more than {size} ranks: {ends[0].label} is still at "
             f"{percent(ends[0].points[-1].parallel_efficiency)} % there."
         )
-    return f"Use the sizes named above: every larger one falls below {threshold:.0%} efficiency."
+    return f"Use the sizes named above: every larger one falls below {_goal(threshold)} efficiency."
 
 
 def _data(series: Sequence[Series]) -> dict[str, Any] | None:
@@ -205,14 +211,15 @@ def _data(series: Sequence[Series]) -> dict[str, Any] | None:
     return data if small else None
 
 
-def console_table(series: Sequence[Series]) -> list[str]:
+def console_table(results: Results, series: Sequence[Series]) -> list[str]:
     """Return the points of the scaling series as aligned lines, a header first."""
     shown = [
         one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
     ] or list(series)
     weak_view = any(one.row.scaling == "fixed-epochs" and one.base.time_ratio for one in shown)
     times = any(point.time_s is not None for one in shown for point in one.points)
-    header = ["series", "n", "speed-up", "efficiency", "GPU-hours", "throughput", "step time"]
+    hours = "rank-hours" if facts.on_cpus(results) else "GPU-hours"
+    header = ["series", "n", "speed-up", "efficiency", hours, "throughput", "step time"]
     header += ["time"] if times else []
     header += ["weak view"] if weak_view else []
     rows = [header]
@@ -242,6 +249,6 @@ def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> 
         formats.DASH if through is None else f"{number(through)} {row.sample_unit}/s",
         formats.DASH if point.step_s is None else f"{number(point.step_s * 1e3)} ms",
     ]
-    cells += [formats.DASH if point.time_s is None else f"{number(point.time_s)} s"] * times
+    cells += [formats.duration(point.time_s)] * times
     fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
     return cells + [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view

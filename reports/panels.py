@@ -97,10 +97,16 @@ def table(
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
     return {
         "caption": caption,
-        "columns": [{"label": columns[i], "text": i < texts} for i in kept],
+        "columns": [_column(columns[i], i < texts) for i in kept],
         "rows": [[row[i] for i in kept] for row in rows],
         **more,
     }
+
+
+def _column(name: str, text: bool) -> dict[str, Any]:
+    """Part a column's name from its unit, which stands in brackets behind it."""
+    label, _, unit = name.partition(" (")
+    return {"label": label, "unit": unit.rstrip(")"), "text": text}
 
 
 # Strong and weak scaling
@@ -111,8 +117,7 @@ def _scaling(study: str, series: list[Series], threshold: float, hours: str) -> 
     lead = (
         "The global batch is fixed, so each rank's share of it shrinks as ranks are added."
         if strong
-        else "The local batch is fixed, so the work grows with the ranks and the time of a step "
-        "should not."
+        else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
     )
     drawn = [one for one in series if len(one.points) > 1]
     first = _throughput_figure(drawn) if strong else _step_figure(drawn)
@@ -143,10 +148,19 @@ def baseline_text(series: Series) -> str:
     return f"{counted(base.world_size, noun)} at {_absolute(base)}"
 
 
+def _repeat_text(series: Series) -> str:
+    """Say why intervals are missing."""
+    if all(point.num_launches == 1 for point in series.points):
+        return " No repeat: no interval."
+    if series.base.num_launches == 1:
+        return " The baseline has no repeat: no interval of ratios."
+    return ""
+
+
 def _absolute(point: Point) -> str:
     row = point.rows[0]
     if point.time_s is not None:
-        return f"{number(point.time_s)} s a run"
+        return f"{formats.duration(point.time_s)} a run"
     if point.throughput_samples_per_s is not None:
         return f"{number(point.throughput_samples_per_s)} {row.sample_unit}/s"
     if point.step_s is not None:
@@ -162,30 +176,32 @@ def _batch_text(series: Series) -> str:
 
 
 def _scaling_table(series: Series, hours: str) -> Table:
-    unit = series.row.sample_unit
+    unit, strong = series.row.sample_unit, series.row.study == "strong"
     columns = (
-        "Ranks", "Nodes", "Local batch", "Global batch", "Launches", "Step time (ms)",
+        "Ranks", "Nodes", "Local batch" if strong else "Global batch", "Launches",
+        "Step time (ms)",
         "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
-        "95 % interval (%)", "Time ratio", f"{hours} per 10\u2076 {unit}", "MFU (%)",
+        "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})", "MFU (%)",
         "Peak memory (GB)", "Imbalance", "Flags",
     )  # fmt: skip
     row = series.row
     caption = f"{series.label} ({row.precision or 'no arithmetic'}{_batch_text(series)})"
-    note = f"Ratios are relative to {baseline_text(series)}."
-    if all(point.num_launches == 1 for point in series.points):
-        note += " No repeat: no interval."
-    return table(caption, columns, [_scaling_row(p) for p in series.points], note=note)
+    note = f"Ratios are relative to {baseline_text(series)}.{_repeat_text(series)}"
+    rows = [_scaling_row(point, strong) for point in series.points]
+    if {row.num_nodes for point in series.points for row in point.rows} == {1}:
+        rows = [[row[0], "", *row[2:]] for row in rows]
+    return table(caption, columns, rows, note=note)
 
 
-def _scaling_row(point: Point) -> list[str]:
+def _scaling_row(point: Point, strong: bool) -> list[str]:
     row = point.rows[0]
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
     mfus = [r.mfu for r in point.rows if r.mfu is not None]
     imbalance = [r.imbalance for r in point.rows if r.imbalance is not None]
     scale = MILLI if point.step_s is not None else 1.0
     return [
-        str(point.world_size), _text(row.num_nodes), _text(row.local_batch),
-        _text(row.global_batch), str(point.num_launches),
+        str(point.world_size), _text(row.num_nodes),
+        _text(row.local_batch if strong else row.global_batch), str(point.num_launches),
         number(None if point.step_s is None else point.step_s * MILLI),
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
         ratio(point.speedup), percent(point.parallel_efficiency),
@@ -220,15 +236,19 @@ def _curve(
     }
 
 
+def _pairs(curve: dict[str, Any]) -> list[tuple[float, float]]:
+    return list(zip(curve["x"], curve["y"], strict=True))
+
+
 def _figure(key: str, title: str, ylabel: str, curves: list[dict[str, Any]], **more: Any) -> Figure:
     sizes = sorted({x for curve in curves for x in curve["x"]})
     described = "; ".join(
-        f"{c['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in zip(c["x"], c["y"], strict=True))
-        for c in curves
-    )  # fmt: skip
+        f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
+        for curve in curves
+    )
     return {
         "kind": "curve", "id": key, "title": title, "xlabel": "Ranks", "ylabel": ylabel,
-        "xlog": 2, "ylog": False, "ticks": sizes, "series": curves, "lines": [],
+        "ylog": False, "ticks": sizes, "series": curves, "lines": [],
         "desc": f"{ylabel} against ranks. {described}.",
     } | more  # fmt: skip
 
@@ -286,7 +306,7 @@ def _efficiency_figure(study: str, series: list[Series], threshold: float) -> Fi
         curves.append(
             _curve(one, lambda p: p.parallel_efficiency, lambda p: p.efficiency_interval, repeats)
         )
-    lines = [{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{threshold:.0%}"}]
+    lines = [{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}]
     title = f"{TITLES.get(study, 'Imported tables')}: parallel efficiency"
     return _figure(
         f"{study}-efficiency", title, "Parallel efficiency (%)", curves, lines=lines, percent=True
@@ -402,26 +422,39 @@ def _buckets(point: Point) -> str:
 
 
 def _equal_buckets(groups: list[tuple[Key, Cases]]) -> list[str]:
-    notes = []
+    """Name the caps that gave equal buckets: a difference between them is noise."""
+    found: dict[tuple[str, str], list[int]] = {}
     for (workload, world_size, _), cases in groups:
         same: dict[str, list[str]] = {}
         for one, point in cases:
             real = point.rows[0].details.get("bucket_bytes")
             if real:
                 same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
-        notes += [
-            f"{workload} on {counted(world_size, 'rank')}: bucket_cap_mb {formats.listed(caps)} "
-            "gave the same buckets, so a difference between them is noise."
-            for caps in same.values()
-            if len(caps) > 1
-        ]
-    return notes
+        for caps in same.values():
+            if len(caps) > 1:
+                found.setdefault((workload, formats.listed(caps)), []).append(world_size)
+    return [
+        f"{workload}: bucket_cap_mb {caps} gave the same buckets at world size "
+        f"{formats.listed(sizes)}, so a difference between them is noise."
+        for (workload, caps), sizes in found.items()
+    ]
+
+
+def _independent(names: list[str], cases: Cases) -> list[str]:
+    """Return the factors that no factor before them already determines."""
+    kept: list[str] = []
+    for name in names:
+        values = [str(one.row.factors.get(name)) for one, _ in cases]
+        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
+        if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
+            kept.append(name)
+    return kept
 
 
 def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> Figure:
-    names = _varied(cases)
+    names = _independent(_varied(cases), cases)
     unit = cases[0][0].row.sample_unit
-    items = [
+    items: list[dict[str, Any]] = [
         {
             "label": ", ".join(str(one.row.factors.get(name)) for name in names) or one.label,
             "value": point.rate,
@@ -501,7 +534,7 @@ def _message_bytes(point: Point) -> float:
     return float(given or row.samples_per_step or 0)
 
 
-def _bandwidths(workload: str, point: Point) -> tuple[float | None, float | None]:
+def _bandwidths(point: Point) -> tuple[float | None, float | None]:
     """Return (algbw, busbw) in GB/s: the medians over launches of what the case recorded."""
     found = []
     for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
@@ -522,7 +555,7 @@ def _collective_table(workload: str, world_size: int, points: list[tuple[float, 
         [
             formats.size_of(size), str(point.num_launches),
             number(None if point.step_s is None else point.step_s * MICRO),
-            span(point.step_interval, MICRO), *map(number, _bandwidths(workload, point)),
+            span(point.step_interval, MICRO), *map(number, _bandwidths(point)),
             str(len(point.flags)) if point.flags else "",
         ]
         for size, point in points
@@ -533,7 +566,7 @@ def _collective_table(workload: str, world_size: int, points: list[tuple[float, 
 def _bandwidth_figure(groups: dict[tuple[str, int], list[tuple[float, Point]]]) -> Figure:
     curves, bus = [], True
     for (workload, world_size), points in list(groups.items())[:MAX_CURVES]:
-        pairs = [(size, _bandwidths(workload, point)) for size, point in points]
+        pairs = [(size, _bandwidths(point)) for size, point in points]
         known = all(busbw is not None for _, (_, busbw) in pairs)
         bus = bus and known
         label = f"{workload}, {counted(world_size, 'rank')}" + ("" if known else " (algbw)")
@@ -544,7 +577,7 @@ def _bandwidth_figure(groups: dict[tuple[str, int], list[tuple[float, Point]]]) 
         })  # fmt: skip
     ylabel = "busbw (GB/s)" if bus else "Bandwidth (GB/s)"
     figure = _figure("collective-bandwidth", "Collectives: bandwidth", ylabel, curves, ylog=True)
-    figure |= {"xlabel": "Message size (bytes)", "ticks": [], "xlog": 10}
+    figure |= {"xlabel": "Message size", "size_ticks": True}
     figure["desc"] = figure["desc"].replace("against ranks", "against message size in bytes")
     return figure
 
@@ -597,7 +630,7 @@ def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
     per = TIME_UNITS.get(unit, 1.0)
     sample = series.row.sample_unit or "samples"
     fixed = series.row.scaling == "fixed-epochs"
-    cost = "GPU-hours" if series.base.time_s else f"GPU-hours per 10\u2076 {sample}"
+    cost = "GPU-hours" if series.base.time_s else f"GPU-hours (per 10\u2076 {sample})"
     relative = series.base.throughput_samples_per_s is None and series.base.time_s is None
     columns = (
         "n", "Global batch", "Rows", f"Time ({unit})", "Step time (ms)",
@@ -607,6 +640,7 @@ def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
     )  # fmt: skip
     rows = [_imported_row(p, per, fixed, relative) for p in series.points]
     said = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
+    said += [_repeat_text(series).strip()] if len(series.points) > 1 else []
     said += [f"Source: {facts['source']}."] if facts.get("source") else []
     said += [f"Note: {note}." for note in facts.get("notes", [])[:2]]
     return table(series.label, columns, rows, note=" ".join(said), origin=series.row.origin)
