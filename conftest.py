@@ -4,14 +4,14 @@ Only sessions that collect a measured case join a world; the unit tests do not n
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import session, sizes, world
+from bench import session, sizes
 from bench.record import KEY, STUDIES
 
 SETTINGS = pytest.StashKey[session.Settings]()
@@ -126,7 +126,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     launch = item.config.stash.get(SESSION, None)
     ends_case = call.when == "call" or (call.when == "setup" and report.outcome != "passed")
@@ -138,25 +140,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
     """Give the case the outcome that holds on all ranks, and keep it."""
     own = report.outcome
-    outcome, reason = launch.verdict(own, _reason(report))
-    report.outcome = outcome
-    benchmark = getattr(item, "funcargs", {}).get("benchmark")
-    if outcome == "passed":
-        if benchmark.stats:
-            launch.keep("case", item.nodeid, benchmark=benchmark.stats.as_dict())
-    elif outcome == "skipped":
+    report.outcome, reason = launch.verdict(own, _reason(report))
+    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    if report.outcome == "skipped":
         launch.keep("skip", item.nodeid, reason=reason)
-    else:
-        report.longrepr = (
-            reason if own != "failed" or launch.world.world_size > 1 else report.longrepr
-        )
+    elif report.outcome == "failed":
         launch.keep("fail", item.nodeid, reason=reason)
-        if benchmark is not None and benchmark.stats:
-            # pytest-benchmark would show the timings of a case that failed elsewhere.
-            benchmark.has_error = True
-            benchmark.stats.stats.data.clear()
+        _drop_timings(benchmark)
+        if launch.world.world_size > 1 or own == "passed":
+            report.longrepr = reason
         if launch.world.world_size > 1:
             item.session.shouldstop = "a case failed: the ranks may be out of step"
+    elif benchmark.stats:
+        launch.keep("case", item.nodeid, benchmark=benchmark.stats.as_dict())
+
+
+def _drop_timings(benchmark: Any) -> None:
+    # pytest-benchmark would show the timings of a case that failed after them, or elsewhere.
+    if benchmark is not None and benchmark.stats:
+        benchmark.has_error = True
+        benchmark.stats.stats.data.clear()
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -247,7 +250,7 @@ def _journal_path(option: Any) -> Path | None:
     if option.benchmark_disable:
         return None
     if option.journal:
-        return option.journal
+        return Path(option.journal)
     if option.benchmark_json:
         return Path(option.benchmark_json).with_suffix(".journal.jsonl")
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -256,7 +259,7 @@ def _journal_path(option: Any) -> Path | None:
 
 def _document(config: pytest.Config) -> dict[str, Any]:
     """Return the head of pytest-benchmark's JSON, as its own hooks make it."""
-    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
     commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
     from pytest_benchmark import __version__
 

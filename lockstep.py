@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
             return None
         module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101
+        assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -174,7 +174,7 @@ def _check(campaign: Campaign, path: Path) -> None:
         if "strong" in campaign.studies:
             for world_size in campaign.world_sizes:
                 sizes.check_global_batch(campaign.measured_size().global_batch, world_size)
-        if campaign.workload not in (None, *workloads.TABLE):
+        if campaign.workload is not None and campaign.workload not in workloads.TABLE:
             workloads.make(campaign.workload)  # loads torch, so only for what the table lacks
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

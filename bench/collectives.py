@@ -24,39 +24,32 @@ class Collective:
     Attributes:
         call: Runs it; takes the whole buffer (S bytes) and this rank's part of it.
         result: Which of the two buffers holds the result: "whole" or "part".
-        expected: The value of every element of the result, if rank r put in r + 1: of rank r's
-            own part for all-gather. Takes the rank and the world size.
+        expected: Given that rank r puts in r + 1: "sum" of all ranks, "root" for rank 0's value,
+            "ranks" for every rank's in turn.
         root_only: Whether only rank 0 is given the result.
     """
 
     call: "Callable[[torch.Tensor, torch.Tensor], object]"
     result: str
-    expected: Callable[[int, int], "list[float]"]
+    expected: str
     root_only: bool = False
 
-
-def _sum(rank: int, world_size: int) -> list[float]:
-    return [world_size * (world_size + 1) / 2]
+    def expected_values(self, world_size: int) -> list[float]:
+        """Return the values of the result's equal stretches."""
+        given = [float(rank + 1) for rank in range(world_size)]
+        return {"sum": [sum(given)], "root": given[:1], "ranks": given}[self.expected]
 
 
 def _table() -> dict[str, Collective]:
     from torch import distributed as dist
 
     return {
-        "all_reduce": Collective(lambda whole, part: dist.all_reduce(whole), "whole", _sum),
-        "broadcast": Collective(
-            lambda whole, part: dist.broadcast(whole, 0), "whole", lambda rank, n: [1.0]
-        ),
-        "reduce": Collective(
-            lambda whole, part: dist.reduce(whole, 0), "whole", _sum, root_only=True
-        ),
-        "all_gather": Collective(
-            lambda whole, part: dist.all_gather_into_tensor(whole, part),
-            "whole",
-            lambda rank, n: [float(r + 1) for r in range(n)],
-        ),
+        "all_reduce": Collective(lambda whole, _: dist.all_reduce(whole), "whole", "sum"),
+        "broadcast": Collective(lambda whole, _: dist.broadcast(whole, 0), "whole", "root"),
+        "reduce": Collective(lambda whole, _: dist.reduce(whole, 0), "whole", "sum", True),
+        "all_gather": Collective(dist.all_gather_into_tensor, "whole", "ranks"),
         "reduce_scatter": Collective(
-            lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", _sum
+            lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", "sum"
         ),
     }
 
@@ -115,7 +108,7 @@ def _check(
     if chosen.root_only and rank != 0:
         return
     found = (whole if chosen.result == "whole" else part).view(-1)
-    expected = found.new_tensor(chosen.expected(rank, n))
+    expected = found.new_tensor(chosen.expected_values(n))
     if not bool((found.view(len(expected), -1) == expected[:, None]).all()):
         raise RuntimeError(
             f"{harness.case}: rank {rank} holds a wrong result, expected {expected.tolist()}"

@@ -155,7 +155,7 @@ class Ladder:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": str(self.campaign.threads_per_rank)},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509, sets one flag, takes no lock
+                preexec_fn=_die_with_parent,
             )
             try:
                 self._wait(process, launch, on_progress)

@@ -1,5 +1,6 @@
 """Peak memory of one case: of the device on a GPU, resident in the process on a CPU."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,10 @@ def reset_peak(device: "torch.device") -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    # Where /proc is read-only, the reading is the process's own peak.
+    with contextlib.suppress(OSError):
         # 5 resets the peak resident size (proc_pid_clear_refs(5)).
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        pass  # read-only /proc: the reading below is then the process's own peak
 
 
 def peak_bytes(device: "torch.device") -> int | None:

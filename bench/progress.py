@@ -5,6 +5,7 @@ Where the output is no terminal, one plain line per launch.
 
 from statistics import median
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,7 +45,7 @@ class View:
         self._done = 0
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
             self._draw()

@@ -139,7 +139,7 @@ def torch_facts() -> dict[str, Any]:
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn_version(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn": _cudnn_version(torch.backends.cudnn.version()),
         "nccl": _nccl_version(),
         "backend": torch.distributed.get_backend() if distributed else None,
         "threads_per_rank": torch.get_num_threads(),
@@ -313,7 +313,7 @@ def _nccl_version() -> str | None:
     import torch
 
     try:
-        parts = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        parts = torch.cuda.nccl.version()
     except (AttributeError, RuntimeError):
         return None
     return ".".join(str(part) for part in parts)

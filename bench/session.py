@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -21,6 +21,8 @@ from bench.timing import ReplayClock
 
 if TYPE_CHECKING:
     from bench.sizes import Size
+
+Outcome = Literal["passed", "failed", "skipped"]
 
 EXIT_USAGE = 4
 EXIT_OUT_OF_STEP = 76
@@ -124,7 +126,7 @@ class LaunchSession:
                 returncode=EXIT_OUT_OF_STEP,
             )
 
-    def verdict(self, outcome: str, reason: str) -> tuple[str, str]:
+    def verdict(self, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
         """Return the outcome of a case that holds on all ranks, and its reason.
 
         Args:
@@ -202,7 +204,9 @@ class LaunchSession:
     def _gather_provenance(self) -> None:
         own = provenance.rank_facts(self.world.rank, self.world.local_rank, self.world.device)
         ranks = self.control.exchange("provenance", own)
-        launch = provenance.launch_facts(self.settings.seed, sys.argv)
+        # Rank 0's view of the software stands for all; hashing the image once is enough.
+        launch = provenance.launch_facts(self.settings.seed, sys.argv) if self.is_voice else {}
+        launch = self.control.exchange("software", launch)[0]
         self.provenance = provenance.launch_provenance(launch, ranks) | {
             "backend": self.world.backend,
             "threads_per_rank": self.world.threads_per_rank,
@@ -271,7 +275,6 @@ def join(settings: Settings) -> LaunchSession:
     joined = world.join(
         settings.timeout_s, device=settings.device, threads_per_rank=settings.threads_per_rank
     )
-    assert joined.store is not None
     control = Control(joined.store, joined.rank, joined.world_size, settings.timeout_s)
     return LaunchSession(settings, joined, control, ReplayClock())
 

@@ -187,8 +187,8 @@ def _accumulation(size: Size) -> list[Row]:
 
 
 def _loader(size: Size) -> list[Row]:
-    plain = {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
-    piped = {"pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
+    plain: Row = {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
+    piped: Row = {"pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
     most = max(size.num_workers)
     settings = [("tensor", n, plain) for n in size.num_workers]
     settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]

@@ -22,7 +22,6 @@ def time_rounds(
     world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
 ) -> list[float]:
     """Return this rank's seconds per round, shape (num_rounds,)."""
-    assert world.device is not None
     clock = _event_round if world.device.type == "cuda" else _host_round
     with _no_garbage_collection():
         return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
@@ -39,7 +38,6 @@ def synchronise(device: "torch.device") -> None:
 def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:
     from torch import distributed
 
-    assert world.device is not None
     if world.world_size > 1:
         distributed.barrier(
             device_ids=[world.device.index] if world.device.type == "cuda" else None

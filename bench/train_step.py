@@ -246,7 +246,7 @@ def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     Before that they are the initial guess, one bucket of everything.
     """
     # DDP says this nowhere else.
-    facts = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    facts = ddp._get_ddp_logging_data()  # noqa: SLF001
     sizes = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
     return [int(size) for size in str(sizes).split(",") if size.strip()]
 

@@ -72,7 +72,7 @@ def measure_training(
         global_batch=items,
         sample_unit=model.sample_unit,
         samples_per_step=items * model.samples_per_item,
-        flop_per_sample=flop_per_item(model) / model.samples_per_item,
+        flop_per_sample=_flop_per_sample(model),
         peak_flop_per_s=_peak(harness.device, precision),
         checks=checks,
         details=_details(step),
@@ -132,6 +132,11 @@ def _details(step: "TrainStep") -> dict[str, Any]:
     from bench.train_step import bucket_bytes, gradient_bytes
 
     return {"bucket_bytes": bucket_bytes(step.ddp), "gradient_bytes": gradient_bytes(step.ddp)}
+
+
+def _flop_per_sample(model: "Workload") -> float | None:
+    flop = flop_per_item(model)
+    return None if flop is None else flop / model.samples_per_item
 
 
 def _peak(device: "torch.device", precision: str) -> float | None:

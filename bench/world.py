@@ -44,14 +44,14 @@ class Placement:
         return -(-self.world_size // self.ranks_per_node)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class World(Placement):
     """A rank that has joined: its device, its share of the cores, its process group."""
 
-    device: "torch.device | None" = None
-    backend: str = ""
-    threads_per_rank: int = 1
-    store: "Store | None" = None
+    device: "torch.device"
+    backend: str
+    threads_per_rank: int
+    store: "Store"
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:

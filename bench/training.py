@@ -1,0 +1,444 @@
+"""The trainer: whole epochs of data-parallel training whose result can be trusted.
+
+`python -m bench.training CONFIG.json` is one rank, started by torchrun, srun, or alone. Rank 0
+writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (one row per epoch), `final.csv`
+(one row for the run), `summary.json` (both, the configuration and the loss of every update) and
+`checkpoint.pt`.
+
+Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
+differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
+"""
+
+import csv
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from bench import data, memory, provenance, workloads, world
+from bench.train_step import StepConfig, TrainStep, parameter_checksum, unsupported_anywhere
+from bench.training_plan import (
+    TRAJECTORY,
+    Batch,
+    EpochRow,
+    TrainConfig,
+    final_row,
+    lr_factor,
+    plan_epoch,
+    scaled_lr,
+    validation_indices,
+)
+from bench.workloads import Workload
+
+SUMMARY_SCHEMA = 1
+T = TypeVar("T")
+
+
+def run(config: TrainConfig) -> dict[str, Any]:
+    """Train as one rank of the launch this process belongs to; return the summary.
+
+    Raises:
+        ValueError: The configuration cannot be trained at this world size.
+        RuntimeError: A device, the data or the other ranks failed.
+    """
+    joined = world.join(
+        config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
+    )
+    try:
+        return Trainer(config, joined).train()
+    finally:
+        world.leave()
+
+
+class Trainer:
+    """One rank of a training run.
+
+    Args:
+        config: What to train.
+        joined: The process group this rank is in.
+
+    Raises:
+        ValueError: The configuration cannot be trained, or the run exists and is not resumed.
+        RuntimeError: The hardware lacks the precision, or the data is not to be had.
+    """
+
+    def __init__(self, config: TrainConfig, joined: world.World) -> None:
+        self.config = config
+        self.world = joined
+        self.device = joined.device or torch.device("cpu")
+        self.batch = Batch.of(config, joined.world_size)
+        state = _read_checkpoint(config, self.batch)
+        seed_everything(config.seed)
+        self.workload = workloads.make(config.workload)
+        self.splits = data.load(
+            config.data,
+            Path(config.data_root),
+            self.workload,
+            config.augment,
+            config.num_synthetic,
+        )
+        self.plan = plan_epoch(
+            len(self.splits.train),  # type: ignore[arg-type]
+            joined.world_size,
+            self.batch.local_batch,
+        )
+        self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
+        self.score = Score(self.workload)
+        self.step = self._make_step()
+        self.rows: list[EpochRow] = []
+        self.step_losses: list[float] = []
+        self.git_commit = provenance.git_facts(provenance.SUITE_ROOT)["git_commit"]
+        if state is not None:
+            self._restore(state)
+
+    def train(self) -> dict[str, Any]:
+        """Train the epochs that are missing, write the results, return the summary."""
+        first = len(self.rows)
+        for epoch in range(first, self.config.epochs):
+            if self._remaining_steps() == 0:
+                break
+            row = self._epoch(epoch, is_warmup=epoch == first)
+            self.rows.append(row)
+            if self.world.rank == 0:
+                self._save()
+                _report(self.rows[-1])
+            distributed.barrier()
+        return self._finish()
+
+    def _make_step(self) -> TrainStep:
+        config = self.config
+        if reason := unsupported_anywhere(config.precision, self.device):
+            raise RuntimeError(reason)
+        seed_everything(config.seed)
+        step_config = StepConfig(
+            precision=config.precision,
+            bucket_cap_mb=config.bucket_cap_mb,
+            accumulation=config.accumulation,
+            lr=self.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+        model = self.workload.build().to(self.device)
+        return TrainStep(model, self.score, step_config, self.device)
+
+    def _remaining_steps(self) -> int:
+        limit = self.config.max_steps
+        return self.plan.steps if limit is None else max(0, limit - len(self.step_losses))
+
+    def _epoch(self, epoch: int, is_warmup: bool) -> EpochRow:
+        lr = self.lr * lr_factor(self.config.scheduler, epoch, self.config.epochs)
+        for group in self.step.optimizer.param_groups:
+            group["lr"] = lr
+        memory.reset_peak(self.device)
+        num_steps = min(self.plan.steps, self._remaining_steps())
+        (losses, train_accuracy), train_s = self._timed(lambda: self._train(epoch, num_steps))
+        (val_loss, val_accuracy), val_s = self._timed(self._validate)
+        self.step_losses += losses
+        samples = num_steps * self.batch.global_batch * self.workload.samples_per_item
+        return EpochRow(
+            job_id=os.environ.get("SLURM_JOB_ID"),
+            git_commit=self.git_commit,
+            timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
+            workload=self.config.workload,
+            data=self.config.data,
+            precision=self.config.precision,
+            scaling=self.batch.scaling,
+            seed=self.config.seed,
+            repeat=self.config.repeat,
+            epoch=epoch + 1,
+            epochs=self.config.epochs,
+            world_size=self.world.world_size,
+            num_nodes=self.world.num_nodes,
+            local_batch=self.batch.local_batch,
+            global_batch=self.batch.global_batch,
+            lr=lr,
+            train_loss=sum(losses) / len(losses),
+            train_accuracy=train_accuracy,
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            samples=samples,
+            samples_per_s=samples / train_s,
+            train_s=train_s,
+            val_s=val_s,
+            checkpoint_s=None,
+            peak_memory_bytes=self._largest(memory.peak_bytes(self.device)),
+            is_warmup=is_warmup,
+        )
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Return what the work returns, and the slowest rank's seconds for it."""
+        distributed.barrier()
+        start = time.perf_counter()
+        result = work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elapsed = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(elapsed, distributed.ReduceOp.MAX)
+        return result, elapsed.item()
+
+    def _train(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
+        """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
+        self.step.ddp.train()
+        self.score.reset()
+        batches = iter(self._train_loader(epoch))
+        losses = torch.stack(
+            [self.step.run(*self._to_device(next(batches))) for _ in range(num_steps)]
+        ).double()
+        distributed.all_reduce(losses)
+        correct, judged = self._sums(self.score.correct, self.score.judged)
+        return (losses / self.world.world_size).tolist(), _share(correct, judged)
+
+    def _train_loader(self, epoch: int) -> DataLoader[Any]:
+        """Return this rank's batches of an epoch.
+
+        Rank r takes every world_size-th sample of one order that depends on seed and epoch alone,
+        so the union of all ranks' k-th batches is the same at every world size.
+        """
+        seed = seed_everything(self.config.seed, epoch + 1, self.world.rank)
+        sampler = DistributedSampler(
+            self.splits.train,
+            num_replicas=self.world.world_size,
+            rank=self.world.rank,
+            seed=self.config.seed,
+            drop_last=True,
+        )
+        sampler.set_epoch(epoch)
+        return self._loader(
+            self.splits.train, sampler=sampler, drop_last=True, generator=_generator(seed)
+        )
+
+    def _loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch.local_batch,
+            num_workers=self.config.workers,
+            pin_memory=self.device.type == "cuda",
+            **options,
+        )
+
+    def _to_device(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = (part.to(self.device, non_blocking=True) for part in batch)
+        return inputs, targets
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float | None]:
+        """Return loss and accuracy over the whole validation set, each item counted once."""
+        model = self.step.ddp.module.eval()
+        # Running statistics differ between ranks after a step; every rank judges rank 0's model.
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, 0)
+        num_items = len(self.splits.validation)  # type: ignore[arg-type]
+        own = validation_indices(num_items, self.world.rank, self.world.world_size)
+        self.score.reset()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch in self._loader(Subset(self.splits.validation, own)):
+            inputs, targets = self._to_device(batch)
+            with self.step.autocast():
+                loss += self.score(model(inputs), targets).double() * len(inputs)
+        total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
+        return total / num_items, _share(correct, judged)
+
+    def _sums(self, *values: torch.Tensor | float) -> list[float]:
+        """Return values summed over all ranks."""
+        own = [torch.as_tensor(value, device=self.device).double() for value in values]
+        totals = torch.stack(own)
+        distributed.all_reduce(totals)
+        return [float(total) for total in totals.tolist()]
+
+    def _largest(self, value: int | None) -> int | None:
+        """Return the largest value of all ranks, None if no rank knows its own."""
+        own = torch.tensor(value or 0, device=self.device)
+        distributed.all_reduce(own, distributed.ReduceOp.MAX)
+        return int(own.item()) or None
+
+    def _save(self) -> None:
+        """Write the checkpoint, then the rows: rank 0 only."""
+        start = time.perf_counter()
+        content = io.BytesIO()
+        torch.save(self._state(), content)
+        write_atomically(self.config.folder / "checkpoint.pt", content.getvalue())
+        self.rows[-1] = replace(self.rows[-1], checkpoint_s=time.perf_counter() - start)
+        rows = [asdict(row) for row in self.rows]
+        write_atomically(self.config.folder / "epochs.csv", to_csv(rows))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.step.ddp.module.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+            "rows": [asdict(row) for row in self.rows],
+            "step_losses": self.step_losses,
+            "trajectory": _trajectory(self.config, self.batch),
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.step.ddp.module.load_state_dict(state["model"])
+        self.step.optimizer.load_state_dict(state["optimizer"])
+        self.step.scaler.load_state_dict(state["scaler"])
+        self.rows = [EpochRow(**row) for row in state["rows"]]
+        self.step_losses = list(state["step_losses"])
+
+    def _finish(self) -> dict[str, Any]:
+        checksums: list[str] = [""] * self.world.world_size
+        distributed.all_gather_object(checksums, parameter_checksum(self.step.ddp))
+        final = final_row(self.rows)
+        summary = {
+            "schema": SUMMARY_SCHEMA,
+            "config": asdict(self.config),
+            "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
+            "epoch_plan": asdict(self.plan),
+            "lr_rule": {
+                "scale": self.config.lr_scale,
+                "base_lr": self.config.lr,
+                "base_batch": self.config.base_batch,
+                "lr": self.lr,
+            },
+            "parameter_checksums": checksums,
+            "final": final,
+            "epochs": [asdict(row) for row in self.rows],
+            "step_losses": self.step_losses,
+        }
+        if self.world.rank == 0:
+            write_atomically(self.config.folder / "final.csv", to_csv([final]))
+            text = json.dumps(summary, indent=1) + "\n"
+            write_atomically(self.config.folder / "summary.json", text.encode())
+        distributed.barrier()
+        return summary
+
+
+class Score:
+    """A workload's loss that also counts right predictions, on the device, without waiting.
+
+    Attributes:
+        correct: Right predictions since the last reset.
+        judged: Predictions since the last reset; none where targets are not classes.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._loss = workload.loss
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.correct: torch.Tensor | int = 0
+        self.judged = 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of outputs (..., K) for classes (...) or for targets of their shape."""
+        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            self.correct = self.correct + (outputs.detach().argmax(dim=-1) == targets).sum()
+            self.judged += targets.numel()
+        return self._loss(outputs, targets)
+
+
+def _share(correct: float, judged: float) -> float | None:
+    return correct / judged if judged else None
+
+
+def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
+    """Seed python, numpy and torch for an epoch of a rank (epoch 0: the model); return the seed."""
+    mixed = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)  # noqa: NPY002 - what a user's own workload may draw from
+    torch.manual_seed(mixed)
+    return mixed
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _trajectory(config: TrainConfig, batch: Batch) -> dict[str, Any]:
+    facts = {name: getattr(config, name) for name in TRAJECTORY}
+    # A rate that falls with the share of epochs done would not be the same in a longer run.
+    epochs = None if config.scheduler == "none" else config.epochs
+    return facts | {"global_batch": batch.global_batch, "epochs": epochs}
+
+
+def _read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
+    """Return the checkpoint to go on from, None to start anew; asked by every rank alike."""
+    path = config.folder / "checkpoint.pt"
+    if not path.exists():
+        return None
+    if not config.resume:
+        raise ValueError(f"{config.folder} already holds a run; pass --resume or another --name")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    wanted = _trajectory(config, batch)
+    for name, value in state["trajectory"].items():
+        if wanted.get(name) != value:
+            raise ValueError(
+                f"{path} was trained with {name}={value}, not {wanted.get(name)}; "
+                "resume with the same options, or choose another --name"
+            )
+    return state
+
+
+def _report(row: EpochRow) -> None:
+    accuracy = "-" if row.val_accuracy is None else f"{row.val_accuracy:.4f}"
+    sys.stdout.write(
+        f"epoch {row.epoch}/{row.epochs}  train loss {row.train_loss:.4f}  "
+        f"validation loss {row.val_loss:.4f}  accuracy {accuracy}  "
+        f"{row.samples_per_s:,.0f} samples/s\n"
+    )
+    sys.stdout.flush()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file at once: a reader, or a crash, meets the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as CSV with a header; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as one rank; the sentence of an error also goes to CONFIG.error for the launcher."""
+    path = Path(arguments[0])
+    try:
+        run(TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+    except (ValueError, RuntimeError) as error:
+        is_user = isinstance(error, ValueError)
+        if not is_user:
+            traceback.print_exc()
+        sys.stderr.write(f"Error: {error}\n")
+        report = json.dumps({"is_user": is_user, "message": str(error)})
+        write_atomically(path.with_suffix(".error"), report.encode())
+        return 2 if is_user else 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
