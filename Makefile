@@ -1,0 +1,48 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := bench,dev
+
+.PHONY: help venv demo test unit lint format bench clean
+
+help: ## Show what can be made
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+venv: .venv/complete ## Make .venv with all that measuring, testing and reporting need
+
+# uv installs in seconds; where it cannot be had, pip does the same in minutes.
+.venv/complete: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
+	if [ -x $(BIN)/uv ]; then \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'; \
+	else \
+		$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'; \
+	fi
+	touch $@
+
+demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
+	$(BIN)/lockstep run laptop
+	$(BIN)/lockstep verify
+	$(BIN)/lockstep report results/laptop
+
+test: venv ## Run all tests, those that start ranks and browsers included
+	$(BIN)/python -m pytest --durations=10
+
+unit: venv ## Run the quick tests only, in under a minute
+	$(BIN)/python -m pytest -m "not slow and not browser"
+
+lint: venv ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv ## Bring all files into style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
+	$(BIN)/python tests/figures.py
+
+clean: ## Remove the environment and caches, never results
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,1 @@
+"""From a campaign to jobs: site profiles, job templates, submission, accounting, collection."""
