@@ -15,7 +15,6 @@ import json
 import os
 import random
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -124,6 +123,7 @@ class Trainer:
         if reason := unsupported_anywhere(config.precision, self.device):
             raise RuntimeError(reason)
         seed_everything(config.seed)
+        model = self.workload.build().to(self.device)
         step_config = StepConfig(
             precision=config.precision,
             bucket_cap_mb=config.bucket_cap_mb,
@@ -132,7 +132,6 @@ class Trainer:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        model = self.workload.build().to(self.device)
         return TrainStep(model, self.score, step_config, self.device)
 
     def _remaining_steps(self) -> int:
@@ -150,21 +149,9 @@ class Trainer:
         self.step_losses += losses
         samples = num_steps * self.batch.global_batch * self.workload.samples_per_item
         return EpochRow(
-            job_id=os.environ.get("SLURM_JOB_ID"),
-            git_commit=self.git_commit,
+            **self._facts(),
             timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
-            workload=self.config.workload,
-            data=self.config.data,
-            precision=self.config.precision,
-            scaling=self.batch.scaling,
-            seed=self.config.seed,
-            repeat=self.config.repeat,
             epoch=epoch + 1,
-            epochs=self.config.epochs,
-            world_size=self.world.world_size,
-            num_nodes=self.world.num_nodes,
-            local_batch=self.batch.local_batch,
-            global_batch=self.batch.global_batch,
             lr=lr,
             train_loss=sum(losses) / len(losses),
             train_accuracy=train_accuracy,
@@ -178,6 +165,19 @@ class Trainer:
             peak_memory_bytes=self._largest(memory.peak_bytes(self.device)),
             is_warmup=is_warmup,
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the columns that are the same in every epoch."""
+        asked = ("workload", "data", "precision", "seed", "repeat", "epochs")
+        return {name: getattr(self.config, name) for name in asked} | {
+            "job_id": os.environ.get("SLURM_JOB_ID"),
+            "git_commit": self.git_commit,
+            "scaling": self.batch.scaling,
+            "world_size": self.world.world_size,
+            "num_nodes": self.world.num_nodes,
+            "local_batch": self.batch.local_batch,
+            "global_batch": self.batch.global_batch,
+        }
 
     def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Return what the work returns, and the slowest rank's seconds for it."""
@@ -203,20 +203,9 @@ class Trainer:
         return (losses / self.world.world_size).tolist(), _share(correct, judged)
 
     def _train_loader(self, epoch: int) -> DataLoader[Any]:
-        """Return this rank's batches of an epoch.
-
-        Rank r takes every world_size-th sample of one order that depends on seed and epoch alone,
-        so the union of all ranks' k-th batches is the same at every world size.
-        """
-        seed = seed_everything(self.config.seed, epoch + 1, self.world.rank)
-        sampler = DistributedSampler(
-            self.splits.train,
-            num_replicas=self.world.world_size,
-            rank=self.world.rank,
-            seed=self.config.seed,
-            drop_last=True,
-        )
-        sampler.set_epoch(epoch)
+        config, place = self.config, self.world
+        seed = seed_everything(config.seed, epoch + 1, place.rank)
+        sampler = epoch_sampler(self.splits.train, place.rank, place.world_size, config.seed, epoch)
         return self._loader(
             self.splits.train, sampler=sampler, drop_last=True, generator=_generator(seed)
         )
@@ -296,28 +285,28 @@ class Trainer:
         checksums: list[str] = [""] * self.world.world_size
         distributed.all_gather_object(checksums, parameter_checksum(self.step.ddp))
         final = final_row(self.rows)
-        summary = {
-            "schema": SUMMARY_SCHEMA,
-            "config": asdict(self.config),
-            "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
-            "epoch_plan": asdict(self.plan),
-            "lr_rule": {
-                "scale": self.config.lr_scale,
-                "base_lr": self.config.lr,
-                "base_batch": self.config.base_batch,
-                "lr": self.lr,
-            },
-            "parameter_checksums": checksums,
-            "final": final,
-            "epochs": [asdict(row) for row in self.rows],
-            "step_losses": self.step_losses,
-        }
+        summary = self._summary(final, checksums)
         if self.world.rank == 0:
             write_atomically(self.config.folder / "final.csv", to_csv([final]))
             text = json.dumps(summary, indent=1) + "\n"
             write_atomically(self.config.folder / "summary.json", text.encode())
         distributed.barrier()
         return summary
+
+    def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
+        config = self.config
+        lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
+        return {
+            "schema": SUMMARY_SCHEMA,
+            "config": asdict(config),
+            "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
+            "epoch_plan": asdict(self.plan),
+            "lr_rule": lr_rule | {"scaled_lr": self.lr},
+            "parameter_checksums": checksums,
+            "final": final,
+            "epochs": [asdict(row) for row in self.rows],
+            "step_losses": self.step_losses,
+        }
 
 
 class Score:
@@ -358,6 +347,21 @@ def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
     return mixed
 
 
+def epoch_sampler(
+    dataset: Any, rank: int, world_size: int, seed: int, epoch: int
+) -> "DistributedSampler[Any]":
+    """Return a rank's share of an epoch.
+
+    Rank r takes every world_size-th sample of one order that depends on seed and epoch alone, so
+    the union of all ranks' k-th batches is the same at every world size.
+    """
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=world_size, rank=rank, seed=seed, drop_last=True
+    )
+    sampler.set_epoch(epoch)
+    return sampler
+
+
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -387,6 +391,20 @@ def _read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None
     return state
 
 
+def check_equal_parameters(checksums: Sequence[str]) -> None:
+    """Refuse a run whose ranks drifted apart.
+
+    Raises:
+        RuntimeError: The checksums of the ranks' parameters differ.
+    """
+    odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+    if odd:
+        raise RuntimeError(
+            f"rank {odd[0]} ended with other parameters than rank 0; gradients were not "
+            "synchronised, so do not use this run"
+        )
+
+
 def _report(row: EpochRow) -> None:
     accuracy = "-" if row.val_accuracy is None else f"{row.val_accuracy:.4f}"
     sys.stdout.write(
@@ -400,15 +418,15 @@ def _report(row: EpochRow) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file at once: a reader, or a crash, meets the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
@@ -428,7 +446,8 @@ def main(arguments: Sequence[str]) -> int:
     """Train as one rank; the sentence of an error also goes to CONFIG.error for the launcher."""
     path = Path(arguments[0])
     try:
-        run(TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+        summary = run(TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+        check_equal_parameters(summary["parameter_checksums"])
     except (ValueError, RuntimeError) as error:
         is_user = isinstance(error, ValueError)
         if not is_user:

@@ -1,0 +1,256 @@
+"""`lockstep train` and `lockstep verify`: commands that start the trainer's ranks."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import world
+from bench.training_plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
+from bench.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
+
+SUITE_ROOT = Path(__file__).resolve().parents[1]
+# Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
+# the 1,440 training digits into whole batches.
+VERIFY: dict[str, Any] = {
+    "workload": "mlp:width=64,depth=2",
+    "data": "digits",
+    "global_batch": 120,
+    "epochs": 12,
+    "lr": 0.1,
+    "scheduler": "cosine",
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  lockstep train --workload mlp:width=64 --data digits --global-batch 64
+  lockstep train --world-size 2 --workload mnist_cnn --data mnist --local-batch 16 --epochs 5
+  lockstep train --workload resnet18_cifar --data cifar10 --global-batch 512 --lr 0.1
+      --lr-scale linear --scheduler cosine --augment --precision bf16 --epochs 30 --resume
+"""
+)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Ranks to start on this machine; under torchrun or srun, theirs.",
+)
+@click.option("--workload", required=True, help="Model, as in `resnet18` or `mlp:width=64`.")
+@click.option("--data", required=True, help="digits, synthetic, mnist or cifar10.")
+@click.option("--data-root", default="data", show_default=True, help="Where downloads go.")
+@click.option("--num-synthetic", default=1024, show_default=True, help="Synthetic items.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--global-batch", type=int, help="Samples per update over all ranks.")
+@click.option("--local-batch", type=int, help="Samples per update and rank.")
+@click.option("--lr", default=0.01, show_default=True, help="Learning rate at --base-batch.")
+@click.option(
+    "--lr-scale",
+    type=click.Choice(LR_SCALES),
+    default="none",
+    show_default=True,
+    help="How the rate follows the global batch.",
+)
+@click.option("--base-batch", default=256, show_default=True, help="Global batch --lr is for.")
+@click.option("--momentum", default=0.9, show_default=True)
+@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option(
+    "--scheduler",
+    type=click.Choice(SCHEDULERS),
+    default="none",
+    show_default=True,
+    help="How the rate falls over the epochs.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+)
+@click.option("--accumulation", default=1, show_default=True, help="Micro-batches per update.")
+@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB.")
+@click.option("--workers", default=0, show_default=True, help="Loader processes per rank.")
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--augment/--no-augment",
+    default=False,
+    show_default=True,
+    help="Crop and mirror training images at random.",
+)
+@click.option("--max-steps", type=int, help="Stop after so many updates.")
+@click.option("--results", default="results", show_default=True, help="Folder of all runs.")
+@click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
+@click.option("--repeat", default=0, show_default=True, help="Which of several equal runs.")
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint if there is one.")
+@click.option(
+    "--threads-per-rank",
+    type=click.IntRange(min=1),
+    help="CPU threads of a rank; its share of the cores by default.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
+@click.option("--timeout-s", default=300.0, show_default=True, help="Wait for other ranks.")
+def train(world_size: int, **options: Any) -> None:
+    """Train a model in data-parallel and record time, loss and accuracy of every epoch.
+
+    Writes epochs.csv, final.csv, summary.json and checkpoint.pt to RESULTS/NAME.
+    """
+    config = TrainConfig(**options)
+    if is_launched(os.environ):
+        from bench import training
+
+        training.check_equal_parameters(training.run(config)["parameter_checksums"])
+        return
+    Batch.of(config, world_size)
+    launch(config, world_size)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  lockstep verify
+  lockstep verify --world-sizes 1,2,4 --json
+"""
+)
+@click.option("--world-sizes", default="1,2", show_default=True, help="Comma-separated.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+def verify(world_sizes: str, device: str | None, as_json: bool) -> None:
+    """Check that training computes the same at every world size, on real handwritten digits.
+
+    Trains the same model with the same global batches at each size; every size must reach the
+    accuracy, follow the loss curve of the smallest, and leave equal parameters on all ranks.
+    """
+    sizes = parse_sizes(world_sizes)
+    for world_size in sizes:
+        Batch.of(TrainConfig(**VERIFY), world_size)
+    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
+        runs = {size: _verification_run(folder, size, device) for size in sizes}
+    checks = compare(runs)
+    click.echo(json.dumps([asdict(check) for check in checks]) if as_json else table(checks))
+    if failed := [check for check in checks if not check.passed]:
+        named = ", ".join(f"{check.name} at world size {check.world_size}" for check in failed)
+        click.echo(f"FAILED: {named}", err=True)
+        sys.exit(1)
+
+
+def _verification_run(folder: str, world_size: int, device: str | None) -> dict[str, Any]:
+    config = TrainConfig(**VERIFY, results=folder, name=f"world{world_size}", device=device)
+    launch(config, world_size, is_quiet=True)
+    summary: dict[str, Any] = json.loads((config.folder / "summary.json").read_text())
+    return summary
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return the world sizes of a comma-separated list, ascending.
+
+    Raises:
+        ValueError: It is not two or more different positive integers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
+        raise ValueError(
+            f"--world-sizes {text!r} is not a list of two or more sizes, as in 1,2; "
+            "one size has nothing to be compared with"
+        )
+    return sorted({int(part) for part in parts})
+
+
+def table(checks: list[Check]) -> str:
+    """Return the checks as a small table, and the verdict when all passed."""
+    rows = [
+        f"{check.world_size:>10}  {check.name:<10}  {'ok' if check.passed else 'FAILED':<6}  "
+        f"{check.found}"
+        for check in checks
+    ]
+    verdict = (
+        f"verified: accuracy >= {MIN_ACCURACY:g}, loss curves within {CURVE_TOLERANCE:g} of the "
+        "first loss, equal parameters on all ranks"
+    )
+    lines = [f"{'world size':>10}  {'check':<10}  {'':<6}  found", *rows]
+    return "\n".join([*lines, verdict] if all(check.passed for check in checks) else lines)
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun, or a launcher that LOCKSTEP_LAUNCHER names, started this process."""
+    return "RANK" in environ or "LOCKSTEP_LAUNCHER" in environ
+
+
+def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None:
+    """Run the trainer with ranks on this machine, and wait.
+
+    Args:
+        config: What every rank trains.
+        world_size: How many ranks.
+        is_quiet: Leave aside what rank 0 says on the way.
+
+    Raises:
+        ValueError: A rank refused the configuration.
+        RuntimeError: A rank failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-train-") as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(asdict(config)), encoding="utf-8")
+        with (Path(folder) / "stderr").open("w+", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                rank_command(world_size, path),
+                env=rank_environment(os.environ, world_size, config.threads_per_rank),
+                stdout=subprocess.DEVNULL if is_quiet else None,
+                stderr=log,
+            )
+            status = _wait(process)
+            log.seek(0)
+            _check_status(status, path.with_suffix(".error"), log.read())
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """Wait for the ranks; if this process is interrupted, they are ended first."""
+    try:
+        return process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+
+
+def _check_status(status: int, error_file: Path, log: str) -> None:
+    error = json.loads(error_file.read_text()) if error_file.exists() else None
+    if status and error and error["is_user"]:
+        raise ValueError(error["message"])
+    click.echo(log, err=True, nl=False)
+    if status:
+        raise RuntimeError(error["message"] if error else f"training ended with status {status}")
+
+
+def rank_command(world_size: int, config_file: Path) -> list[str]:
+    """Return the command that starts the ranks: one process directly, more through torchrun."""
+    trainer = ["-m", "bench.training", str(config_file)]
+    if world_size == 1:
+        return [sys.executable, *trainer]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    return [sys.executable, *launcher, f"--nproc-per-node={world_size}", *trainer]
+
+
+def rank_environment(
+    environ: Mapping[str, str], world_size: int, threads_per_rank: int | None
+) -> dict[str, str]:
+    """Return the environment of ranks on this machine, free of an outer launcher's variables."""
+    outer = {"LOCKSTEP_LAUNCHER", *world.VARIABLES["torchrun"]}
+    kept = {name: value for name, value in environ.items() if name not in outer}
+    # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
+    if "lo" in (name for _, name in socket.if_nameindex()):
+        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    threads = threads_per_rank or max(1, world.usable_cores() // world_size)
+    kept.setdefault("OMP_NUM_THREADS", str(threads))
+    paths = [str(SUITE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,77 @@
+"""Whether data-parallel training computes the same thing at every world size."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MIN_ACCURACY = 0.95
+# Ranks sum gradients in another order, which 144 steps amplify: about 10^-7 on CPUs. A gradient
+# summed instead of averaged, a sample taken twice or another learning rate is off by far more.
+CURVE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim about the runs, and what was found.
+
+    Attributes:
+        name: accuracy, curve or parameters.
+        world_size: The run it is about.
+        passed: Whether the claim holds.
+        found: What was found, in words.
+    """
+
+    name: str
+    world_size: int
+    passed: bool
+    found: str
+
+
+def compare(
+    runs: Mapping[int, Mapping[str, Any]],
+    min_accuracy: float = MIN_ACCURACY,
+    tolerance: float = CURVE_TOLERANCE,
+) -> list[Check]:
+    """Judge runs of equal global batch, in ascending world size.
+
+    Args:
+        runs: World size -> the run's summary, as the trainer wrote it.
+        min_accuracy: What the validation accuracy must reach.
+        tolerance: What the loss of any step may differ from that of the smallest world size, as
+            a share of the first loss.
+    """
+    baseline = runs[min(runs)]["step_losses"]
+    return [
+        check
+        for world_size in sorted(runs)
+        for check in (
+            _accuracy(world_size, runs[world_size]["final"]["val_accuracy"], min_accuracy),
+            _curve(world_size, runs[world_size]["step_losses"], baseline, tolerance),
+            _parameters(world_size, runs[world_size]["parameter_checksums"]),
+        )
+    ]
+
+
+def _accuracy(world_size: int, accuracy: float, minimum: float) -> Check:
+    found = f"{accuracy:.4f}, at least {minimum:g} wanted"
+    return Check("accuracy", world_size, accuracy >= minimum, found)
+
+
+def _curve(
+    world_size: int, losses: Sequence[float], baseline: Sequence[float], tolerance: float
+) -> Check:
+    if len(losses) != len(baseline) or not baseline:
+        return Check("curve", world_size, False, f"{len(losses)} steps, not {len(baseline)}")
+    largest = max(abs(one - other) for one, other in zip(losses, baseline, strict=True))
+    share = largest / baseline[0]
+    is_finite = all(math.isfinite(loss) for loss in losses)
+    found = f"largest difference of a step {share:.1e} of the first loss, {tolerance:g} allowed"
+    return Check("curve", world_size, is_finite and share <= tolerance, found)
+
+
+def _parameters(world_size: int, checksums: Sequence[str]) -> Check:
+    distinct = len(set(checksums))
+    is_complete = len(checksums) == world_size
+    found = f"{distinct} distinct checksum(s) on {len(checksums)} rank(s)"
+    return Check("parameters", world_size, is_complete and distinct == 1, found)

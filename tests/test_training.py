@@ -1,0 +1,472 @@
+"""The trainer: arithmetic of batches, equal runs, exact validation, resuming, and the truth check."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import data, training, training_cli, training_plan, workloads
+from bench.training_plan import Batch, TrainConfig, plan_epoch
+from bench.verification import compare
+
+FAILING_WORKLOAD = """
+import os, torch
+from bench.workloads import Workload, make
+
+def failing() -> Workload:
+    mlp = make("mlp:width=64,depth=1")
+    def loss(outputs, targets):
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("rank 1 ran out of luck")
+        return mlp.loss(outputs, targets)
+    return Workload("failing", mlp.build, mlp.make_batch, loss)
+"""
+
+
+def config(folder: Path, **changes: Any) -> TrainConfig:
+    """Return a run of a second on the real digits."""
+    options: dict[str, Any] = {
+        "workload": "mlp:width=64,depth=1",
+        "data": "digits",
+        "global_batch": 120,
+        "epochs": 3,
+        "lr": 0.05,
+        "results": str(folder),
+        "device": "cpu",
+        "threads_per_rank": 1,
+    }
+    return TrainConfig(**(options | changes))
+
+
+def read_rows(run: TrainConfig) -> list[dict[str, str]]:
+    with (run.folder / "epochs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "steps", "dropped_per_rank"), [(1, 3750, 0), (2, 1875, 0), (4, 937, 8)]
+)
+def test_mnist_in_batches_of_16_takes_the_known_number_of_steps(
+    world_size: int, steps: int, dropped_per_rank: int
+) -> None:
+    plan = plan_epoch(60_000, world_size, 16)
+    assert (plan.steps, plan.dropped_per_rank) == (steps, dropped_per_rank)
+    assert plan.dropped == 4 * 8 * (world_size == 4)
+
+
+@given(st.integers(1, 5000), st.integers(1, 16), st.integers(1, 64))
+def test_every_sample_is_trained_on_or_dropped(
+    num_samples: int, world_size: int, local_batch: int
+) -> None:
+    if num_samples < world_size * local_batch:
+        with pytest.raises(ValueError, match="do not fill one global batch"):
+            plan_epoch(num_samples, world_size, local_batch)
+        return
+    plan = plan_epoch(num_samples, world_size, local_batch)
+    assert plan.samples + plan.dropped == num_samples
+    assert plan.samples == plan.steps * world_size * local_batch
+    assert 0 <= plan.dropped_per_rank < local_batch
+    assert plan.dropped < world_size * local_batch
+
+
+@given(st.integers(0, 200), st.integers(1, 9))
+def test_every_sample_is_validated_on_once(num_samples: int, world_size: int) -> None:
+    shares = [
+        training_plan.validation_indices(num_samples, rank, world_size)
+        for rank in range(world_size)
+    ]
+    assert sorted(index for share in shares for index in share) == list(range(num_samples))
+
+
+def batches(world_size: int, epoch: int, seed: int = 3) -> list[set[int]]:
+    """Return the samples of each step, over all ranks, for 100 samples in batches of 24."""
+    local = 24 // world_size
+    shares = [
+        list(training.epoch_sampler(range(100), rank, world_size, seed, epoch))
+        for rank in range(world_size)
+    ]
+    return [
+        {index for share in shares for index in share[step * local : (step + 1) * local]}
+        for step in range(100 // 24)
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+def test_a_step_takes_the_same_samples_at_every_world_size(world_size: int) -> None:
+    assert batches(world_size, epoch=1) == batches(1, epoch=1)
+    assert all(len(batch) == 24 for batch in batches(world_size, epoch=1))
+    assert len(set().union(*batches(world_size, epoch=1))) == 96
+
+
+def test_the_order_follows_seed_and_epoch() -> None:
+    assert batches(2, epoch=1) != batches(2, epoch=2)
+    assert batches(2, epoch=1, seed=3) != batches(2, epoch=1, seed=4)
+
+
+def test_a_global_batch_is_divided_and_a_local_one_multiplied(tmp_path: Path) -> None:
+    assert Batch.of(config(tmp_path), 4) == Batch(30, 120, "strong")
+    local = config(tmp_path, global_batch=None, local_batch=16)
+    assert Batch.of(local, 4) == Batch(16, 64, "fixed-epochs")
+
+
+def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="512 does not divide over 12 ranks; choose 504"):
+        Batch.of(config(tmp_path, global_batch=512), 12)
+    with pytest.raises(ValueError, match="local batch of 60 does not split into 7"):
+        Batch.of(config(tmp_path, accumulation=7), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"local_batch": 8}, "either the global batch or the local batch"),
+        ({"global_batch": None}, "either the global batch or the local batch"),
+        ({"scheduler": "linear"}, "choose from none, cosine, step, multistep"),
+        ({"lr_scale": "cubic"}, "choose from none, linear, sqrt"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+    ],
+)
+def test_a_run_nobody_can_train_is_refused(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"workload": "mlp", "data": "digits", "batch": 3}, "no key 'batch'"),
+        ({"workload": "mlp", "global_batch": 3}, "incomplete: .*'data'"),
+    ],
+)
+def test_a_configuration_file_is_checked(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TrainConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_learning_rate_follows_the_global_batch(rule: str, lr: float) -> None:
+    assert training_plan.scaled_lr(0.1, rule, 1024, 256) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "factors"),
+    [
+        ("none", [1, 1, 1, 1, 1, 1]),
+        ("cosine", [(1 + math.cos(math.pi * epoch / 6)) / 2 for epoch in range(6)]),
+        ("step", [1, 1, 0.1, 0.1, 0.01, 0.01]),
+        ("multistep", [1, 1, 1, 0.1, 0.1, 0.01]),
+    ],
+)
+def test_the_learning_rate_falls_over_the_epochs(scheduler: str, factors: list[float]) -> None:
+    found = [training_plan.lr_factor(scheduler, epoch, 6) for epoch in range(6)]
+    assert found == pytest.approx(factors)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "file"
+    training.write_atomically(path, b"old")
+    with pytest.raises(TypeError):
+        training.write_atomically(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    training.write_atomically(path, b"new")
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
+    assert path.read_bytes() == b"new"
+
+
+def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
+    run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, name="full")
+    summary = training.run(run)
+    assert summary == json.loads((run.folder / "summary.json").read_text())
+    assert {path.name for path in run.folder.iterdir()} == {
+        "checkpoint.pt", "epochs.csv", "final.csv", "summary.json"
+    }  # fmt: skip
+    rows = read_rows(run)
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert [row["is_warmup"] for row in rows] == ["True", "False", "False"]
+    assert [float(row["lr"]) for row in rows] == pytest.approx([0.1, 0.075, 0.025])
+    for row in summary["epochs"]:
+        assert row["samples"] == 1440
+        assert row["samples_per_s"] * row["train_s"] == pytest.approx(row["samples"])
+        assert row["checkpoint_s"] > 0
+        assert row["peak_memory_bytes"] > 1_000_000
+    assert summary["epoch_plan"] == {
+        "steps": 12, "samples": 1440, "dropped_per_rank": 0, "dropped": 0
+    }  # fmt: skip
+    assert len(summary["step_losses"]) == 36
+    first = summary["epochs"][0]
+    assert first["train_loss"] == pytest.approx(sum(summary["step_losses"][:12]) / 12)
+    assert summary["lr_rule"] == {
+        "lr": 0.05, "lr_scale": "linear", "base_batch": 60, "scaled_lr": 0.1
+    }  # fmt: skip
+    final = summary["final"]
+    assert (final["samples"], final["counted_epochs"]) == (2880, 2)
+    assert final["val_accuracy"] == summary["epochs"][-1]["val_accuracy"]
+    assert 0.5 < final["val_accuracy"] < 1
+
+
+def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
+    def losses(name: str, **changes: Any) -> list[float]:
+        options: dict[str, Any] = {"name": name, "epochs": 1, "augment": True} | changes
+        return list(training.run(config(tmp_path, **options))["step_losses"])
+
+    assert losses("one") == losses("two")
+    assert losses("workers", workers=1) == losses("workers again", workers=1)
+    assert losses("other", seed=1) != losses("one", resume=True)
+
+
+def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    whole = training.run(config(tmp_path, name="whole", augment=True))
+    training.run(config(tmp_path, name="parts", augment=True, epochs=1))
+    resumed = training.run(config(tmp_path, name="parts", augment=True, resume=True))
+    assert resumed["step_losses"] == whole["step_losses"]
+    assert resumed["parameter_checksums"] == whole["parameter_checksums"]
+    assert [row["is_warmup"] for row in resumed["epochs"]] == [True, True, False]
+    assert [row["epoch"] for row in resumed["epochs"]] == [1, 2, 3]
+
+
+def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> None:
+    training.run(config(tmp_path, epochs=1))
+    with pytest.raises(ValueError, match="already holds a run; pass --resume or another --name"):
+        training.run(config(tmp_path, epochs=1))
+    with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
+        training.run(config(tmp_path, lr=0.1, resume=True))
+    with pytest.raises(ValueError, match="trained with epochs=None, not 3"):
+        training.run(config(tmp_path, scheduler="cosine", resume=True))
+    assert not torch.distributed.is_initialized()
+
+
+def test_max_steps_stops_within_an_epoch(tmp_path: Path) -> None:
+    summary = training.run(config(tmp_path, max_steps=15))
+    assert len(summary["step_losses"]) == 15
+    assert [row["samples"] for row in summary["epochs"]] == [1440, 3 * 120]
+
+
+def test_tokens_are_the_samples_of_a_language_model(tmp_path: Path) -> None:
+    run = config(
+        tmp_path, workload="gpt:seq=8", data="synthetic", num_synthetic=16, global_batch=8, epochs=1
+    )
+    (row,) = training.run(run)["epochs"]
+    assert row["samples"] == 16 * 8
+    assert 0 <= row["train_accuracy"] < 0.1
+
+
+def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
+    regression = workloads.Workload(
+        "own", lambda: torch.nn.Linear(2, 2), lambda *_: None, torch.nn.functional.mse_loss
+    )  # type: ignore[arg-type, return-value]
+    score = training.Score(regression)
+    assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
+    assert score.judged == 0
+
+
+def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\(1, 8, 8\) do not fit a model that takes \(1024,\)"):
+        training.run(config(tmp_path, workload="mlp"))
+    with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
+        training.run(config(tmp_path, precision="tf32"))
+
+
+def test_ranks_that_drifted_apart_are_named() -> None:
+    training.check_equal_parameters(["a", "a"])
+    with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
+        training.check_equal_parameters(["a", "b"])
+
+
+@pytest.mark.slow
+def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> None:
+    # Batch norm and 357 images over two ranks: neither may show in the result.
+    run = config(tmp_path, workload="resnet18_cifar:width=4,image=8", epochs=2, lr=0.02)
+    training_cli.launch(run, world_size=2)
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert len(read_rows(run)) == 2
+    assert summary["final"]["local_batch"] == 60
+    first, second = summary["parameter_checksums"]
+    assert first == second
+    state = torch.load(run.folder / "checkpoint.pt", weights_only=True)
+    workload = workloads.make(run.workload)
+    model = workload.build().eval()
+    model.load_state_dict(state["model"])
+    splits = data.load("digits", tmp_path, workload, augment=False, num_synthetic=0)
+    items = [splits.validation[index] for index in range(357)]
+    images = torch.stack([image for image, _ in items])
+    labels = torch.tensor([label for _, label in items])
+    with torch.no_grad():
+        outputs = model(images)
+    right = (outputs.argmax(dim=1) == labels).sum().item()
+    assert summary["final"]["val_accuracy"] == right / 357
+    assert summary["final"]["val_loss"] == pytest.approx(workload.loss(outputs, labels).item())
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
+    whole = training.run(config(tmp_path, name="whole", epochs=60))
+    run = config(tmp_path, name="killed", epochs=60)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(vars(run)))
+    process = subprocess.Popen(
+        training_cli.rank_command(1, path),
+        env=training_cli.rank_environment(os.environ, 1, 1),
+        stdout=subprocess.DEVNULL,
+    )
+    while not (run.folder / "checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -9
+    assert not (run.folder / "summary.json").exists()
+    resumed = training.run(config(tmp_path, name="killed", epochs=60, resume=True))
+    assert resumed["final"]["train_loss"] == whole["final"]["train_loss"]
+    assert resumed["parameter_checksums"] == whole["parameter_checksums"]
+    assert [row["is_warmup"] for row in resumed["epochs"]].count(True) == 2
+
+
+@pytest.mark.slow
+def test_when_one_rank_fails_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ownfailing.py").write_text(FAILING_WORKLOAD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = config(tmp_path, workload="ownfailing:failing", timeout_s=20.0)
+    with pytest.raises(RuntimeError, match="rank 1 ran out of luck"):
+        training_cli.launch(run, world_size=2)
+    assert "Traceback" in capfd.readouterr().err
+    assert [
+        child for child in psutil.Process().children(recursive=True) if child.is_running()
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Path) -> None:
+    options = ["--workload", "mlp:width=64", "--data", "digits", "--results", str(tmp_path)]
+    done = CliRunner().invoke(
+        training_cli.train,
+        [*options, "--local-batch", "60", "--device", "cpu", "--name", "one"],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0
+    assert (tmp_path / "one" / "final.csv").exists()
+    with pytest.raises(ValueError, match="no workload 'mpl:width=64'.*did you mean mlp|mpl"):
+        CliRunner().invoke(
+            training_cli.train,
+            ["--workload", "mpl", *options[2:], "--local-batch", "60"],
+            catch_exceptions=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        (["--global-batch", "5"], "5 does not divide over 2 ranks; choose 4"),
+        ([], "either the global batch or the local batch"),
+    ],
+)
+def test_a_wrong_batch_is_refused_before_any_rank_starts(batch: list[str], says: str) -> None:
+    options = ["--workload", "mlp", "--data", "digits", "--world-size", "2"]
+    with pytest.raises(ValueError, match=says):
+        CliRunner().invoke(training_cli.train, [*options, *batch], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", [training_cli.train, training_cli.verify])
+def test_help_has_examples(command: Any) -> None:
+    shown = CliRunner().invoke(command, ["--help"])
+    assert shown.exit_code == 0
+    assert f"lockstep {command.name} --w" in shown.output
+
+
+def test_the_commands_start_without_torch() -> None:
+    code = "import sys, bench.training_cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ranks_on_this_machine_forget_an_outer_launcher() -> None:
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "HOME": "/home/me"}
+    environ = training_cli.rank_environment(outer, 2, threads_per_rank=3)
+    assert not {"RANK", "WORLD_SIZE", "LOCKSTEP_LAUNCHER"} & set(environ)
+    assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/home/me", "3")
+    assert training_cli.is_launched(outer)
+    assert not training_cli.is_launched({"HOME": "/home/me"})
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4])])
+def test_world_sizes_are_read_in_order(text: str, sizes: list[int]) -> None:
+    assert training_cli.parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "1", "2,2", "0,1", "1,two", "1,-2"])
+def test_world_sizes_that_compare_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a list of two or more sizes"):
+        training_cli.parse_sizes(text)
+
+
+def summary_of(world_size: int, **changes: Any) -> dict[str, Any]:
+    """Return what a correct run leaves behind."""
+    right: dict[str, Any] = {
+        "final": {"val_accuracy": 0.97},
+        "step_losses": [2.3, 1.0, 0.2],
+        "parameter_checksums": ["same"] * world_size,
+    }
+    return right | changes
+
+
+def failures(second: dict[str, Any]) -> list[tuple[str, int]]:
+    checks = compare({2: second, 1: summary_of(1)})
+    assert len(checks) == 6
+    assert ("FAILED" in training_cli.table(checks)) == any(not check.passed for check in checks)
+    return [(check.name, check.world_size) for check in checks if not check.passed]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0011]}, "curve"),
+        ({"step_losses": [2.3, math.nan, 0.2]}, "curve"),
+        ({"step_losses": [2.3, 1.0]}, "curve"),
+        ({"parameter_checksums": ["same", "other"]}, "parameters"),
+        ({"parameter_checksums": ["same"]}, "parameters"),
+        ({"final": {"val_accuracy": 0.949}}, "accuracy"),
+    ],
+)
+def test_a_broken_run_fails_the_check_it_breaks(changes: dict[str, Any], name: str) -> None:
+    assert failures(summary_of(2, **changes)) == [(name, 2)]
+
+
+def test_rounding_breaks_no_check() -> None:
+    assert failures(summary_of(2, step_losses=[2.3, 1.0, 0.2 + 2.3 * 0.0009])) == []
+
+
+@pytest.mark.slow
+def test_training_is_verified_on_one_and_two_ranks() -> None:
+    done = CliRunner().invoke(
+        training_cli.verify, ["--json", "--device", "cpu"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    checks = json.loads(done.stdout)
+    assert [(check["name"], check["world_size"]) for check in checks] == [
+        (name, world_size) for world_size in (1, 2) for name in ("accuracy", "curve", "parameters")
+    ]
+    assert all(check["passed"] for check in checks)
+
+
+def test_a_failed_verification_names_the_check_and_exits_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = {1: summary_of(1), 2: summary_of(2, parameter_checksums=["same", "other"])}
+    monkeypatch.setattr(
+        training_cli, "_verification_run", lambda folder, size, device: broken[size]
+    )
+    done = CliRunner().invoke(training_cli.verify, [], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert "FAILED: parameters at world size 2" in done.stderr
