@@ -130,13 +130,13 @@ def _refuse_foreign(target: Path, force: bool) -> None:
 
 
 def _write_page(results: "Results", series: "list[Series]", threshold: float, target: Path) -> None:
-    from reports.imports import write_text
+    from bench.journal import write_atomically
     from reports.page import page
     from reports.render import html
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
-    write_text(target, html(page(results, series, threshold)))
+    write_atomically(target, html(page(results, series, threshold)))
 
 
 def _print_points(results: "Results", series: "list[Series]") -> None:

@@ -94,7 +94,7 @@ def not_measured(results: Results) -> Panel | None:
     made = panel("gaps", "Not measured")
     if broken:
         made["lead"] = [
-            f"{counted(len(broken), 'launch')} did not reach the end: {formats.listed(broken)}. "
+            f"{counted(len(broken), 'launch')} incomplete: {formats.listed(broken)}. "
             "What was finished is in this report."
         ]
     if lines:
@@ -168,13 +168,23 @@ def provenance(results: Results) -> Panel | None:
 
 
 def _launch_table(launches: list[Launch]) -> dict[str, Any]:
-    columns = ("Launch", "Campaign", "Started", "Host", "End", "Ranks", "Nodes", "Repeat", "Cases")
+    columns = (
+        "Launch",
+        "Campaign",
+        "Started",
+        "Host",
+        "State",
+        "Ranks",
+        "Nodes",
+        "Repeat",
+        "Cases",
+    )
     rows = [
         [
             launch.name,
             *(_cell(launch.facts.get(key)) for key in ("campaign", "started")),
             _cell(launch.provenance.get("hostname")),
-            "complete" if launch.complete else "cut short",
+            "complete" if launch.complete else "incomplete",
             *(_cell(launch.facts.get(key)) for key in ("world_size", "num_nodes", "repeat")),
             str(launch.num_cases),
         ]

@@ -1,6 +1,5 @@
 """How a report writes numbers: three significant digits, units in the header, a dash if unknown."""
 
-import math
 from collections.abc import Iterable
 
 DASH = "\u2013"
@@ -13,7 +12,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return DASH
     if value == 0:
         return "0"
-    size = math.floor(math.log10(abs(value)))
+    # The exponent after rounding: 9.999 has the size of 10.
+    size = int(f"{value:.{digits - 1}e}".partition("e")[2])
     if size < -6:
         return f"{value:.{digits - 1}e}"
     places = digits - 1 - size
@@ -68,9 +68,7 @@ def duration(seconds: float | None) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    if noun.endswith("ch"):
-        plural = noun + "es"
+    plural = noun + ("es" if noun.endswith("ch") else "s")
     return f"{count} {noun if count == 1 else plural}"
 
 

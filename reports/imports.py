@@ -13,13 +13,13 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.journal import write_atomically
 from bench.record import SCHEMA_VERSION
 from reports.load import IMPORTED, finite
 
@@ -108,16 +108,8 @@ def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool =
         "warnings": imported.warnings,
         "tables": imported.tables,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(target, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_atomically(target, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return target
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one move, so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

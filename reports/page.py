@@ -163,7 +163,7 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     lines = [
         (flagged, f"{counted(flagged, 'point')} flagged"),
         (single, f"{counted(single, 'point')} without repeat"),
-        (broken, f"{counted(broken, 'launch')} cut short"),
+        (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(facts.gaps(results)), f"{counted(len(facts.gaps(results)), 'gap')}"),
     ]
     return [text for count, text in lines if count]

@@ -230,10 +230,14 @@ def _curve(
         "label": series.label,
         "x": [p.world_size for p in series.points],
         "y": [value(p) for p in series.points],
-        "intervals": [interval(p) for p in series.points],
+        "intervals": [_ends(interval(p)) for p in series.points],
         "dots": [[p.world_size, y] for p in series.points for y in dots(p) if len(p.rates) > 1],
         "ideal": [],
     }
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else list(interval)
 
 
 def _pairs(curve: dict[str, Any]) -> list[tuple[float, float]]:
@@ -458,7 +462,7 @@ def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> F
         {
             "label": ", ".join(str(one.row.factors.get(name)) for name in names) or one.label,
             "value": point.rate,
-            "interval": point.rate_interval,
+            "interval": _ends(point.rate_interval),
             "dots": point.rates if len(point.rates) > 1 else [],
         }
         for one, point in cases[:MAX_ITEMS]

@@ -121,14 +121,14 @@ def _point(world_size: int, rows: list[Row]) -> Point:
     steps = [row.step_s for row in rows if row.step_s is not None]
     times = [row.time_s for row in rows if row.time_s is not None]
     through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
-    point = Point(world_size, median(rates), rates, rows)
+    point = Point(world_size, median_rate(rates), rates, rows)
     point.rate_interval = log_interval(rates)
     if steps:
         point.step_s, point.step_interval = median(steps), log_interval(steps)
     if times:
         point.time_s = median(times)
     if through:
-        point.throughput_samples_per_s = median(through)
+        point.throughput_samples_per_s = median_rate(through)
     point.device_hours, point.device_hours_per = device_hours(point)
     point.flags = list(dict.fromkeys(flag for row in rows for flag in row.flags))
     return point
@@ -182,6 +182,11 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def median_rate(rates: Sequence[float]) -> float:
+    """Return the rate at the median time, so that rate times median time is the work done."""
+    return 1 / median([1 / rate for rate in rates])
 
 
 def log_interval(values: Sequence[float]) -> Interval | None:

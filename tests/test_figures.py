@@ -1,0 +1,145 @@
+import json
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+from data.report_samples import full_tree, strong_tree
+
+from reports.figures import SERIES_COLOURS, draw
+from reports.load import load
+from reports.panels import panels
+from reports.scaling import series_of
+
+
+def specs_of(root):
+    results = load([root])
+    found = panels(results, series_of(results.rows), 0.7, "GPU-hours")
+    return {spec["id"]: spec for panel in found for spec in panel["figures"]}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    return specs_of(full_tree(tmp_path_factory.mktemp("tree")))
+
+
+def texts(svg):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def test_every_study_has_its_figure(specs):
+    assert set(specs) == {
+        "strong-throughput", "strong-efficiency", "weak-step-time", "weak-efficiency",
+        "precision-0", "bucket-0", "loader-0", "sensitivity-0", "collective-bandwidth",
+    }  # fmt: skip
+
+
+def test_the_same_data_give_the_same_bytes(specs):
+    for spec in specs.values():
+        assert draw(spec) == draw(spec)
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_bytes(specs):
+    spec = specs["strong-throughput"]
+    code = "import sys, json; from reports.figures import draw; print(draw(json.load(sys.stdin)))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(spec), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert out.stdout.rstrip("\n") == draw(spec).rstrip("\n")
+
+
+def test_a_figure_is_named_for_those_who_do_not_see_it(specs):
+    for key, spec in specs.items():
+        svg = draw(spec)
+        root = ET.fromstring(svg.replace("xlink:href", "href"))  # noqa: S314, it is our own
+        assert root.get("role") == "img"
+        assert root.get("aria-labelledby") == f"{key}-title {key}-desc"
+        assert root.find("title").text == spec["title"]
+        assert root.find("desc").text == spec["desc"]
+
+
+def test_a_figure_names_no_address_and_no_date(specs):
+    for spec in specs.values():
+        svg = draw(spec)
+        assert "http" not in svg
+        assert "<metadata" not in svg
+        assert not re.search(r"20\d\d-\d\d", svg)
+
+
+def test_text_stays_text_and_ticks_are_the_sizes_measured(specs):
+    found = texts(draw(specs["strong-throughput"]))
+    assert {"1", "2", "4", "Ranks"} <= set(found)
+    assert "Throughput (images/s)" in found
+
+
+def test_colours_are_variables_with_the_palette_behind_them(specs):
+    svg = draw(specs["strong-throughput"])
+    assert f"var(--c0, {SERIES_COLOURS[0]})" in svg
+    assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
+
+
+def test_efficiency_starts_at_zero_and_shows_its_lines(specs):
+    svg = draw(specs["strong-efficiency"])
+    assert {"0", "100 %", "70 %"} <= set(texts(svg))
+    assert {"100 %", "90 %"} <= set(texts(draw(specs["weak-efficiency"])))
+
+
+def test_the_weak_step_time_has_its_horizontal_and_ten_per_cent(specs):
+    ideal = specs["weak-step-time"]["series"][0]["ideal"]
+    assert len({y for _, y in ideal}) == 1
+    assert "baseline + 10 %" in texts(draw(specs["weak-step-time"]))
+
+
+def test_the_ideal_of_throughput_passes_through_the_baseline(specs):
+    (series,) = specs["strong-throughput"]["series"]
+    base = series["y"][0]
+    assert series["ideal"] == [[1, base], [2, 2 * base], [4, 4 * base]]
+
+
+def solid_lines(svg):
+    """Return how many solid lines of a series' width a figure has."""
+    return len(re.findall(r"stroke: var\(--c0[^;]*; stroke-width: 1\.6", svg))
+
+
+def test_two_sizes_are_not_joined_and_three_are(tmp_path, specs):
+    two = specs_of(strong_tree(tmp_path))["strong-throughput"]
+    assert solid_lines(draw(two)) < solid_lines(draw(specs["strong-throughput"]))
+
+
+def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
+    assert len(specs["strong-throughput"]["series"][0]["dots"]) == 6
+    one = specs_of(strong_tree(tmp_path, {1: (0.1,), 2: (0.06,)}))["strong-throughput"]
+    assert one["series"][0]["dots"] == []
+    assert one["series"][0]["intervals"] == [None, None]
+
+
+def test_hostile_labels_stay_text(specs):
+    hostile = "<script>alert(1)</script> $\\frac{1}{0}$ & \"'"
+    spec = specs["precision-0"] | {"title": hostile, "desc": hostile}
+    spec["items"] = [spec["items"][0] | {"label": hostile}]
+    svg = draw(spec)
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg
+
+
+def test_message_sizes_are_ticks(specs):
+    assert {"1 KiB", "1 MiB"} <= set(texts(draw(specs["collective-bandwidth"])))
+
+
+def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
+    from data.report_samples import document, record, write
+
+    for size in (1, 2):
+        cases = {
+            f"strong[{i}]": record("strong", size, 0.1, factors={"workload": "mlp", "i": i})
+            for i in range(8)
+        }
+        write(tmp_path, document(f"w{size}-r0", size, cases))
+    results = load([tmp_path])
+    panel = panels(results, series_of(results.rows), 0.7, "GPU-hours")[0]
+    assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6]
+    assert "left out: mlp, i=6, mlp, i=7" in panel["notes"][0]
+    assert len(panel["tables"]) == 8

@@ -1,0 +1,245 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.imports import read, write
+from reports.load import load
+from reports.scaling import series_of
+
+DATA = Path(__file__).parent / "data"
+JOBS = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
+
+
+def csv_file(path, text):
+    path.write_text(text)
+    return path
+
+
+def table_of(tmp_path, text):
+    return read([csv_file(tmp_path / "table.csv", text)])
+
+
+def points_of(imported, tmp_path, baseline=None):
+    write(imported, [], tmp_path / "out")
+    return series_of(load([tmp_path / "out"]).rows, baseline)
+
+
+def test_a_table_of_hours_gives_speedups_and_gpu_hours(tmp_path):
+    text = "n,value,metric,unit\n1,12,time,h\n2,6.5,time,h\n4,3.5,time,h\n8,2,time,h\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert [round(p.speedup, 2) for p in series.points] == [1.0, 1.85, 3.43, 6.0]
+    assert [round(p.device_hours) for p in series.points] == [12, 13, 14, 16]
+    assert series.row.origin == "cited"
+
+
+def test_what_was_expected_is_a_target(tmp_path):
+    (series,) = points_of(read([DATA / "hours.csv"]), tmp_path)
+    assert series.row.origin == "target"
+
+
+def test_fixed_epochs_with_steps_give_step_times(tmp_path):
+    (series,) = points_of(read([DATA / "fixed_epochs.csv"]), tmp_path)
+    assert series.row.scaling == "fixed-epochs"
+    assert [round(1e3 * p.step_s, 2) for p in series.points] == [3.92, 4.49, 5.47]
+    assert [round(100 * p.parallel_efficiency, 1) for p in series.points] == [100.0, 87.3, 71.7]
+    assert [round(100 * p.time_ratio, 1) for p in series.points] == [100.0, 87.3, 71.7]
+
+
+def test_samples_and_batch_give_steps_too(tmp_path):
+    text = "n,value,metric,unit,scaling,global_batch,samples\n1,100,time,s,fixed epochs,10,1000\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.points[0].step_s == pytest.approx(1.0)
+    assert series.points[0].throughput_samples_per_s == pytest.approx(10.0)
+
+
+def test_weak_step_times_need_no_batch(tmp_path):
+    text = "n,value,metric,unit,scaling\n1,100,step_time,ms,weak\n8,125,step_time,ms,weak\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.points[1].parallel_efficiency == pytest.approx(0.8)
+
+
+def test_strong_step_times_divide_as_times(tmp_path):
+    text = "n,value,metric,unit,scaling\n1,100,step_time,ms,strong\n4,40,step_time,ms,strong\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.points[1].parallel_efficiency == pytest.approx(0.625)
+
+
+def test_weak_times_hold_the_work_of_each_device(tmp_path):
+    text = "n,value,metric,unit,scaling\n1,10,time,min,weak\n4,12.5,time,min,weak\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.points[1].parallel_efficiency == pytest.approx(0.8)
+
+
+def test_the_smallest_size_serves_where_one_is_missing(tmp_path):
+    text = "n,value,metric,unit\n8,100,throughput,tokens/s\n256,1250,throughput,tokens/s\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.baseline == 8
+    assert series.points[1].parallel_efficiency == pytest.approx(12.5 / 32)
+
+
+def test_tables_of_one_file_are_kept_apart(tmp_path):
+    text = (
+        "table_id,n,value,metric,unit\na,1,10,time,s\nb,1,20,time,s\n"
+        "a,1,5,throughput,images/s\na,2,6,time,s\n"
+    )
+    found = points_of(table_of(tmp_path, text), tmp_path)
+    sizes = {s.case: [p.world_size for p in s.points] for s in found}
+    assert sizes == {"a": [1, 2], "b": [1], "a throughput": [1]}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("0,10,time,s", "n is '0', not a positive number"),
+        ("1.5,10,time,s", "n is '1.5', not a whole number"),
+        ("two,10,time,s", "n is 'two', not a number"),
+        ("1,-3,time,s", "value is '-3', not a positive number"),
+        ("1,nan,time,s", "value is 'nan', not a positive number"),
+        ("1,,time,s", "value is '', not a number"),
+        ("1,10,efficiency,percent", "metric 'efficiency' is no time and no throughput"),
+        ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
+        ("1,10,step_time,ms", "a step time needs its scaling"),
+    ],
+)
+def test_a_line_that_says_nothing_is_left_out_by_number(tmp_path, line, reason):
+    imported = table_of(tmp_path, f"n,value,metric,unit\n{line}\n1,10,time,s\n")
+    (warning,) = imported.warnings
+    assert warning.startswith(f"table.csv line 2 is left out: {reason}")
+    assert sum(len(t["rows"]) for t in imported.tables.values()) == 1
+
+
+def test_a_table_without_a_usable_line_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no line can be used: table\.csv line 2"):
+        table_of(tmp_path, "n,value,metric,unit\n0,10,time,s\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "the table is empty"), ("n,value,metric,unit\n", "the table is empty"),
+     ("a,b\n1,2\n", "no column n, value, metric, unit")],
+)  # fmt: skip
+def test_a_file_that_is_no_table_is_refused(tmp_path, text, reason):
+    with pytest.raises(ValueError, match=reason):
+        table_of(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"gone\.csv: cannot be read"):
+        read([tmp_path / "gone.csv"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+def test_spreadsheets_encode_as_they_like(tmp_path, encoding):
+    path = tmp_path / "t.csv"
+    path.write_bytes("n,value,metric,unit,source\n1,10,time,s,J\u00fclich\n".encode(encoding))
+    imported = read([path])
+    assert imported.tables["t"]["source"] == "J\u00fclich"
+
+
+def test_other_names_of_the_first_column(tmp_path):
+    imported = table_of(tmp_path, "GPUs,value,metric,unit\n4,10,time,s\n")
+    assert imported.tables["table"]["rows"][0]["world_size"] == 4
+
+
+def test_workers_are_no_devices_and_cost_nothing(tmp_path):
+    text = "n,value,metric,unit,scaling\n8,70,throughput,samples/s,workers instead of GPUs\n"
+    (series,) = points_of(table_of(tmp_path, text), tmp_path)
+    assert series.points[0].device_hours is None
+
+
+def test_epoch_logs_are_computed_anew_from_their_times(tmp_path):
+    imported = read(JOBS)
+    assert [fact.split(" on ")[0] for fact in imported.facts] == [
+        "job 2644: 4507 images/s", "job 2648: 2226 images/s", "job 2649: 2505 images/s",
+    ]  # fmt: skip
+    (series,) = points_of(imported, tmp_path)
+    # Mean epochs of 11.0945 s at one rank; of 22.4667 s and 19.9562 s at two, median 21.2115 s.
+    assert series.points[1].num_launches == 2
+    assert series.points[1].parallel_efficiency == pytest.approx(11.0945 / 21.2115 / 2, rel=1e-5)
+
+
+def test_a_logged_rate_that_counts_ranks_twice_is_flagged():
+    imported = read(JOBS)
+    flagged = {w.split(":")[1].strip(): w for w in imported.warnings}
+    assert set(flagged) == {"job 2648", "job 2649"}
+    assert "2 times what the epoch times allow" in flagged["job 2648"]
+    (rows,) = [table["rows"] for table in imported.tables.values()]
+    assert [len(row["flags"]) for row in rows] == [0, 1, 1]
+
+
+def test_the_first_epoch_warms_up(tmp_path):
+    head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
+    text = head + "7,1,1,10,999,1\n7,2,1,10,10,100\n7,3,1,10,30,33.3\n"
+    imported = read([csv_file(tmp_path / "e.csv", text)], dataset_size=1000)
+    (table,) = imported.tables.values()
+    assert table["rows"][0]["time_s"] == 20.0
+    assert table["rows"][0]["throughput_samples_per_s"] == pytest.approx(50.0)
+
+
+def test_a_single_epoch_is_kept_apart_and_flagged(tmp_path):
+    head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
+    path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,10,5000\n")
+    imported = read([path, JOBS[0]])
+    assert len(imported.tables) == 2
+    assert any("only epoch is the warm-up" in warning for warning in imported.warnings)
+
+
+def test_a_log_with_a_broken_time_names_the_job(tmp_path):
+    head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
+    path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,x,1\n")
+    with pytest.raises(ValueError, match="job 7: epoch_time_s is 'x', not a number"):
+        read([path])
+
+
+def test_an_import_is_not_overwritten(tmp_path):
+    imported = read([DATA / "hours.csv"])
+    target = write(imported, [DATA / "hours.csv"], tmp_path)
+    before = target.read_bytes()
+    with pytest.raises(ValueError, match="exists"):
+        write(imported, [], tmp_path)
+    assert target.read_bytes() == before
+    write(imported, [], tmp_path, force=True)
+    assert target.read_bytes() != before
+
+
+def test_an_import_says_what_it_was_made_from(tmp_path):
+    target = write(read([DATA / "hours.csv"]), [DATA / "hours.csv"], tmp_path)
+    document = json.loads(target.read_text())
+    assert document["schema"] == 1
+    assert document["sources"][0]["file"] == "hours.csv"
+    assert len(document["sources"][0]["sha256"]) == 64
+
+
+def test_an_import_of_another_schema_is_refused(tmp_path):
+    target = write(read([DATA / "hours.csv"]), [], tmp_path)
+    target.write_text(target.read_text().replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ValueError, match="schema 2"):
+        load([tmp_path])
+
+
+def test_cited_and_measured_rows_share_a_report_and_no_series(tmp_path):
+    text = "n,value,metric,unit,note\n1,10,time,s,\n1,11,time,s,TARGETS\n"
+    found = points_of(table_of(tmp_path, text), tmp_path)
+    assert sorted(s.row.origin for s in found) == ["cited", "target"]
+
+
+cell = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=12)
+
+
+@given(st.lists(st.tuples(cell, cell, cell, cell, cell), min_size=1, max_size=6))
+def test_no_table_breaks_the_reader(tmp_path_factory, lines):
+    import csv
+
+    path = tmp_path_factory.mktemp("fuzz") / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["n", "value", "metric", "unit", "scaling"])
+        writer.writerows(lines)
+    try:
+        imported = read([path])
+    except ValueError:
+        return
+    assert imported.tables

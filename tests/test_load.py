@@ -1,0 +1,258 @@
+import json
+import math
+import time
+
+import pytest
+from data.report_samples import document, entry, provenance, record, strong_tree, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.journal import Journal
+from bench.record import KEY
+from reports.load import load
+
+CASE = "strong[64]"
+
+
+def one_launch(**changes):
+    return document("w1-r0", 1, {CASE: record(**changes)})
+
+
+def test_a_campaign_becomes_one_row_per_case_and_launch(tmp_path):
+    results = load([strong_tree(tmp_path)])
+    assert [launch.name for launch in results.launches] == ["w1-r0", "w1-r1", "w2-r0", "w2-r1"]
+    assert [(row.launch, row.world_size) for row in results.rows] == [
+        ("w1-r0", 1), ("w1-r1", 1), ("w2-r0", 2), ("w2-r1", 2),
+    ]  # fmt: skip
+    assert all(row.origin == "measured" for row in results.rows)
+
+
+def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
+    # Rounds of 4 steps, the slowest rank counts: 0.4, 0.8, 0.6 s; median 0.6, so 0.15 s a step.
+    rounds = [[0.4, 0.8, 0.5], [0.3, 0.2, 0.6]]
+    case = record(world_size=2, rank_round_s=rounds, peak_memory_bytes=[5, None])
+    write(tmp_path, document("w2-r0", 2, {CASE: case}))
+    (row,) = load([tmp_path]).rows
+    assert row.step_s == pytest.approx(0.15)
+    assert row.mean_step_s == pytest.approx(0.15)
+    assert (row.min_step_s, row.max_step_s) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert row.stddev_step_s == pytest.approx(0.05)
+    assert row.throughput_samples_per_s == pytest.approx(64 / 0.15)
+    assert row.imbalance == pytest.approx(1.7 / 1.4)
+    assert row.rounds == 3
+    assert row.peak_memory_bytes == 5
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9), st.integers(1, 10_000))
+def test_throughput_times_step_time_is_samples(tmp_path_factory, rounds, samples):
+    root = tmp_path_factory.mktemp("tree")
+    case = record(rank_round_s=[rounds], samples_per_step=samples)
+    write(root, document("w1-r0", 1, {CASE: case}))
+    (row,) = load([root]).rows
+    assert row.throughput_samples_per_s * row.step_s == pytest.approx(samples)
+
+
+def test_mfu_follows_from_the_median_step(tmp_path):
+    case = record(flop_per_sample=1e9, peak_flop_per_s=1e12, step_s=0.1)
+    write(tmp_path, document("w1-r0", 1, {CASE: case}))
+    assert load([tmp_path]).rows[0].mfu == pytest.approx(0.64)
+
+
+def test_an_unknown_peak_gives_no_mfu(tmp_path):
+    write(tmp_path, one_launch())
+    assert load([tmp_path]).rows[0].mfu is None
+
+
+def test_the_table_is_a_data_frame_on_request(tmp_path):
+    frame = load([strong_tree(tmp_path)]).frame()
+    assert len(frame) == 4
+    assert frame.groupby("world_size").step_s.median().to_dict() == {1: 0.1, 2: 0.0625}
+
+
+def test_a_single_file_is_read(tmp_path):
+    path = write(tmp_path, one_launch())
+    assert len(load([path]).rows) == 1
+
+
+def test_a_folder_of_benchmark_files_is_read(tmp_path):
+    (tmp_path / "0001_a.json").write_text(json.dumps(one_launch()))
+    (tmp_path / "0002_b.json").write_text(json.dumps(document("w1-r1", 1, {CASE: record()})))
+    assert len(load([tmp_path]).launches) == 2
+
+
+def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
+    stats = {"median": 0.2, "mean": 0.25, "min": 0.1, "max": 0.4, "stddev": 0.1, "rounds": 7}
+    foreign = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
+    (tmp_path / "x.json").write_text(json.dumps(foreign))
+    (row,) = load([tmp_path]).rows
+    assert (row.study, row.world_size, row.step_s, row.rounds) == ("other", 1, 0.2, 7)
+    assert row.throughput_samples_per_s is None
+
+
+def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
+    content = one_launch()
+    own = content[KEY]
+    launch = {k: own[k] for k in ("launch", "campaign", "started", "world_size", "provenance")}
+    journal = Journal(tmp_path / "launches" / "w1-r0" / "journal.jsonl")
+    header = {"kind": "launch", "resumed": False, "schema": own["schema"], "launch": launch}
+    journal.append(header | {"expected": [CASE, "never reached"], "document": {}})
+    journal.append({"kind": "case", "case": CASE, "benchmark": content["benchmarks"][0]})
+    journal.close()
+    results = load([tmp_path])
+    assert not results.launches[0].complete
+    assert results.rows[0].step_s == pytest.approx(0.1)
+
+
+def test_the_result_is_preferred_to_the_journal(tmp_path):
+    path = write(tmp_path, one_launch())
+    (path.parent / "journal.jsonl").write_text("not read")
+    assert len(load([tmp_path]).rows) == 1
+
+
+def test_a_missing_path_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: no such file or folder"):
+        load([tmp_path / "nowhere"])
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no launch"):
+        load([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "the file is empty"),
+        ("  \n", "the file is empty"),
+        ('{"benchmarks": [', "cut short"),
+        ('{"benchmarks": [{"name": "a", "stats": {"median": NaN}}]}', "NaN is not a JSON number"),
+        ("[1, 2]", "not a pytest-benchmark file"),
+        ('{"benchmarks": {}}', "not a pytest-benchmark file"),
+        ('{"benchmarks": [3]}', "entry 0 is no pytest-benchmark entry"),
+        ('{"benchmarks": [{"name": "a"}]}', "entry a has no stats"),
+        ('{"benchmarks": [{"name": "a", "stats": {"rounds": 3}}]}', "incomplete stats"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, content, sentence):
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load([path])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
+    text = json.dumps(one_launch())
+    path = tmp_path / "cut.json"
+    for length in range(0, len(text) - 1, 97):
+        path.write_text(text[:length])
+        with pytest.raises(ValueError, match=r"cut\.json"):
+            load([path])
+
+
+def test_another_schema_is_refused(tmp_path):
+    content = one_launch()
+    content["benchmarks"][0]["extra_info"][KEY]["schema"] = 99
+    with pytest.raises(ValueError, match=r"entry strong\[64\]: lockstep schema 99"):
+        load([write(tmp_path, content)])
+
+
+def test_another_schema_of_the_launch_is_refused(tmp_path):
+    content = one_launch()
+    content[KEY]["schema"] = 0
+    with pytest.raises(ValueError, match="lockstep schema 0"):
+        load([write(tmp_path, content)])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_a_round_that_is_no_time_is_refused(tmp_path, bad):
+    content = one_launch()
+    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][0][1] = bad
+    with pytest.raises(ValueError, match="not a positive time"):
+        load([write(tmp_path, content)])
+
+
+def test_ranks_with_different_rounds_are_refused(tmp_path):
+    content = one_launch()
+    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"] = [[1.0, 2.0], [1.0]]
+    with pytest.raises(ValueError, match="same number of rounds"):
+        load([write(tmp_path, content)])
+
+
+def test_an_entry_twice_in_a_launch_is_refused(tmp_path):
+    content = one_launch()
+    content["benchmarks"] *= 2
+    with pytest.raises(ValueError, match="stands there twice"):
+        load([write(tmp_path, content)])
+
+
+@pytest.mark.parametrize("fact", ["torch", "cuda", "nccl", "driver", "image_sha256"])
+def test_launches_that_differ_are_not_pooled(tmp_path, fact):
+    write(tmp_path, one_launch())
+    other = document("w1-r1", 1, {CASE: record()}, provenance=provenance(1, **{fact: "other"}))
+    write(tmp_path, other)
+    known = provenance()[fact]
+    with pytest.raises(ValueError, match=f"w1-r0 and w1-r1 differ in {fact} .{known} and other"):
+        load([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"precision": "bf16"}, "precision"), ({"workload": "cnn"}, "workload"),
+     ({"global_batch": 128}, "global_batch")],
+)  # fmt: skip
+def test_one_case_name_with_two_meanings_is_refused(tmp_path, change, name):
+    write(tmp_path, one_launch())
+    write(tmp_path, document("w1-r1", 1, {CASE: record(**change)}))
+    with pytest.raises(ValueError, match=f"has {name}"):
+        load([tmp_path])
+
+
+def test_a_strong_series_keeps_its_global_batch(tmp_path):
+    write(tmp_path, one_launch())
+    write(tmp_path, document("w2-r0", 2, {CASE: record(world_size=2, global_batch=128)}))
+    with pytest.raises(ValueError, match="has global_batch 64 in launch w1-r0 and 128"):
+        load([tmp_path])
+
+
+def test_a_copy_of_a_launch_is_no_repeat(tmp_path):
+    write(tmp_path / "a", one_launch())
+    write(tmp_path / "b", one_launch())
+    with pytest.raises(ValueError, match="already read from"):
+        load([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_folder_given_twice_is_read_once(tmp_path):
+    write(tmp_path, one_launch())
+    assert len(load([tmp_path, tmp_path]).rows) == 1
+
+
+def test_equal_names_of_other_campaigns_are_told_apart(tmp_path):
+    write(tmp_path / "a", one_launch())
+    other = one_launch()
+    other[KEY]["started"] = "2026-11-21T12:00:00+00:00"
+    write(tmp_path / "b", other)
+    names = [launch.name for launch in load([tmp_path / "a", tmp_path / "b"]).launches]
+    assert len(set(names)) == 2
+
+
+def test_a_launch_without_a_finished_case_still_counts(tmp_path):
+    write(tmp_path, document("w1-r0", 1, {}, complete=False))
+    results = load([tmp_path])
+    assert (len(results.launches), results.rows) == (1, [])
+
+
+def test_loading_grows_with_the_number_of_entries_and_no_faster(tmp_path):
+    def seconds(count):
+        entries = [entry(f"c[{i}]", record(factors={"i": i})) for i in range(count)]
+        path = tmp_path / f"{count}.json"
+        path.write_text(json.dumps({"benchmarks": entries}))
+        best = math.inf
+        for _ in range(3):
+            start = time.perf_counter()
+            load([path])
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(2000) < 40 * seconds(200)

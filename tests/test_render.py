@@ -1,0 +1,422 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from data.report_samples import document, full_tree, provenance, record, strong_tree, write
+
+from reports import formats
+from reports.imports import read
+from reports.imports import write as write_import
+from reports.load import load
+from reports.page import CPU_BAND, page
+from reports.render import MARK, embedded, html
+from reports.scaling import series_of
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
+
+
+def data_of(*roots, baseline=None, threshold=0.7):
+    results = load(roots)
+    return page(results, series_of(results.rows, baseline), threshold)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return data_of(full_tree(tmp_path_factory.mktemp("tree")))
+
+
+@pytest.fixture(scope="module")
+def full_html(full):
+    return html(full)
+
+
+def section(data, key):
+    return next(part for part in data["sections"] if part["id"] == key)
+
+
+def cells(table):
+    """Return a table as one dict a row."""
+    labels = [" ".join([c["label"], c["unit"]]).strip() for c in table["columns"]]
+    return [dict(zip(labels, row, strict=True)) for row in table["rows"]]
+
+
+class Elements(HTMLParser):
+    """Collects tags with their attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(text):
+    parser = Elements()
+    parser.feed(text)
+    return parser.found
+
+
+# Results to data
+
+
+def test_the_strong_table_by_hand(tmp_path):
+    # 64 images in 0.1 s and 0.0625 s: 640 and 1024 images/s; 1e6 images cost 1/(3600*640) h * 1e6.
+    (table,) = section(data_of(strong_tree(tmp_path)), "strong")["tables"]
+    assert cells(table) == [
+        {
+            "Ranks": "1", "Local batch": "64", "Launches": "2", "Step time ms": "100",
+            "95 % interval ms": "100 to 100", "Throughput images/s": "640", "Speed-up": "1.00",
+            "Efficiency %": "100.0", "95 % interval %": "\u2013",
+            "GPU-hours per 10\u2076 images": "0.434", "Peak memory GB": "1.00",
+            "Imbalance": "1.00",
+        },
+        {
+            "Ranks": "2", "Local batch": "32", "Launches": "2", "Step time ms": "62.5",
+            "95 % interval ms": "62.5 to 62.5", "Throughput images/s": "1020", "Speed-up": "1.60",
+            "Efficiency %": "80.0", "95 % interval %": "80.0 to 80.0",
+            "GPU-hours per 10\u2076 images": "0.543", "Peak memory GB": "1.00",
+            "Imbalance": "1.00",
+        },
+    ]  # fmt: skip
+    assert table["note"] == "Ratios are relative to 1 rank at 640 images/s."
+
+
+def test_a_baseline_without_repeat_is_said(tmp_path):
+    (table,) = section(data_of(strong_tree(tmp_path, {1: (0.1,), 2: (0.06,)})), "strong")["tables"]
+    assert table["note"].endswith("No repeat: no interval.")
+
+
+def test_the_verdict_names_size_efficiency_and_baseline(tmp_path):
+    (sentence,) = data_of(strong_tree(tmp_path))["verdicts"]
+    assert sentence == (
+        "Strong scaling, mlp, global_batch=64: the largest size measured at 70 % efficiency or "
+        "more is 2 ranks, with 80.0 % (80.0 to 80.0 %) and 1.60 times the rate of 1 rank at 640 "
+        "images/s."
+    )
+
+
+def test_the_verdict_says_when_no_size_is_good(tmp_path):
+    (sentence,) = data_of(strong_tree(tmp_path), threshold=0.9)["verdicts"]
+    assert "no size reaches 90 % efficiency; the best is 80.0 %" in sentence
+
+
+def test_the_sections_stand_in_the_order_of_the_page(full):
+    assert [part["id"] for part in full["sections"]] == [
+        "strong", "weak", "precision", "bucket", "sensitivity", "loader", "collective", "flags",
+        "gaps", "method", "provenance",
+    ]  # fmt: skip
+
+
+def test_a_panel_without_input_is_absent(tmp_path):
+    data = data_of(strong_tree(tmp_path))
+    assert [part["id"] for part in data["sections"]] == ["strong", "method", "provenance"]
+    assert "Precision" not in html(data)
+
+
+def test_weak_points_show_the_time_ratio(full):
+    (table,) = section(full, "weak")["tables"]
+    last = cells(table)[-1]
+    assert last["Time ratio"] == f"{4**-0.1:.2f}"
+    assert last["Efficiency %"] == f"{100 * 4**-0.1:.1f}"
+
+
+def test_precisions_are_compared_with_fp32_at_the_same_size(full):
+    table = section(full, "precision")["tables"][-1]
+    ratios = {row["precision"]: row["Ratio"] for row in cells(table)}
+    assert ratios == {"fp32": "1.00", "bf16": "1.67"}
+    assert "precision=fp32" in table["note"]
+    assert "on the same 4 ranks" in table["note"]
+
+
+def test_equal_buckets_are_named_with_their_real_sizes(full):
+    part = section(full, "bucket")
+    shown = [row["Buckets MB"] for row in cells(part["tables"][0])]
+    assert shown == ["3 \u00d7 1.00", "3.00", "3.00"]
+    assert part["notes"] == [
+        "mlp: bucket_cap_mb 25, 50 gave the same buckets at world size 1, 2, 4, so a difference "
+        "between them is noise."
+    ]
+
+
+def test_main_effects_by_hand(full):
+    # Time is 0.1 (1 + rate) (1 + momentum): 0.2 against 0.1 costs 1.1/1.2, 0.9 against 0 1/1.9.
+    part = section(full, "sensitivity")
+    effects = {(r["Factor"], r["Level"]): r["Effect %"] for r in cells(part["tables"][0])}
+    assert effects[("learning_rate", "0.2")] == "-8.3"
+    assert effects[("momentum", "0.9")] == "-47.4"
+    assert "learning_rate=0.1, momentum=0.0" in part["lead"][0]
+
+
+def test_collectives_show_both_bandwidths(full):
+    tables = {t["caption"]: cells(t) for t in section(full, "collective")["tables"]}
+    assert set(tables) == {"all_reduce on 2 ranks", "all_reduce on 4 ranks"}
+    last = tables["all_reduce on 4 ranks"][-1]
+    assert (last["Message"], last["algbw GB/s"], last["busbw GB/s"]) == ("1 MiB", "1.00", "1.50")
+
+
+def test_a_collective_at_one_rank_has_no_busbw(tmp_path):
+    case = record("collective", 1, 0.001, workload="all_reduce", scaling=None,
+                  factors={"message_bytes": 2_000_000}, samples_per_step=2_000_000,
+                  details={"algbw_gb_per_s": 2.0, "busbw_gb_per_s": None})  # fmt: skip
+    write(tmp_path, document("w1-r0", 1, {"c": case}))
+    (row,) = cells(section(data_of(tmp_path), "collective")["tables"][0])
+    assert row["algbw GB/s"] == "2.00"
+    assert "busbw GB/s" not in row
+
+
+def test_flags_are_listed_with_their_points(full):
+    (table,) = section(full, "flags")["tables"]
+    (row,) = cells(table)
+    assert (row["Flag"], row["Points"]) == ("bf16 is emulated", "3")
+    assert "3 points flagged" in full["warnings"]
+
+
+def test_gaps_name_skips_and_launches_that_never_ran(full):
+    rows = cells(section(full, "gaps")["tables"][0])
+    assert rows[0] == {
+        "What": "every case at world size 8", "Why": "the launch was planned and left no result",
+        "Launches": "w8-r0, w8-r1",
+    }  # fmt: skip
+    assert rows[1]["Why"] == "skipped: fp16 needs a GPU"
+
+
+def test_what_was_expected_and_is_not_there_is_a_gap(tmp_path):
+    failed = [{"case": "b", "reason": "rank 1 on node1: out of memory"}]
+    write(tmp_path, document("w1-r0", 1, {"a": record()}, expected=["a", "b", "c"], failed=failed,
+                             complete=False))  # fmt: skip
+    data = data_of(tmp_path)
+    rows = cells(section(data, "gaps")["tables"][0])
+    assert [row["What"] for row in rows] == ["b", "c"]
+    assert rows[0]["Why"] == "failed: rank 1 on node1: out of memory"
+    assert data["next"].startswith("Run what is missing first (2 lines")
+
+
+def test_a_report_of_nothing_but_failures_is_still_made(tmp_path):
+    failed = [{"case": "a", "reason": "out of memory"}]
+    write(tmp_path, document("w1-r0", 1, {}, expected=["a"], failed=failed, complete=False))
+    assert "out of memory" in html(data_of(tmp_path))
+
+
+def test_cpus_bring_the_band_and_rank_hours(tmp_path):
+    data = data_of(full_tree(tmp_path, device="cpu"))
+    assert data["band"] == CPU_BAND
+    text = html(data)
+    assert CPU_BAND in text
+    assert "Rank-hours" in text
+    assert "GPU-hours" not in text
+
+
+def test_gpus_have_no_band(full, full_html):
+    assert full["band"] is None
+    assert 'class="band"' not in full_html
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ({1: (0.1,), 2: (0.06,)}, "at least 3 launches"),
+        ({1: (0.1, 0.1, 0.1)}, "at least three world sizes"),
+        ({1: (0.1, 0.1, 0.1), 2: (0.06, 0.06, 0.06)}, "Measure more than 2 ranks"),
+        ({1: (0.1, 0.1, 0.1), 2: (0.09, 0.09, 0.09)}, "Use the sizes named above"),
+    ],
+)
+def test_the_next_step_follows_from_the_data(tmp_path, steps, sentence):
+    assert sentence in data_of(strong_tree(tmp_path, steps))["next"]
+
+
+def test_facts_that_differ_between_launches_name_the_launches(tmp_path):
+    for repeat, seed in ((0, 1), (1, 2)):
+        facts = provenance(seed=seed)
+        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record()}, provenance=facts))
+    table = section(data_of(tmp_path), "provenance")["tables"][1]
+    values = {row["Fact"]: row["Value"] for row in cells(table)}
+    assert values["seed"] == "1 (w1-r0); 2 (w1-r1)"
+    assert values["torch"] == "2.7.0"
+
+
+def test_the_data_hold_every_point_and_read_back(full):
+    assert json.loads(json.dumps(full)) == full
+    assert {"step_s", "parallel_efficiency", "flags"} <= set(full["data"]["points"][0])
+
+
+# Imported numbers
+
+
+@pytest.fixture
+def imported(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "table_id,n,value,metric,unit,scaling,global_batch,steps,note\n"
+        "pub,1,73.48,time,s,fixed epochs,16,18750,\npub,2,42.06,time,s,fixed epochs,32,9375,\n"
+        'goal,1,12,time,h,,,,"EXPECTED, NOT MEASURED"\ngoal,2,6.5,time,h,,,,EXPECTED\n'
+    )
+    write_import(read([table]), [table], tmp_path / "imp")
+    return tmp_path / "imp"
+
+
+def test_cited_and_target_tables_carry_their_label_everywhere(imported):
+    data = data_of(imported)
+    assert data["title"] == "Scaling numbers, cited and target, not measured here"
+    text = html(data)
+    for origin, label in (("cited", "cited, not measured"), ("target", "target")):
+        block = text[text.index(f'<section id="{origin}"') :]
+        block = block[: block.index("</section>")]
+        # Once beside the heading and once beside each table.
+        assert block.count(f'<span class="origin">{label}</span>') == 1 + block.count("<table>")
+
+
+def test_fixed_epochs_are_said_to_be_neither(imported):
+    (table,) = section(data_of(imported), "cited")["tables"]
+    assert "neither strong nor weak scaling" in table["note"]
+    row = cells(table)[1]
+    assert (row["Step time ms"], row["Efficiency %"], row["Weak view %"]) == (
+        "4.49",
+        "87.4",
+        "87.4",
+    )
+
+
+def test_the_baseline_of_a_table_of_times_is_its_time(imported):
+    (table,) = section(data_of(imported), "target")["tables"]
+    assert "relative to 1 device at 12 h a run" in table["note"]
+    assert [row["GPU-hours"] for row in cells(table)] == ["12", "13"]
+
+
+def test_measured_and_cited_share_a_page_and_no_section(imported, tmp_path):
+    data = data_of(strong_tree(tmp_path / "tree"), imported)
+    assert "with cited and target numbers" in data["title"]
+    origins = {part["id"]: part["origin"] for part in data["sections"]}
+    assert origins["strong"] == "measured"
+    assert origins["cited"] == "cited"
+
+
+# Data to HTML
+
+
+def test_the_page_asks_the_network_for_nothing(full_html):
+    assert "http" not in full_html.replace("http-equiv", "")
+    assert "@import" not in full_html
+    assert not re.search(r"url\((?!#)", full_html)
+    for tag, attributes in elements(full_html):
+        assert tag not in {"link", "iframe", "img", "object", "embed", "base", "form"}
+        assert "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+
+
+def test_the_page_forbids_itself_scripts_and_requests(full_html):
+    policy = next(a["content"] for tag, a in elements(full_html) if tag == "meta"
+                  and a.get("http-equiv") == "Content-Security-Policy")  # fmt: skip
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    scripts = [a for tag, a in elements(full_html) if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}]
+
+
+def test_every_number_of_a_table_is_on_the_page(full, full_html):
+    for part in full["sections"]:
+        for table in part["tables"]:
+            for row in table["rows"]:
+                for cell in row:
+                    assert f">{cell}</td>".replace("'", "&#39;") in full_html
+
+
+def test_every_anchor_leads_somewhere_and_ids_are_unique(full_html):
+    ids = [
+        a["id"] for tag, a in elements(full_html) if "id" in a and tag not in ("path", "clippath")
+    ]
+    assert len(set(ids)) == len(ids)
+    for tag, attributes in elements(full_html):
+        if tag == "a":
+            assert attributes["href"].removeprefix("#") in ids
+
+
+def test_markers_and_clips_refer_to_what_is_there(full_html):
+    ids = {a["id"] for _, a in elements(full_html) if "id" in a}
+    used = set(re.findall(r"url\(#([^)]+)\)", full_html))
+    used |= {a["xlink:href"][1:] for _, a in elements(full_html) if "xlink:href" in a}
+    assert used
+    assert used <= ids
+
+
+def test_hostile_text_stays_text(tmp_path):
+    case = record(factors={"workload": HOSTILE}, workload=HOSTILE, flags=[HOSTILE])
+    facts = provenance(environment={HOSTILE: HOSTILE}, os=HOSTILE)
+    facts["ranks"][0]["host"] = HOSTILE
+    skipped = [{"case": HOSTILE, "reason": HOSTILE}]
+    content = document("w1-r0", 1, {HOSTILE: case, "two": record(study=HOSTILE)}, campaign=HOSTILE,
+                       provenance=facts, skipped=skipped)  # fmt: skip
+    write(tmp_path, content)
+    write(tmp_path, document("w2-r0", 2, {HOSTILE: record(world_size=2, workload=HOSTILE)},
+                             provenance=facts))  # fmt: skip
+    text = html(data_of(tmp_path))
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert len([tag for tag, _ in elements(text) if tag == "script"]) == 1
+    assert text.count("</script>") == 1
+
+
+def test_embedded_data_cannot_close_their_element_and_read_back():
+    data = {"a": HOSTILE, "b": "<!--"}
+    text = str(embedded(data))
+    assert "<" not in text
+    assert json.loads(text) == data
+
+
+def test_large_data_stay_out_of_the_page(tmp_path):
+    cases = {f"c[{i}]": record(factors={"i": i}) for i in range(700)}
+    write(tmp_path, document("w1-r0", 1, cases))
+    data = data_of(tmp_path)
+    assert data["data"] is None
+    assert "application/json" not in html(data)
+
+
+def test_a_normal_campaign_stays_small_and_known(full, full_html):
+    assert len(full_html.encode()) < 500_000
+    assert MARK in full_html[:2048]
+    assert html(full) == full_html
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "\u2013"), (0, "0"), (1, "1.00"), (9.999, "10.0"), (999.9, "1000"),
+     (12.34, "12.3"), (123.4, "123"),
+     (1234, "1230"), (12345, "12\u202f300"), (0.001234, "0.00123"), (1e-9, "1.00e-09"),
+     (-5.5, "-5.50")],
+)  # fmt: skip
+def test_three_significant_digits(value, text):
+    assert formats.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.0, "12"), (0.31, "0.31"), (100.0, "100"), (None, "\u2013")]
+)
+def test_trimmed_numbers(value, text):
+    assert formats.trimmed(value) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(8, "8 B"), (1024, "1 KiB"), (3 << 20, "3 MiB"), (1 << 31, "2 GiB")]
+)
+def test_message_sizes(size, text):
+    assert formats.size_of(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.002, "2 ms"), (73.48, "73.5 s"), (600, "10 min"), (43200, "12 h")]
+)
+def test_durations(seconds, text):
+    assert formats.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "rank", "1 rank"), (2, "launch", "2 launches"), (0, "gap", "0 gaps")],
+)
+def test_counts(count, noun, text):
+    assert formats.counted(count, noun) == text

@@ -1,0 +1,232 @@
+import math
+
+import pytest
+from data.report_samples import full_tree, strong_tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.load import Row, load
+from reports.scaling import (
+    log_interval,
+    median,
+    pooled_step_s,
+    ratio_interval,
+    series_of,
+    t_quantile,
+    table,
+)
+
+
+def row(world_size, rate, scaling="strong", case="c", **more):
+    return Row("l", case, scaling, "w", world_size, rate, scaling=scaling, **more)
+
+
+def points(rows, baseline=None):
+    (series,) = series_of(rows, baseline)
+    return series.points
+
+
+def times(values, scaling="strong"):
+    """Rows of a table of times in hours."""
+    return [
+        row(n, 1 / t, scaling, time_s=3600 * t, origin="cited") for n, t in values.items()
+    ]  # fmt: skip
+
+
+def test_a_strong_table_of_hours():
+    # 12, 6.5, 3.5, 2 h on 1, 2, 4, 8 GPUs: 12/6.5 = 1.846, 12/3.5 = 3.429, 12/2 = 6.
+    found = points(times({1: 12, 2: 6.5, 4: 3.5, 8: 2}))
+    assert [round(p.speedup, 2) for p in found] == [1.0, 1.85, 3.43, 6.0]
+    assert [round(100 * p.parallel_efficiency, 1) for p in found] == [100.0, 92.3, 85.7, 75.0]
+    assert [p.device_hours for p in found] == pytest.approx([12, 13, 14, 16])
+    assert {p.device_hours_per for p in found} == {"run"}
+
+
+def test_throughput_gives_the_same_ratios_as_times():
+    samples = 1e6
+    rates = [row(n, samples / t) for n, t in {1: 12.0, 2: 6.5, 4: 3.5}.items()]
+    assert [p.speedup for p in points(rates)] == pytest.approx([1, 12 / 6.5, 12 / 3.5])
+
+
+def test_weak_efficiency_is_the_time_ratio_and_not_the_strong_formula():
+    # Local batch 64: 0.10 s at 1 rank, 0.125 s at 4. Efficiency 0.8; the strong formula gives 0.2.
+    rows = [
+        row(n, n * 64 / t, "weak", step_s=t, throughput_samples_per_s=n * 64 / t)
+        for n, t in {1: 0.1, 4: 0.125}.items()
+    ]
+    last = points(rows)[-1]
+    assert last.parallel_efficiency == pytest.approx(0.8)
+    assert last.time_ratio == pytest.approx(0.8)
+    assert last.speedup == pytest.approx(3.2)
+
+
+def test_fixed_epochs_give_both_views():
+    # 5 epochs of 3750, 1875 and 937 steps in 73.48, 42.06 and 25.61 s.
+    values = {1: (73.48, 18750), 2: (42.06, 9375), 4: (25.61, 4685)}
+    rows = [
+        row(n, 1 / t, "fixed-epochs", time_s=t, step_s=t / steps)
+        for n, (t, steps) in values.items()
+    ]
+    found = points(rows)
+    assert [round(1e3 * p.step_s, 2) for p in found] == [3.92, 4.49, 5.47]
+    assert [round(100 * p.parallel_efficiency, 1) for p in found] == [100.0, 87.4, 71.7]
+    assert [round(100 * p.time_ratio, 1) for p in found[1:]] == [87.4, 71.7]
+
+
+def test_strong_points_have_no_time_ratio():
+    rows = [row(n, 1 / n, step_s=1.0) for n in (1, 2)]
+    assert [p.time_ratio for p in points(rows)] == [None, None]
+
+
+def test_the_smallest_size_is_the_baseline_when_one_is_missing():
+    (series,) = series_of([row(16, 100.0), row(64, 300.0)])
+    assert series.baseline == 16
+    assert series.points[-1].parallel_efficiency == pytest.approx(0.75)
+
+
+def test_a_baseline_may_be_chosen_and_smaller_sizes_stay():
+    found = points([row(4, 5.0), row(8, 8.0), row(256, 100.0)], baseline=8)
+    assert [p.world_size for p in found] == [4, 8, 256]
+    assert found[0].parallel_efficiency == pytest.approx((5 / 8) / (4 / 8))
+    assert found[2].parallel_efficiency == pytest.approx((100 / 8) / 32)
+
+
+def test_a_series_without_the_chosen_baseline_keeps_its_smallest():
+    rows = [row(1, 1.0, case="a"), row(8, 6.0, case="a"), row(2, 1.0, case="b")]
+    assert {s.case: s.baseline for s in series_of(rows, 8)} == {"a": 8, "b": 2}
+
+
+def test_a_baseline_nobody_measured_is_refused():
+    with pytest.raises(ValueError, match=r"no series has the baseline 3; measured sizes are \[1"):
+        series_of([row(1, 1.0), row(2, 2.0)], 3)
+
+
+def test_a_point_is_the_median_over_its_launches():
+    (point,) = points([row(1, r, step_s=1 / r) for r in (1.0, 100.0, 2.0)])
+    assert (point.rate, point.num_launches, point.step_s) == (2.0, 3, 0.5)
+
+
+def test_the_rate_of_a_point_times_its_time_is_its_work():
+    # Steps of 1 s and 3 s: median 2 s, so half a unit of work per second.
+    (point,) = points([row(1, r, step_s=1 / r) for r in (1.0, 1 / 3)])
+    assert (point.step_s, point.rate) == (pytest.approx(2.0), pytest.approx(0.5))
+
+
+def test_the_interval_of_two_launches_by_hand():
+    # ln 2 and ln 8: mean ln 4, sd ln(4)/sqrt 2, so the half width is 12.7062 * ln(4)/2.
+    low, high = log_interval([2.0, 8.0])
+    half = 12.7062047 * math.log(4) / 2
+    assert math.log(high / 4) == pytest.approx(half, rel=1e-6)
+    assert math.log(low / 4) == pytest.approx(-half, rel=1e-6)
+
+
+def test_the_quantile_of_student_t():
+    # Two-sided 95 %: table values for 1, 2 and 10 degrees of freedom.
+    assert [round(t_quantile(n), 3) for n in (1, 2, 10)] == [12.706, 4.303, 2.228]
+
+
+def test_welch_by_hand():
+    # Logs 0, 2 and 0, 2: each variance 2, each part 1; freedom (1+1)^2/(1+1) = 2; half t_2 sqrt 2.
+    low, high = ratio_interval([1.0, math.e**2], [1.0, math.e**2])
+    half = t_quantile(2) * math.sqrt(2)
+    assert (math.log(low), math.log(high)) == pytest.approx((-half, half))
+
+
+def test_equal_launches_have_an_interval_of_no_width():
+    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == pytest.approx((2.0, 2.0))
+
+
+@pytest.mark.parametrize(("above", "below"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
+def test_without_repeats_there_is_no_interval(above, below):
+    assert ratio_interval(above, below) is None
+    assert log_interval([1.0]) is None
+
+
+def test_the_baseline_is_one_and_has_no_interval(tmp_path):
+    (series,) = series_of(load([strong_tree(tmp_path, {1: (0.1, 0.11), 2: (0.06, 0.07)})]).rows)
+    base, other = series.points
+    assert (base.speedup, base.parallel_efficiency) == (1.0, 1.0)
+    assert base.speedup_interval is None
+    assert base.efficiency_interval is None
+    low, high = other.efficiency_interval
+    assert low < other.parallel_efficiency < high
+
+
+def test_the_interval_of_efficiency_contains_the_noise_of_the_baseline():
+    quiet = [row(1, r) for r in (100.0, 100.1)] + [row(2, r) for r in (180.0, 180.2)]
+    noisy = [row(1, r) for r in (80.0, 120.0)] + [row(2, r) for r in (180.0, 180.2)]
+    widths = []
+    for rows in (quiet, noisy):
+        low, high = points(rows)[1].efficiency_interval
+        widths.append(math.log(high / low))
+    assert widths[1] > 20 * widths[0]
+
+
+positive = st.floats(1e-3, 1e6)
+
+
+@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6),
+       st.floats(1e-2, 1e2))  # fmt: skip
+def test_ratios_do_not_depend_on_the_unit(above, below, scale):
+    scaled = ratio_interval([scale * a for a in above], [scale * b for b in below])
+    assert scaled == pytest.approx(ratio_interval(above, below), rel=1e-6)
+
+
+@given(st.dictionaries(st.integers(1, 4096), positive, min_size=1, max_size=8))
+def test_efficiency_times_the_size_ratio_is_speedup(rates):
+    (series,) = series_of([row(n, r) for n, r in rates.items()])
+    for point in series.points:
+        factor = point.world_size / series.baseline
+        assert point.parallel_efficiency * factor == pytest.approx(point.speedup)
+    assert series.base.speedup == 1.0
+    assert series.baseline == min(rates)
+
+
+@given(st.lists(positive, min_size=1, max_size=9))
+def test_the_median_lies_between_the_ends(values):
+    assert min(values) <= median(values) <= max(values)
+
+
+def test_the_cost_of_a_million_samples():
+    # 4 ranks at 1000 samples/s: 1000 s, so 4000 device-seconds.
+    (point,) = points([row(4, 1000.0, throughput_samples_per_s=1000.0, sample_unit="images")])
+    assert point.device_hours == pytest.approx(4000 / 3600)
+    assert point.device_hours_per == "1e6 images"
+
+
+def test_a_loader_has_no_cost():
+    one = Row("l", "c", "loader", "w", 1, 10.0, throughput_samples_per_s=10.0)
+    assert points([one])[0].device_hours is None
+
+
+def test_statistics_over_all_rounds():
+    # Rounds 1, 2, 3 and 5, 7: mean 3.6, sample deviation sqrt(23.2/4).
+    one = row(1, 1.0, rounds=3, mean_step_s=2.0, stddev_step_s=1.0, min_step_s=1.0, max_step_s=3.0)
+    two = row(1, 1.0, rounds=2, mean_step_s=6.0, stddev_step_s=math.sqrt(2), min_step_s=5.0,
+              max_step_s=7.0)  # fmt: skip
+    found = pooled_step_s([one, two])
+    assert found["mean_step_s"] == pytest.approx(3.6)
+    assert found["stddev_step_s"] == pytest.approx(math.sqrt(23.2 / 4))
+    assert (found["min_step_s"], found["max_step_s"]) == (1.0, 7.0)
+
+
+def test_measured_cited_and_target_rows_are_never_one_series():
+    rows = [row(1, 1.0), row(1, 1.0, origin="cited"), row(1, 1.0, origin="target")]
+    assert len(series_of(rows)) == 3
+
+
+def test_a_record_per_point_with_ratios_and_no_per_cent(tmp_path):
+    records = table(series_of(load([full_tree(tmp_path)]).rows))
+    strong = [r for r in records if r["study"] == "strong"]
+    assert [r["world_size"] for r in strong] == [1, 2, 4]
+    assert strong[2]["parallel_efficiency"] == pytest.approx(4**-0.1)
+    assert strong[2]["baseline_world_size"] == 1
+    assert strong[0]["rounds"] == 10
+    for one in strong:
+        samples = one["throughput_samples_per_s"] * one["step_s"]
+        assert samples == pytest.approx(one["samples_per_step"], rel=1e-3)
+
+
+def test_flags_of_all_launches_reach_the_point():
+    rows = [row(1, 1.0, flags=["hot"]), row(1, 1.0, flags=["hot", "socket"])]
+    assert points(rows)[0].flags == ["hot", "socket"]
