@@ -9,11 +9,13 @@ Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose al
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
 """
 
+import contextlib
 import csv
 import io
 import json
 import os
 import random
+import socket
 import sys
 import time
 import traceback
@@ -47,20 +49,38 @@ SUMMARY_SCHEMA = 1
 T = TypeVar("T")
 
 
-def run(config: TrainConfig) -> dict[str, Any]:
+def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
     """Train as one rank of the launch this process belongs to; return the summary.
+
+    Args:
+        config: What to train.
+        error_file: Where the first rank to fail says why, for the process that started the ranks.
 
     Raises:
         ValueError: The configuration cannot be trained at this world size.
         RuntimeError: A device, the data or the other ranks failed.
     """
-    joined = world.join(
-        config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
-    )
+    place = world.placement()
     try:
+        joined = world.join(
+            config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
+        )
         return Trainer(config, joined).train()
+    except (ValueError, RuntimeError) as error:
+        # Before this rank leaves, which the others will then report as an error of their own.
+        if error_file is not None:
+            _report_failure(error_file, place.rank, error)
+        raise
     finally:
         world.leave()
+
+
+def _report_failure(path: Path, rank: int, error: Exception) -> None:
+    is_user = isinstance(error, ValueError)
+    where = "" if is_user else f"rank {rank} on {socket.gethostname()}: "
+    report = {"is_user": is_user, "message": f"{where}{error}"}
+    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        json.dump(report, file)
 
 
 class Trainer:
@@ -443,19 +463,18 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as one rank; the sentence of an error also goes to CONFIG.error for the launcher."""
+    """Train as one rank; what failed first also goes to CONFIG.error."""
     path = Path(arguments[0])
     try:
-        summary = run(TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8"))))
-        check_equal_parameters(summary["parameter_checksums"])
-    except (ValueError, RuntimeError) as error:
-        is_user = isinstance(error, ValueError)
-        if not is_user:
-            traceback.print_exc()
+        config = TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        check_equal_parameters(run(config, path.with_suffix(".error"))["parameter_checksums"])
+    except ValueError as error:
         sys.stderr.write(f"Error: {error}\n")
-        report = json.dumps({"is_user": is_user, "message": str(error)})
-        write_atomically(path.with_suffix(".error"), report.encode())
-        return 2 if is_user else 3
+        return 2
+    except RuntimeError as error:
+        traceback.print_exc()
+        sys.stderr.write(f"Error: {error}\n")
+        return 3
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The trainer: arithmetic of batches, equal runs, exact validation, resuming, and the truth check."""
+"""The trainer: batch arithmetic, equal runs, exact validation, resuming, and the truth check."""
 
 import csv
 import json
@@ -244,8 +244,10 @@ def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> 
         training.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
         training.run(config(tmp_path, lr=0.1, resume=True))
-    with pytest.raises(ValueError, match="trained with epochs=None, not 3"):
-        training.run(config(tmp_path, scheduler="cosine", resume=True))
+    with pytest.raises(ValueError, match="trained with epochs=6, not 7"):
+        falling = {"name": "falling", "scheduler": "cosine", "max_steps": 1}
+        training.run(config(tmp_path, epochs=6, **falling))
+        training.run(config(tmp_path, epochs=7, resume=True, **falling))
     assert not torch.distributed.is_initialized()
 
 
@@ -340,7 +342,7 @@ def test_when_one_rank_fails_all_end(
     (tmp_path / "ownfailing.py").write_text(FAILING_WORKLOAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = config(tmp_path, workload="ownfailing:failing", timeout_s=20.0)
-    with pytest.raises(RuntimeError, match="rank 1 ran out of luck"):
+    with pytest.raises(RuntimeError, match=r"^rank 1 on .*: rank 1 ran out of luck$"):
         training_cli.launch(run, world_size=2)
     assert "Traceback" in capfd.readouterr().err
     assert [
@@ -358,7 +360,7 @@ def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Pat
     )
     assert done.exit_code == 0
     assert (tmp_path / "one" / "final.csv").exists()
-    with pytest.raises(ValueError, match="no workload 'mpl:width=64'.*did you mean mlp|mpl"):
+    with pytest.raises(ValueError, match="no workload 'mpl': did you mean mlp"):
         CliRunner().invoke(
             training_cli.train,
             ["--workload", "mpl", *options[2:], "--local-batch", "60"],
