@@ -157,7 +157,7 @@ def _print_points(results: "Results", series: "list[Series]") -> None:
     help="Samples in one epoch, for logs of epochs.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
-def import_(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
+def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
     """Bring published tables or logs of epochs in as cited results, for `lockstep report`."""
     from reports import imports
 

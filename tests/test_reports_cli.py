@@ -1,0 +1,200 @@
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from data.report_samples import document, full_tree, record, strong_tree, write
+
+from reports.cli import import_table, report
+from reports.render import MARK
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(__file__).parent / "data"
+
+
+def run(command, *arguments):
+    return CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def lockstep(*arguments):
+    """Run the assembled command in its own process, as users do."""
+    return subprocess.run(
+        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def lines_of(done):
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_path):
+    done = run(report, strong_tree(tmp_path))
+    page = tmp_path / "report.html"
+    assert page.read_text().count(MARK) == 1
+    assert f"report: {page}" in done.stdout
+    assert lines_of(done)[2] == [
+        "strong", "mlp,", "global_batch=64", "2", "1.60", "80.0", "%", "0.543", "1020", "images/s",
+        "62.5", "ms",
+    ]  # fmt: skip
+
+
+def test_an_imported_table_prints_speedup_efficiency_and_gpu_hours(tmp_path):
+    table = tmp_path / "hours.csv"
+    table.write_text(
+        "GPUs,value,metric,unit\n1,12,time,h\n2,6.5,time,h\n4,3.5,time,h\n8,2,time,h\n"
+    )
+    run(import_table, table, "--to", tmp_path / "out")
+    rows = lines_of(run(report, tmp_path / "out"))[1:5]
+    assert [row[2:7] for row in rows] == [
+        ["1", "1.00", "100.0", "%", "12"],
+        ["2", "1.85", "92.3", "%", "13"],
+        ["4", "3.43", "85.7", "%", "14"],
+        ["8", "6.00", "75.0", "%", "16"],
+    ]
+
+
+def test_fixed_epochs_print_both_views(tmp_path):
+    run(import_table, DATA / "fixed_epochs.csv", "--to", tmp_path)
+    out = run(report, tmp_path).stdout
+    assert "weak view" in out
+    last = out.splitlines()[3]
+    assert last.count("71.7 %") == 2
+    assert "5.47 ms" in last
+
+
+def test_epoch_logs_print_their_true_rate_and_warn(tmp_path):
+    jobs = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
+    done = run(import_table, *jobs, "--to", tmp_path)
+    for text in ("2644: 4507 images/s", "2648: 2226 images/s", "2649: 2505 images/s"):
+        assert text in done.stdout
+    assert done.stderr.count("2 times what the epoch times allow") == 2
+    run(report, tmp_path)
+    assert "2 times what the epoch times allow" in (tmp_path / "report.html").read_text()
+
+
+def test_a_baseline_may_be_chosen(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("n,value,metric,unit\n4,9,throughput,tokens/s\n8,16,throughput,tokens/s\n"
+                     "256,200,throughput,tokens/s\n")  # fmt: skip
+    run(import_table, table, "--to", tmp_path)
+    rows = lines_of(run(report, tmp_path, "--baseline", 8))
+    # 200/16 = 12.5 on 32 times the devices: 39.0625 %.
+    assert rows[3][2:5] == ["256", "12.50", "39.1"]
+    assert "8 devices at 16.0 tokens/s" in (tmp_path / "report.html").read_text()
+
+
+def test_series_that_lack_the_baseline_are_named_on_stderr(tmp_path):
+    done = run(report, full_tree(tmp_path), "--baseline", 1)
+    assert "2 series have no point at 1" in done.stderr
+    assert "[2]" in done.stderr
+
+
+def test_csv_is_data_on_stdout_and_nothing_else(tmp_path):
+    done = run(report, strong_tree(tmp_path), "--csv")
+    records = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [r["world_size"] for r in records] == ["1", "2"]
+    assert float(records[1]["parallel_efficiency"]) == pytest.approx(0.8)
+    assert float(records[1]["throughput_samples_per_s"]) == pytest.approx(1024)
+    for name in ("min_step_s", "max_step_s", "mean_step_s", "step_s", "stddev_step_s", "rounds"):
+        assert records[0][name]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_json_holds_the_numbers_of_the_csv(tmp_path):
+    tree = strong_tree(tmp_path)
+    points = json.loads(run(report, tree, "--json").stdout)["points"]
+    rows = list(csv.DictReader(io.StringIO(run(report, tree, "--csv").stdout)))
+    for point, line in zip(points, rows, strict=True):
+        assert set(point) == set(line)
+        assert str(point["speedup"]) == line["speedup"]
+
+
+def test_a_report_may_be_made_anew_and_is_the_same(tmp_path):
+    tree = strong_tree(tmp_path)
+    run(report, tree)
+    first = (tmp_path / "report.html").read_bytes()
+    run(report, tree)
+    assert (tmp_path / "report.html").read_bytes() == first
+
+
+def test_a_page_of_someone_else_is_left_alone(tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<html>mine</html>")
+    with pytest.raises(ValueError, match="no Lockstep report"):
+        run(report, strong_tree(tmp_path))
+    assert page.read_text() == "<html>mine</html>"
+    run(report, tmp_path, "--force")
+    assert MARK in page.read_text()
+
+
+def test_two_campaigns_make_one_report(tmp_path):
+    strong_tree(tmp_path / "a")
+    strong_tree(tmp_path / "b", started="2026-11-21T12:00:00+00:00")
+    out = tmp_path / "both.html"
+    run(report, tmp_path / "a", tmp_path / "b", "--output", out)
+    assert "8 launches" in out.read_text()
+
+
+def test_an_output_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such folder to write the report to"):
+        run(report, strong_tree(tmp_path), "--output", tmp_path / "no" / "x.html")
+
+
+def test_many_points_are_cut_on_the_terminal_and_whole_in_the_csv(tmp_path):
+    cases = {f"c[{i}]": record(factors={"i": i}) for i in range(70)}
+    write(tmp_path, document("w1-r0", 1, cases))
+    assert "... 10 further points" in run(report, tmp_path).stdout
+    assert len(run(report, tmp_path, "--csv").stdout.splitlines()) == 71
+
+
+def test_help_has_examples():
+    assert "lockstep report results/" in run(report, "--help").stdout
+    assert "lockstep import table.csv --to" in run(import_table, "--help").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["", '{"benchmarks": [', '{"a": 1}'])
+def test_bad_input_is_one_sentence_and_exit_2_and_nothing_is_overwritten(tmp_path, content):
+    page = tmp_path / "report.html"
+    page.write_text(f"{MARK} the report before")
+    (tmp_path / "x.json").write_text(content)
+    done = lockstep("report", tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "x.json" in done.stderr
+    assert page.read_text() == f"{MARK} the report before"
+
+
+@pytest.mark.slow
+def test_mixed_launches_exit_2_and_name_the_fact(tmp_path):
+    from data.report_samples import provenance
+
+    write(tmp_path, document("w1-r0", 1, {"a": record()}))
+    other = provenance(image_sha256="cd34")
+    write(tmp_path, document("w1-r1", 1, {"a": record()}, provenance=other))
+    done = lockstep("report", tmp_path)
+    assert done.returncode == 2
+    assert "differ in image_sha256 (ab12 and cd34)" in done.stderr
+
+
+@pytest.mark.slow
+def test_reporting_needs_no_torch_and_help_no_heavy_import(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import reports.cli\n"
+        "heavy = {'numpy', 'pandas', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        f"reports.cli.report([{str(strong_tree(tmp_path))!r}], standalone_mode=False)\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
