@@ -78,15 +78,30 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries that belong together: the last fresh launch and what resumed it."""
-    starts = [i for i, e in enumerate(entries) if e.get("kind") == "launch" and not e["resumed"]]
+    starts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("resumed")]
     return entries[starts[-1] :] if starts else []
 
 
+def _is_header(entry: Mapping[str, Any]) -> bool:
+    return entry.get("kind") == "launch"
+
+
+def _current_of(path: Path) -> list[dict[str, Any]]:
+    entries = current(read(path))
+    if entries:
+        check_schema(entries[0], str(path))
+    return entries
+
+
 def outcomes(path: Path) -> dict[str, str]:
-    """Return case -> its last outcome, `case`, `skip` or `fail`; empty if nothing was written."""
+    """Return case -> its last outcome, `case`, `skip` or `fail`; empty if nothing was written.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
     if not path.exists():
         return {}
-    return {e["case"]: e["kind"] for e in current(read(path)) if e["kind"] != "launch"}
+    return {e["case"]: e["kind"] for e in _current_of(path) if not _is_header(e)}
 
 
 def rebuild(path: Path) -> dict[str, Any]:
@@ -95,12 +110,11 @@ def rebuild(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The journal is missing, corrupt, of another schema, or holds no launch.
     """
-    entries = current(read(path))
+    entries = _current_of(path)
     if not entries:
         raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
-    headers = [e for e in entries if e["kind"] == "launch"]
-    check_schema(headers[0], str(path))
-    last = {e["case"]: e for e in entries if e["kind"] != "launch"}
+    headers = [e for e in entries if _is_header(e)]
+    last = {e["case"]: e for e in entries if not _is_header(e)}
     document = dict(headers[-1]["document"])
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
     document[KEY] = _launch_block(headers[-1], last)
@@ -128,11 +142,14 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
