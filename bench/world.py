@@ -186,7 +186,7 @@ def _store(place: Placement, timeout: timedelta, environ: Mapping[str, str]) -> 
     agent_serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = distributed.TCPStore(
         environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
+        _integer(environ, "MASTER_PORT"),
         place.world_size,
         is_master=place.rank == 0 and not agent_serves,
         timeout=timeout,
