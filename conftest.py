@@ -3,15 +3,14 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
-import os
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from bench import session, sizes
+from bench import session, sizes, world
 from bench.record import KEY, STUDIES
 
 SETTINGS = pytest.StashKey[session.Settings]()
@@ -64,8 +63,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     config.addinivalue_line("markers", "slow: starts processes or takes seconds")
     config.addinivalue_line("markers", "browser: opens pages in headless Chromium")
-    if os.environ.get("RANK", "0") != "0":
+    if not _is_voice():
         _silence(config)
+
+
+def _is_voice() -> bool:
+    """Return whether this rank prints, whichever launcher started it."""
+    try:
+        return world.placement().rank == 0
+    except ValueError:  # joining refuses it, and somebody must say so
+        return True
 
 
 def _silence(config: pytest.Config) -> None:
@@ -75,6 +82,15 @@ def _silence(config: pytest.Config) -> None:
     if benchmarks is not None:
         benchmarks.json = benchmarks.save = benchmarks.autosave = None
         benchmarks.quiet = True
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    # Once files are collected, pytest would show a wrong option as an error of each of them.
+    try:
+        _changes(session.config.option)
+        _labels(session.config.option)
+    except ValueError as error:
+        _refuse(error)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -202,37 +218,30 @@ def _join(config: pytest.Config) -> session.LaunchSession:
     try:
         return session.join(_settings(config))
     except ValueError as error:
-        raise pytest.UsageError(str(error)) from error
+        _refuse(error)
     except RuntimeError as error:
         pytest.exit(str(error), returncode=session.EXIT_MACHINE)
 
 
+def _refuse(error: ValueError) -> NoReturn:
+    """End the session with one sentence, said by rank 0 alone."""
+    if _is_voice():
+        raise pytest.UsageError(str(error)) from error
+    pytest.exit(str(error), returncode=session.EXIT_USAGE)
+
+
 def _settings(config: pytest.Config) -> session.Settings:
     if SETTINGS not in config.stash:
-        try:
-            config.stash[SETTINGS] = _read_settings(config)
-        except ValueError as error:
-            raise pytest.UsageError(str(error)) from error
+        config.stash[SETTINGS] = _read_settings(config)
     return config.stash[SETTINGS]
 
 
 def _read_settings(config: pytest.Config) -> session.Settings:
     option = config.option
     size_name = option.size or session.default_size(option.device)
-    changes = (
-        "workload",
-        "precision",
-        "global_batch",
-        "local_batch",
-        "rounds",
-        "warmup_rounds",
-        "steps_per_round",
-    )
     return session.Settings(
         size_name=size_name,
-        size=sizes.adapt(
-            sizes.find(size_name), **{name: getattr(option, name) for name in changes}
-        ),
+        size=sizes.adapt(sizes.find(size_name), **_changes(option)),
         device=option.device,
         timeout_s=option.comm_timeout,
         threads_per_rank=option.threads_per_rank,
@@ -241,8 +250,31 @@ def _read_settings(config: pytest.Config) -> session.Settings:
         resume=option.resume,
         skip_failed=option.skip_failed,
         data_root=option.data_root,
-        labels=dict(label.split("=", 1) for label in option.label),
+        labels=_labels(option),
     )
+
+
+def _changes(option: Any) -> dict[str, Any]:
+    """Return what the options change in the size, checked."""
+    names = (
+        "workload",
+        "precision",
+        "global_batch",
+        "local_batch",
+        "rounds",
+        "warmup_rounds",
+        "steps_per_round",
+    )
+    changes = {name: getattr(option, name) for name in names}
+    sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
+    return changes
+
+
+def _labels(option: Any) -> dict[str, str]:
+    for label in option.label:
+        if "=" not in label:
+            raise ValueError(f"--label {label!r} is not NAME=VALUE")
+    return dict(label.split("=", 1) for label in option.label)
 
 
 def _journal_path(option: Any) -> Path | None:
