@@ -1,0 +1,218 @@
+"""The journal: what a kill may cost, and what a reader may believe."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import journal
+from bench.journal import Journal
+from bench.record import KEY, SCHEMA_VERSION
+
+REASON = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+def launch(*expected, resumed=False, **facts):
+    return {
+        "kind": "launch",
+        "schema": SCHEMA_VERSION,
+        "resumed": resumed,
+        "expected": list(expected),
+        "document": {"machine_info": {"cpu": "x"}, "version": "5"},
+        "launch": {"world_size": 2, **facts},
+    }
+
+
+def case(name, seconds=1.0):
+    return {"kind": "case", "case": name, "benchmark": {"name": name, "stats": {"min": seconds}}}
+
+
+def ended(kind, name, reason="because"):
+    return {"kind": kind, "case": name, "reason": reason}
+
+
+def write(path, *entries):
+    kept = Journal(path)
+    for entry in entries:
+        kept.append(entry)
+    kept.close()
+    return path
+
+
+@st.composite
+def entries(draw):
+    """A launch of a few cases, each with one or more outcomes."""
+    names = draw(st.lists(st.sampled_from("abcdef"), max_size=8))
+    kinds = st.sampled_from(["case", "skip", "fail"])
+    found = [launch(*sorted(set(names)))]
+    for name in names:
+        kind = draw(kinds)
+        found.append(case(name) if kind == "case" else ended(kind, name, draw(REASON)))
+    return found
+
+
+@given(entries(), st.data())
+def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "journal.jsonl", *written)
+        content = path.read_bytes()
+        cut = data.draw(st.integers(0, len(content)))
+        path.write_bytes(content[:cut])
+        whole = written[: content[:cut].count(b"\n")]
+        assert journal.read(path) == whole
+        resumed = launch("z", resumed=True)
+        write(path, resumed, case("z"))
+        assert journal.read(path) == [*whole, resumed, case("z")]
+
+
+@given(entries())
+def test_a_case_counts_by_its_last_outcome(written):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "journal.jsonl", *written)
+        last = {entry["case"]: entry["kind"] for entry in written[1:]}
+        assert journal.outcomes(path) == last
+        document = journal.rebuild(path)
+        measured = [entry["name"] for entry in document["benchmarks"]]
+        block = document[KEY]
+        assert sorted(measured) == sorted(name for name, kind in last.items() if kind == "case")
+        assert {f["case"] for f in block["failed"]} == {n for n in last if last[n] == "fail"}
+        assert {s["case"] for s in block["skipped"]} == {n for n in last if last[n] == "skip"}
+        assert block["complete"] == ("fail" not in last.values())
+
+
+def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
+    path = write(
+        tmp_path / "journal.jsonl",
+        launch("a", "b", "c", size="smoke"),
+        case("a", 2.0),
+        ended("skip", "b", "no bf16"),
+        ended("fail", "c", "wrong sum"),
+    )
+    assert journal.rebuild(path) == {
+        "machine_info": {"cpu": "x"},
+        "version": "5",
+        "benchmarks": [{"name": "a", "stats": {"min": 2.0}}],
+        KEY: {
+            "schema": 1,
+            "complete": False,
+            "expected": ["a", "b", "c"],
+            "skipped": [{"case": "b", "reason": "no bf16"}],
+            "failed": [{"case": "c", "reason": "wrong sum"}],
+            "world_size": 2,
+            "size": "smoke",
+        },
+    }
+
+
+def test_a_case_that_was_not_reached_leaves_the_launch_incomplete(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"))
+    assert journal.rebuild(path)[KEY]["complete"] is False
+    write(path, launch("a", "b", resumed=True), ended("skip", "b"))
+    assert journal.rebuild(path)[KEY]["complete"] is True
+
+
+def test_a_fresh_launch_hides_earlier_ones_and_a_resumed_one_goes_on(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a", 1.0), case("b", 1.0))
+    write(path, launch("a", "b"), case("a", 2.0))
+    assert journal.outcomes(path) == {"a": "case"}
+    write(path, launch("a", "b", resumed=True, started="later"), case("b", 3.0))
+    document = journal.rebuild(path)
+    assert [entry["stats"]["min"] for entry in document["benchmarks"]] == [2.0, 3.0]
+    assert document[KEY]["started"] == "later"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_is_refused_and_leaves_no_trace(tmp_path, number):
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.append(launch("a"))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        kept.append(case("a", number))
+    kept.append(case("a"))
+    kept.close()
+    assert journal.read(kept.path) == [launch("a"), case("a")]
+
+
+@pytest.mark.parametrize("line", [b"{", b"not json", b"[1]", b"null", b"", b"\xff\xfe"])
+def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
+    path = write(tmp_path / "journal.jsonl", launch("a"))
+    path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(case("a")).encode() + b"\n")
+    with pytest.raises(ValueError, match=r"journal\.jsonl:2: not a journal line: "):
+        journal.read(path)
+
+
+@pytest.mark.parametrize("changes", [{"schema": 2}, {"schema": None}])
+@pytest.mark.parametrize("read", [journal.outcomes, journal.rebuild])
+def test_another_schema_is_refused(tmp_path, changes, read):
+    path = write(tmp_path / "journal.jsonl", launch("a") | changes, case("a"))
+    with pytest.raises(ValueError, match=rf"journal\.jsonl: lockstep schema {changes['schema']} "):
+        read(path)
+
+
+def test_a_schema_with_other_keys_is_refused_by_its_version_too(tmp_path):
+    path = write(tmp_path / "journal.jsonl", {"kind": "launch", "schema": 9}, {"kind": "end"})
+    for read in (journal.outcomes, journal.rebuild):
+        with pytest.raises(ValueError, match="lockstep schema 9 is not the schema 1"):
+            read(path)
+
+
+def test_a_journal_without_a_launch_was_no_measurement(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    assert journal.outcomes(path) == {}
+    with pytest.raises(ValueError, match=r"journal\.jsonl: No such file"):
+        journal.rebuild(path)
+    path.write_bytes(b'{"kind": "launch", "sch')
+    assert journal.outcomes(path) == {}
+    with pytest.raises(ValueError, match="no launch in this journal"):
+        journal.rebuild(path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from bench.journal import Journal
+kept = Journal(Path(sys.argv[1]))
+for number in range(10**9):
+    kept.append({"kind": "case", "case": str(number), "benchmark": {"fill": "x" * 2000}})
+    print(number, flush=True)
+"""
+
+
+def test_what_a_killed_writer_had_finished_is_there(tmp_path, pytestconfig):
+    path = tmp_path / "journal.jsonl"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, path],
+        cwd=pytestconfig.rootpath,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    acknowledged = [int(writer.stdout.readline()) for _ in range(5)]
+    writer.send_signal(signal.SIGKILL)
+    acknowledged += map(int, writer.stdout.read().split())
+    writer.stdout.close()
+    assert writer.wait() == -signal.SIGKILL
+    found = [int(entry["case"]) for entry in journal.read(path)]
+    assert found[: len(acknowledged)] == acknowledged == list(range(len(acknowledged)))
+    assert len(found) <= len(acknowledged) + 1
+
+
+def test_a_write_that_fails_leaves_the_old_text(tmp_path):
+    path = tmp_path / "folder" / "result.json"
+    journal.write_atomically(path, "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        journal.write_atomically(path, "new, and a lone surrogate: \ud800")
+    assert path.read_text() == "old\n"
+    assert [found.name for found in path.parent.iterdir()] == ["result.json"]
+    journal.write_atomically(path, "new: \u00e9\n")
+    assert path.read_text(encoding="utf-8") == "new: \u00e9\n"
+
+
+def test_the_result_is_written_beside_the_journal(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a"), case("a", 0.1))
+    document = journal.write_result(path, tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text()) == document == journal.rebuild(path)

@@ -1,0 +1,183 @@
+"""Who takes part: the launchers' variables in, a rank's place out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import world
+from bench.world import Placement, placement
+
+SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+OPENMPI = {
+    "LOCKSTEP_LAUNCHER": "openmpi",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+PMI = {
+    "LOCKSTEP_LAUNCHER": "pmi",
+    "PMI_RANK": "1",
+    "MPI_LOCALRANKID": "1",
+    "PMI_SIZE": "2",
+    "MPI_LOCALNRANKS": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param({}, Placement(0, 0, 1, 1), id="single"),
+        pytest.param(TORCHRUN, Placement(3, 1, 4, 2), id="torchrun"),
+        pytest.param(SLURM, Placement(0, 0, 1, 1), id="slurm-not-asked-for"),
+        pytest.param(
+            SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_NTASKS_PER_NODE": "2"},
+            Placement(5, 1, 8, 2),
+            id="slurm",
+        ),
+        pytest.param(
+            SLURM | {"LOCKSTEP_LAUNCHER": "slurm"}, Placement(5, 1, 8, 8), id="slurm-one-node"
+        ),
+        pytest.param(
+            SLURM | TORCHRUN | {"LOCKSTEP_LAUNCHER": "slurm"},
+            Placement(5, 1, 8, 8),
+            id="slurm-over-torchrun",
+        ),
+        pytest.param(SLURM | TORCHRUN, Placement(3, 1, 4, 2), id="torchrun-inside-slurm"),
+        pytest.param(OPENMPI, Placement(2, 0, 4, 2), id="openmpi"),
+        pytest.param(PMI, Placement(1, 1, 2, 2), id="pmi"),
+    ],
+)
+def test_a_place_comes_from_the_launchers_variables(environ, expected):
+    assert placement(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        (TORCHRUN | {"RANK": "abc"}, r"^RANK='abc' is not an integer; start with torchrun$"),
+        (TORCHRUN | {"WORLD_SIZE": ""}, r"^WORLD_SIZE='' is not an integer; "),
+        (TORCHRUN | {"RANK": "4"}, r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict"),
+        (TORCHRUN | {"RANK": "-1"}, r"^RANK=-1, .* contradict each other; "),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, r"^RANK=3, LOCAL_RANK=2, .* contradict each other; "),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, r"^RANK=3, .* and 5 ranks per node contradict"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": "0"}, r"0 ranks per node contradict"),
+        ({"RANK": "0"}, r"^WORLD_SIZE is not set although .*; start with torchrun, or unset"),
+        ({"WORLD_SIZE": "2"}, r"^RANK is not set although "),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, r"^LOCAL_RANK is not set although "),
+        ({"LOCKSTEP_LAUNCHER": "slurm"}, r"^SLURM_NTASKS is not set although "),
+        ({"LOCKSTEP_LAUNCHER": "mpirun"}, r"^LOCKSTEP_LAUNCHER='mpirun' is not one of torchrun, "),
+    ],
+)
+def test_wrong_variables_are_refused_in_one_sentence(environ, sentence):
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        placement(environ)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks_per_node", "num_nodes"),
+    [(1, 1, 1), (2, 2, 1), (3, 2, 2), (4, 2, 2), (5, 4, 2), (8, 1, 8)],
+)
+def test_num_nodes(world_size, ranks_per_node, num_nodes):
+    assert Placement(0, 0, world_size, ranks_per_node).num_nodes == num_nodes
+
+
+@given(st.integers(1, 4096), st.data())
+def test_the_nodes_hold_all_ranks_and_none_is_empty(world_size, data):
+    per_node = data.draw(st.integers(1, world_size))
+    num_nodes = Placement(0, 0, world_size, per_node).num_nodes
+    assert (num_nodes - 1) * per_node < world_size <= num_nodes * per_node
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "threads"), [(1, 12), (2, 6), (5, 2), (12, 1), (13, 1), (24, 1)]
+)
+def test_a_rank_takes_its_share_of_the_cores(monkeypatch, ranks_per_node, threads):
+    monkeypatch.setattr(world, "usable_cores", lambda: 12)
+    assert world._threads(None, ranks_per_node) == threads
+    assert world._threads(7, ranks_per_node) == 7
+
+
+def test_the_usable_cores_are_those_of_the_affinity_mask():
+    import os
+
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert world.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def torch_threads():
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_a_single_process_joins_a_world_of_one():
+    import torch
+    from torch import distributed
+
+    joined = world.join(device="cpu", threads_per_rank=1, environ={})
+    try:
+        assert (joined.rank, joined.world_size, joined.num_nodes) == (0, 1, 1)
+        assert (joined.device, joined.backend) == (torch.device("cpu"), "gloo")
+        assert torch.get_num_threads() == joined.threads_per_rank == 1
+        assert distributed.get_world_size() == 1
+    finally:
+        world.leave()
+    assert not distributed.is_initialized()
+    world.leave()  # a second time does no harm
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        (TORCHRUN, r"^world size 4 but MASTER_ADDR and MASTER_PORT not set; start with torchrun"),
+        (TORCHRUN | {"MASTER_ADDR": "localhost"}, r"^world size 4 but MASTER_PORT not set; "),
+        (
+            TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
+            r"^MASTER_PORT='x' is not an integer; ",
+        ),
+    ],
+)
+def test_ranks_that_cannot_meet_are_refused_before_they_wait(environ, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        world.join(device="cpu", environ=environ)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "tpu"}, r"^device 'tpu' is not cpu or cuda$"),
+        ({"threads_per_rank": 0}, r"^threads_per_rank=0 is not 1 or more$"),
+        ({"threads_per_rank": -2}, r"^threads_per_rank=-2 is not 1 or more$"),
+    ],
+)
+def test_options_that_no_rank_can_take_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        world.join(environ={}, **options)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_a_rank_without_a_gpu_of_its_own_is_the_machines_failure():
+    import torch
+
+    visible = torch.cuda.device_count()
+    environ = {
+        "RANK": str(visible),
+        "LOCAL_RANK": str(visible),
+        "WORLD_SIZE": str(visible + 1),
+    }
+    sentence = rf"^local rank {visible} needs GPU {visible}, but {visible} are visible on this host"
+    with pytest.raises(RuntimeError, match=sentence):
+        world.join(device="cuda", environ=environ)
