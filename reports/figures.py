@@ -149,9 +149,10 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _reference_line(axes: Axes, y: float, label: str) -> None:
     axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
+    # Beside the axes, where no point can lie under it.
     axes.annotate(
-        label, (1, y), xycoords=("axes fraction", "data"), xytext=(-2, 2), fontsize=9,
-        textcoords="offset points", ha="right", va="bottom", color=FAINT,
+        label, (1, y), xycoords=("axes fraction", "data"), xytext=(3, 0), fontsize=9,
+        textcoords="offset points", ha="left", va="center", color=FAINT,
     )  # fmt: skip
 
 

@@ -281,7 +281,7 @@ def _step_figure(series: list[Series]) -> Figure:
         curves.append(curve)
     figure = _figure("weak-step-time", "Weak scaling: step time", "Step time (ms)", curves)
     if len(curves) == 1:
-        figure["lines"] = [{"y": 1.1 * curves[0]["ideal"][0][1], "label": "baseline + 10 %"}]
+        figure["lines"] = [{"y": 1.1 * curves[0]["ideal"][0][1], "label": "+10 %"}]
     return figure
 
 
@@ -395,7 +395,7 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     caption = f"{cases[0][0].row.workload} on {counted(world_size, 'rank')}"
     note = (
         f"Ratio of throughput to {setting(base[0], names)}, {_absolute(base[1])}, "
-        f"on the same {counted(world_size, 'rank')}."
+        "at the same world size."
     )
     texts = len(names) + len(buckets)
     return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
