@@ -305,7 +305,7 @@ def _check_archives(source: Source, folder: Path) -> None:
 def _missing(source: Source, root: Path, error: Exception) -> str:
     names = ", ".join(Path(name).name for name, _ in source.archives)
     folder = (root / source.archives[0][0]).parent
-    reason = " ".join(str(error).split())
+    reason = str(error).strip().splitlines()[-1]  # torchvision tells one per mirror
     return (
         f"the data set is not in {root} and cannot be downloaded ({reason}); "
         f"put {names} into {folder}"

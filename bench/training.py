@@ -471,9 +471,8 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"Error: {error}\n")
         return 2
-    except RuntimeError as error:
+    except RuntimeError:
         traceback.print_exc()
-        sys.stderr.write(f"Error: {error}\n")
         return 3
     return 0
 
