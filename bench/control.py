@@ -4,11 +4,16 @@ Never through a process group: ranks that are out of step there exchange data si
 """
 
 import json
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+
+# Rank 0 may spend one time-out in the case itself and one on silent ranks; one is to spare.
+TIMEOUTS_FOR_RANK_0 = 3
 
 
 class Control:
@@ -18,7 +23,7 @@ class Control:
         store: The key-value store all ranks see.
         rank: This rank.
         world_size: Number of ranks.
-        timeout_s: How long to wait for the slowest rank.
+        timeout_s: How long rank 0 waits for the slowest rank, however many are silent.
     """
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
@@ -44,21 +49,26 @@ class Control:
             return [value]
         self._store.set(f"{name}/{self.rank}", json.dumps(value))
         if self.rank == 0:
-            values = [self._get(f"{name}/{rank}", 1) for rank in range(self.world_size)]
+            deadline = time.monotonic() + self._timeout_s
+            values = [self._get(f"{name}/{rank}", deadline) for rank in range(self.world_size)]
             self._store.set(f"{name}/all", json.dumps(values))
             return values
-        # Rank 0 may spend one time-out on each silent rank, and one in the case itself.
-        values = self._get(f"{name}/all", self.world_size + 1)
+        patience_s = self._timeout_s * TIMEOUTS_FOR_RANK_0
+        values = self._get(f"{name}/all", time.monotonic() + patience_s)
         if values is None:
             raise RuntimeError(
                 f"rank 0 did not answer rank {self.rank} in exchange {name!r} within "
-                f"{self._timeout_s:g} s; see rank 0's log, or raise --timeout"
+                f"{patience_s:g} s; see rank 0's log, or give the ranks a longer time-out"
             )
         return list(values)
 
-    def _get(self, key: str, num_timeouts: int) -> Any:
+    def _get(self, key: str, deadline: float) -> Any:
+        left_ms = int((deadline - time.monotonic()) * 1e3)
         try:
-            self._store.wait([key], timedelta(seconds=self._timeout_s * num_timeouts))
+            if left_ms > 0:  # to a store, zero means no limit
+                self._store.wait([key], timedelta(milliseconds=left_ms))
+            elif not self._store.check([key]):
+                return None
         except RuntimeError:  # DistStoreError: the wait timed out
             return None
         return json.loads(self._store.get(key))
