@@ -1,0 +1,97 @@
+"""The control plane: every rank sees the same list, whoever was late or silent.
+
+Threads stand for ranks; the store and its time-outs are real.
+"""
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from bench.control import Control
+
+SHORT_S = 0.5
+
+
+@pytest.fixture
+def server():
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def ranks(server, world_size, timeout_s):
+    """Return one control plane per rank, each with a connection of its own."""
+    clients = [
+        TCPStore(
+            "127.0.0.1", server.port, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+        for _ in range(world_size)
+    ]
+    return [Control(store, rank, world_size, timeout_s) for rank, store in enumerate(clients)]
+
+
+def at_once(controls, act):
+    """Run act(control) for every rank at the same time and return what each was given."""
+    with ThreadPoolExecutor(len(controls)) as pool:
+        return list(pool.map(act, controls))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_every_rank_is_given_every_value_in_the_order_of_ranks(server, world_size):
+    def act(control):
+        time.sleep(0.02 * ((control.rank * 5) % 3))  # not in the order of ranks
+        return [control.exchange(f"{n}", {"rank": control.rank, "n": n}) for n in range(3)]
+
+    expected = [[{"rank": rank, "n": n} for rank in range(world_size)] for n in range(3)]
+    assert at_once(ranks(server, world_size, 30), act) == [expected] * world_size
+
+
+def test_values_pass_through_unharmed(server):
+    value = {"text": "caf\u00e9\n\0", "numbers": [0.1, 1e-300, 2**60], "empty": {}, "no": False}
+
+    found = at_once(ranks(server, 2, 30), lambda control: control.exchange("value", value))
+    assert found == [[value, value]] * 2
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_silent_rank_stands_as_none_on_all_others(server):
+    zero, one, _ = ranks(server, 3, SHORT_S)
+    found = at_once([zero, one], lambda control: control.exchange("case", control.rank + 10))
+    assert found == [[10, 11, None]] * 2
+
+
+def test_many_silent_ranks_cost_one_time_out_together(server):
+    zero, *silent, last = ranks(server, 10, SHORT_S)
+    start = time.monotonic()
+    found = at_once([zero, last], lambda control: control.exchange("case", "here"))
+    assert found == [["here", *[None] * len(silent), "here"]] * 2
+    assert time.monotonic() - start < SHORT_S * len(silent)
+
+
+def test_a_rank_that_comes_too_late_is_told_that_it_was_not_there(server):
+    zero, late = ranks(server, 2, SHORT_S)
+    published = threading.Event()
+
+    def act(control):
+        if control is late:
+            published.wait()
+        found = control.exchange("case", control.rank)
+        published.set()
+        return found
+
+    assert at_once([zero, late], act) == [[0, None]] * 2
+
+
+def test_without_rank_0_there_is_no_answer(server):
+    _, one = ranks(server, 2, 0.1)
+    with pytest.raises(
+        RuntimeError, match=r"^rank 0 did not answer rank 1 in exchange 'x' within 0.3 s"
+    ):
+        one.exchange("x", 1)
+
+
+def test_one_rank_needs_no_store():
+    assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]

@@ -1,0 +1,123 @@
+"""The sizes: which cases a study holds, and which batches can be shared out."""
+
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import sizes
+from bench.record import STUDIES
+
+ALL = pytest.mark.parametrize("name", sizes.SIZES)
+
+
+@ALL
+@pytest.mark.parametrize("study", STUDIES)
+def test_ids_are_unique_and_say_name_equals_value(name, study):
+    rows = sizes.rows(study, sizes.find(name))
+    ids = [sizes.case_id(row) for row in rows]
+    assert len(ids) == len(set(ids)) > 0
+    for row, case_id in zip(rows, ids, strict=True):
+        assert re.fullmatch(r"[a-z_]+=[^-]+(-[a-z_]+=[^-]+)*", case_id)
+        assert case_id.split("-") == [f"{key}={value}" for key, value in row.items()]
+        assert list(row) == list(rows[0])  # one signature for all cases of a study
+
+
+def test_a_case_id():
+    assert sizes.case_id({"workload": "mlp", "local_batch": 32, "x": None}) == (
+        "workload=mlp-local_batch=32-x=None"
+    )
+
+
+@ALL
+def test_the_sensitivity_study_is_the_full_product(name):
+    size = sizes.find(name)
+    rows = sizes.rows("sensitivity", size)
+    found = {(row["bucket_cap_mb"], row["local_batch"], row["precision"]) for row in rows}
+    full = product((25, 50, 100), (64, 128, 256), ("fp32", "fp16", "bf16"))
+    assert len(rows) == 27
+    assert found == set(full)
+    assert {row["workload"] for row in rows} == {size.sensitivity_workload}
+
+
+@ALL
+def test_the_strong_study_fixes_the_global_batch_and_the_weak_one_the_local(name):
+    size = sizes.find(name)
+    common = {"workload": size.workload, "precision": "fp32"}
+    assert sizes.rows("strong", size) == [common | {"global_batch": size.global_batch}]
+    assert sizes.rows("weak", size) == [common | {"local_batch": size.local_batch}]
+
+
+def test_what_the_other_studies_vary():
+    size = sizes.find("laptop")
+
+    def column(study, name):
+        return [row[name] for row in sizes.rows(study, size)]
+
+    assert column("precision", "precision") == ["fp32", "tf32", "bf16", "fp16"]
+    assert column("bucket", "bucket_cap_mb") == [1, 25, 50, 100]
+    assert column("accumulation", "accumulation") == [1, 4, 4]
+    assert column("accumulation", "no_sync") == [True, True, False]
+    assert column("loader", "dataset") == ["tensor"] * 4 + ["memmap"] * 2
+    assert column("loader", "num_workers") == [0, 1, 2, 2, 0, 2]
+    assert column("collective", "message_bytes")[:4] == [4096, 65536, 1048576, 16777216]
+    assert len(column("collective", "collective")) == 5 * 4
+
+
+@ALL
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_every_size_shares_its_global_batch_on_the_usual_ladder(name, world_size):
+    size = sizes.find(name)
+    assert sizes.check_global_batch(size.global_batch, world_size) * world_size == size.global_batch
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4096))
+def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batch, world_size):
+    try:
+        local_batch = sizes.check_global_batch(batch, world_size)
+    except ValueError as error:
+        assert batch % world_size != 0
+        offered = re.search(r"; choose (\d+)(?: or (\d+))?, or leave that world", str(error))
+        near = [int(n) for n in offered.groups() if n]
+        assert all(n % world_size == 0 and 0 < n and abs(n - batch) < world_size for n in near)
+        assert len(near) == (2 if batch > world_size else 1)
+    else:
+        assert local_batch * world_size == batch
+
+
+def test_adapt_changes_what_is_given():
+    smoke = sizes.find("smoke")
+    changed = sizes.adapt(smoke, rounds=7, warmup_rounds=0, local_batch=None)
+    assert (changed.rounds, changed.warmup_rounds) == (7, 0)
+    assert changed.local_batch == smoke.local_batch
+    assert sizes.adapt(smoke) == smoke
+
+
+def test_a_workload_is_that_of_every_training_study():
+    changed = sizes.adapt(sizes.find("laptop"), workload="mlp")
+    for study in ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation"):
+        assert {row["workload"] for row in sizes.rows(study, changed)} == {"mlp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [
+        ("rounds", 0, 1),
+        ("rounds", -1, 1),
+        ("steps_per_round", 0, 1),
+        ("global_batch", 0, 1),
+        ("local_batch", -4, 1),
+        ("warmup_rounds", -1, 0),
+    ],
+)
+def test_a_count_that_is_not_positive_is_refused(name, value, least):
+    with pytest.raises(ValueError, match=rf"^{name}={value} is not {least} or more$"):
+        sizes.adapt(sizes.find("smoke"), **{name: value})
+
+
+def test_an_unknown_size_is_refused():
+    sentence = r"^no size 'huge'; choose from smoke, laptop, node, cluster$"
+    with pytest.raises(ValueError, match=sentence):
+        sizes.find("huge")
