@@ -59,17 +59,23 @@ def _launch_gaps(launch: Launch, results: Results) -> list[tuple[str, str]]:
     given = [(entry, "failed") for entry in facts.get("failed") or []]
     given += [(entry, "skipped") for entry in facts.get("skipped") or []]
     lines = [
-        (str(entry.get("case")), f"{what}: {entry.get('reason', 'no reason recorded')}")
+        (_short(entry.get("case")), f"{what}: {entry.get('reason', 'no reason recorded')}")
         for entry, what in given
     ]
     known = {case for case, _ in lines}
     known |= {row.case for row in results.rows if row.launch == launch.name}
     lines += [
-        (str(case), "expected, but the launch holds no result")
+        (_short(case), "expected, but the launch holds no result")
         for case in facts.get("expected") or []
-        if case not in known
+        if _short(case) not in known
     ]
     return lines
+
+
+def _short(case: object) -> str:
+    """Return a case's name as its result has it, without the file that holds the test."""
+    text = str(case)
+    return text.partition(".py::")[2] or text
 
 
 def _launches_not_run(results: Results) -> list[tuple[str, str, str]]:
@@ -202,7 +208,7 @@ def _fact_table(launches: list[Launch]) -> dict[str, Any]:
             continue
         values: dict[str, list[str]] = {}
         for launch in launches:
-            values.setdefault(_cell(launch.provenance.get(name)), []).append(launch.name)
+            values.setdefault(_fact(name, launch.provenance.get(name)), []).append(launch.name)
         if set(values) == {formats.DASH}:
             continue
         cells = list(values) if len(values) == 1 else [
@@ -227,6 +233,13 @@ def _rank_table(launches: list[Launch]) -> dict[str, Any]:
     ranks = _widest(launches).get("ranks", [])
     rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
     return table(f"Ranks of launch {_widest_name(launches)}", columns, rows, len(keys))
+
+
+def _fact(name: str, value: object) -> str:
+    # A command is read, and copied, with its spaces.
+    return (
+        " ".join(map(str, value)) if name == "command" and isinstance(value, list) else _cell(value)
+    )
 
 
 def _cell(value: object) -> str:

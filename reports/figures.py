@@ -103,7 +103,7 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
         axes.plot(xs, ys, linestyle=(0, (5, 3)), color=colour, linewidth=1.0, alpha=0.75)
     if series["dots"]:
         xs, ys = zip(*series["dots"], strict=True)
-        axes.plot(xs, ys, linestyle="none", marker=".", color=colour, alpha=0.35, markersize=6)
+        axes.plot(xs, ys, linestyle="none", marker=".", color=colour, alpha=0.45, markersize=8)
     for x, y, interval in zip(series["x"], series["y"], series["intervals"], strict=True):
         if interval:
             low, high = max(0.0, y - interval[0]), max(0.0, interval[1] - y)
@@ -177,7 +177,7 @@ def _categories(spec: dict[str, Any]) -> Figure:
     for y, item in enumerate(items):
         colour = SERIES_COLOURS[0]
         for dot in item["dots"]:
-            axes.plot([dot], [y], marker=".", color=colour, alpha=0.35, markersize=7)
+            axes.plot([dot], [y], marker=".", color=colour, alpha=0.45, markersize=9)
         if item["interval"]:
             axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
         axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)

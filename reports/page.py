@@ -18,6 +18,8 @@ MAX_EMBEDDED_BYTES = 300_000
 # Sentences of verdict per study; the tables hold the rest.
 MAX_VERDICTS = 3
 WANTED_LAUNCHES = 3
+# The ratio of an interval's ends beyond which a point says little.
+WIDE = 1.5
 CPU_BAND = (
     "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
     "not a scaling result, and no evidence for a proposal."
@@ -159,14 +161,20 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     points = [point for one in series for point in one.points]
     flagged = sum(bool(point.flags) for point in points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
+    wide = sum(_is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     lines = [
         (flagged, f"{counted(flagged, 'point')} flagged"),
         (single, f"{counted(single, 'point')} without repeat"),
+        (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(facts.gaps(results)), f"{counted(len(facts.gaps(results)), 'gap')}"),
     ]
     return [text for count, text in lines if count]
+
+
+def _is_wide(point: Point) -> bool:
+    return bool(point.rate_interval and point.rate_interval[1] > WIDE * point.rate_interval[0])
 
 
 def _next_step(results: Results, series: Sequence[Series], threshold: float, on_cpus: bool) -> str:
@@ -192,6 +200,8 @@ def _next_measurement(measured: Sequence[Series], threshold: float) -> str:
         return f"Remove the cause of the flags and measure those points again, first: {flagged}."
     if min(point.num_launches for point in points) < WANTED_LAUNCHES:
         return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
+    if any(map(_is_wide, points)):
+        return "Measure more launches on quiet nodes: some intervals are too wide to compare."
     ladders = [one for one in measured if one.row.study in ("strong", "weak")]
     ends = [one for one in ladders if one.points[-1].parallel_efficiency >= threshold]
     if not ladders or all(len(one.points) == 1 for one in ladders):

@@ -33,7 +33,7 @@ REFERENCES = {
     "precision": ("precision", "fp32"),
     "bucket": ("bucket_cap_mb", 25),
     "loader": ("num_workers", 0),
-    "accumulation": ("accumulation_steps", 1),
+    "accumulation": ("accumulation", 1),
 }
 TITLES = {
     "strong": "Strong scaling",
@@ -168,11 +168,14 @@ def _absolute(point: Point) -> str:
     return f"{number(point.rate)} {row.sample_unit} (no unit of time)"
 
 
-def _batch_text(series: Series) -> str:
+def _caption(series: Series) -> str:
+    """Return a series' label with the precision and batch that the label does not tell."""
     row = series.row
-    if row.scaling == "strong" and row.global_batch:
-        return f", global batch {row.global_batch}"
-    return f", local batch {row.local_batch}" if row.local_batch else ""
+    name = "global_batch" if row.scaling == "strong" else "local_batch"
+    told = [] if "precision" in row.factors else [row.precision or "no arithmetic"]
+    if name not in row.factors and getattr(row, name):
+        told.append(f"{name}={getattr(row, name)}")
+    return f"{series.label} ({', '.join(told)})" if told else series.label
 
 
 def _scaling_table(series: Series, hours: str) -> Table:
@@ -184,13 +187,11 @@ def _scaling_table(series: Series, hours: str) -> Table:
         "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})", "MFU (%)",
         "Peak memory (GB)", "Imbalance", "Flags",
     )  # fmt: skip
-    row = series.row
-    caption = f"{series.label} ({row.precision or 'no arithmetic'}{_batch_text(series)})"
     note = f"Ratios are relative to {baseline_text(series)}.{_repeat_text(series)}"
     rows = [_scaling_row(point, strong) for point in series.points]
     if {row.num_nodes for point in series.points for row in point.rows} == {1}:
         rows = [[row[0], "", *row[2:]] for row in rows]
-    return table(caption, columns, rows, note=note)
+    return table(_caption(series), columns, rows, note=note)
 
 
 def _scaling_row(point: Point, strong: bool) -> list[str]:
@@ -525,10 +526,14 @@ def _collectives(series: list[Series]) -> Panel:
             groups.setdefault((one.row.workload, point.world_size), []).append((size, point))
     ordered = {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
     made["tables"] = [_collective_table(*key, points) for key, points in ordered.items()]
-    drawn = {key: points for key, points in ordered.items() if len(points) > 1}
-    made["figures"] = [_bandwidth_figure(drawn)] if drawn else []
-    if len(drawn) > MAX_CURVES:
-        made["notes"] = [f"The figure shows the first {MAX_CURVES} of {len(drawn)} series."]
+    largest = max(world_size for _, world_size in ordered)
+    swept = {key: points for key, points in ordered.items() if len(points) > 1}
+    drawn = {key: points for key, points in swept.items() if key[1] == largest}
+    figure = _bandwidth_figure(drawn, largest)
+    made["figures"] = [figure] if figure["series"] else []
+    if drawn and len(swept) > min(len(drawn), MAX_CURVES):
+        names = formats.listed((workload for workload, _ in list(drawn)[:MAX_CURVES]), MAX_CURVES)
+        made["notes"] = [f"The figure shows {names} at the largest world size, {largest}."]
     return made
 
 
@@ -567,20 +572,22 @@ def _collective_table(workload: str, world_size: int, points: list[tuple[float, 
     return table(f"{workload} on {counted(world_size, 'rank')}", columns, rows)
 
 
-def _bandwidth_figure(groups: dict[tuple[str, int], list[tuple[float, Point]]]) -> Figure:
-    curves, bus = [], True
-    for (workload, world_size), points in list(groups.items())[:MAX_CURVES]:
-        pairs = [(size, _bandwidths(point)) for size, point in points]
-        known = all(busbw is not None for _, (_, busbw) in pairs)
-        bus = bus and known
-        label = f"{workload}, {counted(world_size, 'rank')}" + ("" if known else " (algbw)")
-        values = [(b if known else a) or 0.0 for _, (a, b) in pairs]
+def _bandwidth_figure(
+    groups: dict[tuple[str, int], list[tuple[float, Point]]], world_size: int
+) -> Figure:
+    """Return bandwidth against message size: busbw, or algbw at one rank."""
+    index, name = (1, "busbw") if world_size > 1 else (0, "algbw")
+    curves = []
+    for (workload, _), points in list(groups.items())[:MAX_CURVES]:
+        pairs = [(size, _bandwidths(point)[index]) for size, point in points]
+        known = [(size, value) for size, value in pairs if value]
         curves.append({
-            "label": label, "x": [size for size, _ in pairs], "y": values,
-            "intervals": [None] * len(pairs), "dots": [], "ideal": [],
+            "label": workload, "x": [size for size, _ in known], "y": [y for _, y in known],
+            "intervals": [None] * len(known), "dots": [], "ideal": [],
         })  # fmt: skip
-    ylabel = "busbw (GB/s)" if bus else "Bandwidth (GB/s)"
-    figure = _figure("collective-bandwidth", "Collectives: bandwidth", ylabel, curves, ylog=True)
+    curves = [curve for curve in curves if curve["x"]]
+    title = f"Collectives: {name} on {counted(world_size, 'rank')}"
+    figure = _figure("collective-bandwidth", title, f"{name} (GB/s)", curves, ylog=True)
     figure |= {"xlabel": "Message size", "size_ticks": True}
     figure["desc"] = figure["desc"].replace("against ranks", "against message size in bytes")
     return figure

@@ -125,7 +125,10 @@ def test_hostile_labels_stay_text(specs):
     assert "&lt;script&gt;" in svg
 
 
-def test_message_sizes_are_ticks(specs):
+def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
+    spec = specs["collective-bandwidth"]
+    assert spec["title"] == "Collectives: busbw on 4 ranks"
+    assert spec["series"][0]["y"] == [1.5, 1.5]
     assert {"1 KiB", "1 MiB"} <= set(texts(draw(specs["collective-bandwidth"])))
 
 

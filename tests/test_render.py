@@ -183,8 +183,9 @@ def test_gaps_name_skips_and_launches_that_never_ran(full):
 
 
 def test_what_was_expected_and_is_not_there_is_a_gap(tmp_path):
-    failed = [{"case": "b", "reason": "rank 1 on node1: out of memory"}]
-    write(tmp_path, document("w1-r0", 1, {"a": record()}, expected=["a", "b", "c"], failed=failed,
+    expected = ["x.py::a", "x.py::b", "c"]
+    failed = [{"case": "x.py::b", "reason": "rank 1 on node1: out of memory"}]
+    write(tmp_path, document("w1-r0", 1, {"a": record()}, expected=expected, failed=failed,
                              complete=False))  # fmt: skip
     data = data_of(tmp_path)
     rows = cells(section(data, "gaps")["tables"][0])
@@ -217,6 +218,7 @@ def test_gpus_have_no_band(full, full_html):
     ("steps", "sentence"),
     [
         ({1: (0.1,), 2: (0.06,)}, "at least 3 launches"),
+        ({1: (0.1, 0.1, 0.2)}, "Measure more launches"),
         ({1: (0.1, 0.1, 0.1)}, "at least three world sizes"),
         ({1: (0.1, 0.1, 0.1), 2: (0.06, 0.06, 0.06)}, "Measure more than 2 ranks"),
         ({1: (0.1, 0.1, 0.1), 2: (0.09, 0.09, 0.09)}, "Use the sizes named above"),
