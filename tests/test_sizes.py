@@ -81,7 +81,7 @@ def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batc
         assert batch % world_size != 0
         offered = re.search(r"; choose (\d+)(?: or (\d+))?, or leave that world", str(error))
         near = [int(n) for n in offered.groups() if n]
-        assert all(n % world_size == 0 and 0 < n and abs(n - batch) < world_size for n in near)
+        assert all(n % world_size == 0 and n > 0 and abs(n - batch) < world_size for n in near)
         assert len(near) == (2 if batch > world_size else 1)
     else:
         assert local_batch * world_size == batch
