@@ -70,14 +70,23 @@ def measure_training(
         precision=precision,
         local_batch=local_batch,
         global_batch=items,
-        sample_unit=model.sample_unit,
-        samples_per_step=items * model.samples_per_item,
-        flop_per_sample=_flop_per_sample(model),
-        peak_flop_per_s=_peak(harness.device, precision),
         checks=checks,
-        details=_details(step),
-        flags=_flags(harness.device, precision),
+        **_facts(harness, step, model, precision, items),
     )
+
+
+def _facts(
+    harness: Harness, step: "TrainStep", model: "Workload", precision: str, items: int
+) -> dict[str, Any]:
+    """Return what follows from the model and the device, for `CaseRecord`."""
+    return {
+        "sample_unit": model.sample_unit,
+        "samples_per_step": items * model.samples_per_item,
+        "flop_per_sample": _flop_per_sample(model),
+        "peak_flop_per_s": _peak(harness.device, precision),
+        "details": _details(step),
+        "flags": _flags(harness.device, precision),
+    }
 
 
 def _skip_unless_supported(harness: Harness, precision: str) -> None:
