@@ -1,0 +1,275 @@
+"""What holds for the repository as a whole: who imports whom, what a file may name and how long."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("bench", "containers", "reports", "slurm_templates")
+MODULES = sorted(
+    [*(path for room in ROOMS for path in (ROOT / room).rglob("*.py")), *ROOT.glob("*.py")]
+)
+# What the rooms share: definitions and file formats, without torch or pytest.
+SHARED = {"bench.campaign", "bench.record", "bench.journal", "bench.metrics"}
+VOCABULARY = (
+    "campaign",
+    "record",
+    "journal",
+    "sizes",
+    "metrics",
+    "hardware",
+    "ladder",
+    "cli",
+    "progress",
+)
+MEASURING = {"torch", "torchvision", "numpy", "pytest", "pytest_benchmark", "psutil", "pynvml"}
+# Wanted by one function that no measured case calls: data to train on without a network.
+NOT_MEASURING = {("bench/data.py", "sklearn")}
+MAX_FUNCTION_LINES = 40
+
+
+def ids(path):
+    return str(path.relative_to(ROOT))
+
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=ids)
+
+
+def tracked():
+    """Return the files of the repository, new ones included, ignored ones not."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("no git, or no checkout: which files are ours is not known")
+    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+
+
+@lru_cache
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path):
+    """Return the modules a file imports anywhere, by their full names."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{ids(path)}:{node.lineno}: a relative import"
+            assert node.module is not None
+            found |= {_module(node.module, alias.name) for alias in node.names}
+    return found
+
+
+def _module(package, name):
+    """Return package.name if that is a module of ours, else the package."""
+    inner = ROOT.joinpath(*package.split("."), name)
+    return f"{package}.{name}" if inner.with_suffix(".py").exists() else package
+
+
+def ours(path):
+    return {name for name in imports(path) if name.split(".")[0] in ROOMS}
+
+
+def module_file(name):
+    file = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    return file if file.exists() else ROOT.joinpath(*name.split("."), "__init__.py")
+
+
+@each_module
+def test_rooms_meet_through_files(path):
+    room = path.relative_to(ROOT).parts[0]
+    allowed = {"bench": set(), "containers": set()}.get(room, SHARED)
+    if room not in ROOMS:
+        allowed = {"bench.session", "bench.sizes", "bench.world", "bench.record", "bench.journal"}
+    elsewhere = {name for name in ours(path) if name.split(".")[0] != room}
+    assert elsewhere <= allowed
+
+
+def test_the_import_rules_see_every_form_of_import(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import bench.world as w\nfrom bench import ladder, __version__\n"
+        "def f():\n    from reports.load import load\n"
+    )
+    assert imports(path) == {"bench.world", "bench.ladder", "bench", "reports.load"}
+
+
+def run(*arguments, cwd=ROOT, **environ):
+    """Run this Python and return what it says and how it ended."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_the_vocabulary_imports_neither_torch_nor_pytest(name):
+    seen, to_see = set(), {f"bench.{name}"}
+    while to_see:
+        module = to_see.pop()
+        seen.add(module)
+        # A function may import torch where it is asked for: a login node does not ask.
+        top_level = _imported_at_once(tree(module_file(module)))
+        assert not {n.split(".")[0] for n in top_level} & {"torch", "torchvision", "pytest"}
+        to_see |= {n for n in top_level if n.startswith("bench")} - seen
+
+
+def _imported_at_once(node):
+    """Return what a module imports while it is itself imported."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            found |= {alias.name for alias in child.names}
+        elif isinstance(child, ast.ImportFrom):
+            found |= {_module(child.module, alias.name) for alias in child.names}
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            found |= set() if is_typing else _imported_at_once(child)
+    return found
+
+
+def test_the_vocabulary_loads_neither_torch_nor_pytest():
+    names = ", ".join(f"bench.{name}" for name in VOCABULARY)
+    ended = run("-c", f"import {names}, sys; print(*sys.modules)")
+    assert ended.returncode == 0, ended.stderr
+    loaded = set(ended.stdout.split())
+    assert "bench.ladder" in loaded
+    assert not loaded & {"torch", "torchvision", "numpy", "pytest", "_pytest"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--dry-run"], ["run", "--help"]])
+def test_the_command_starts_without_the_heavy_libraries(arguments, tmp_path):
+    ended = run("-X", "importtime", ROOT / "lockstep.py", *arguments, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    loaded = set(re.findall(r"\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
+    assert "click" in loaded
+    assert not loaded & {"torch", "torchvision", "numpy", "pandas", "matplotlib", "scipy", "pytest"}
+
+
+def measuring_path():
+    """Return the files that `pytest bench/` loads: conftest, measured files, and all they import.
+
+    Workloads are loaded by name, so all of them belong to it.
+    """
+    seen = set()
+    to_see = {ROOT / "conftest.py", *(ROOT / "bench").glob("test_*.py")}
+    to_see |= set((ROOT / "bench" / "workloads").glob("*.py"))
+    while to_see:
+        path = to_see.pop()
+        seen.add(path)
+        to_see |= {module_file(name) for name in ours(path)} - seen
+    return sorted(seen)
+
+
+@pytest.mark.parametrize("path", measuring_path(), ids=ids)
+def test_the_measuring_path_needs_what_any_pytorch_image_has(path):
+    roots = {name.split(".")[0] for name in imports(path)}
+    others = roots - set(sys.stdlib_module_names) - MEASURING - set(ROOMS)
+    assert {(ids(path), name) for name in others} <= NOT_MEASURING
+
+
+def test_the_measuring_path_is_more_than_its_ends():
+    found = {ids(path) for path in measuring_path()}
+    assert {"bench/harness.py", "bench/provenance.py", "bench/data.py"} <= found
+    assert not found & {"bench/campaign.py", "bench/ladder.py", "bench/cli.py"}
+
+
+def functions(path):
+    wanted = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree(path)) if isinstance(node, wanted)]
+
+
+def body_lines(node):
+    """Return how many lines a function takes, without its docstring."""
+    lines = node.end_lineno - node.lineno + 1
+    first = node.body[0]
+    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    if is_text and isinstance(first.value.value, str):
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+@each_module
+def test_no_function_is_long(path):
+    long = {node.name: body_lines(node) for node in functions(path)}
+    assert {name: n for name, n in long.items() if n > MAX_FUNCTION_LINES} == {}
+
+
+def test_most_functions_are_short():
+    assert median(body_lines(node) for path in MODULES for node in functions(path)) <= 10
+
+
+def test_python_files_are_ascii():
+    found = [
+        f"{ids(path)}:{number}"
+        for path in tracked()
+        if path.suffix == ".py"
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1)
+        if not line.isascii()
+    ]
+    assert found == []
+
+
+def texts():
+    for path in tracked():
+        content = path.read_bytes()
+        if b"\0" not in content:
+            yield ids(path), content.decode("utf-8")
+
+
+def test_no_file_names_a_package_registry():
+    # Where packages come from is the installation's own business.
+    hosts = re.compile(
+        r"\b(?:test[.])?pypi[.]org|pythonhosted[.]org|npmjs[.]|anaconda[.](?:org|com)|"
+        r"artifactory|(?:extra-)?index-url|devpi"
+    )
+    source = ids(Path(__file__))
+    found = {name: hosts.findall(text) for name, text in texts() if name != source}
+    assert {name: hits for name, hits in found.items() if hits} == {}
+    assert hosts.search("https://pypi" + ".org/simple")
+
+
+def test_no_file_names_a_path_of_this_machine():
+    here = {str(ROOT), str(ROOT.parent / "shared")}
+    if sys.prefix != sys.base_prefix:
+        here.add(sys.prefix)
+    found = [(name, path) for name, text in texts() for path in here if path in text]
+    assert found == []
+
+
+def test_links_between_pages_lead_somewhere():
+    broken = []
+    for page in (path for path in tracked() if path.suffix == ".md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            file = target.partition("#")[0]
+            if file and not re.match(r"[a-z]+:", file) and not (page.parent / file).exists():
+                broken.append(f"{ids(page)}: {target}")
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_a_plain_pytest_collects_no_measured_case():
+    ended = run("-m", "pytest", "--collect-only", "-q")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    collected = [line for line in ended.stdout.splitlines() if "::" in line]
+    assert any(line.startswith("tests/test_repository.py::") for line in collected)
+    assert all(line.startswith("tests/") for line in collected)
