@@ -155,7 +155,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _sentence(error: ValidationError) -> str:
     """Return the first thing that is wrong, in one sentence."""
-    first = error.errors()[0]
+    # A misspelt key is missing as well; what was meant shows in the unknown one.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])
     allowed = [field.alias or name for name, field in Campaign.model_fields.items()]
     if first["type"] == "extra_forbidden":

@@ -153,6 +153,11 @@ def test_a_missing_key_is_named(file, key):
         campaign.load(file(text))
 
 
+def test_a_misspelt_key_is_named_although_the_right_one_is_then_missing(file):
+    with pytest.raises(ValueError, match=r"unknown key 'studys'; did you mean 'studies'\?$"):
+        campaign.load(file(TOML.replace("studies", "studys")))
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.toml: No such file .* built-in one: laptop, "):
         campaign.load(str(tmp_path / "nowhere.toml"))
