@@ -1,0 +1,138 @@
+"""The command `lockstep`, started as a user starts it: help, plans, and how bad input ends."""
+
+import json
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BAD_TOML = {
+    "key.toml": 'schema = 1\nname = "x"\nstudies = ["weak"]\nworld_size = [1]\nsize = "smoke"\n',
+    "text.toml": "this is no TOML\n",
+    "batch.toml": 'schema = 1\nname = "x"\nstudies = ["strong"]\nworld_sizes = [3]\n'
+    'size = "smoke"\nglobal_batch = 64\n',
+}
+# what is typed after `lockstep` -> what the one sentence says
+REFUSED = {
+    "run key.toml": "key.toml: unknown key 'world_size'; did you mean 'world_sizes'?",
+    "run text.toml": "text.toml: not a TOML file: ",
+    "run batch.toml": "batch.toml: global_batch=64 does not divide by world_size=3; choose 63 or",
+    "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
+    "run smoke --world-sizes 2 --global-batch 7": "global_batch=7 does not divide by world_size=2",
+    "run nowhere.toml": "nowhere.toml: No such file or directory; give a campaign file, or a built",
+    "run .": ".: Is a directory; give a campaign file, or a built-in one: laptop, smoke",
+    "run smoke --world-sizes 1,x": "'1,x' is not a list of numbers such as 1,2,4",
+    "run smoke --world-sizes 0": "world_sizes.0 = 0: input should be greater than or equal to 1",
+    "run smoke --world-sizes 1,1": "world_sizes = [1, 1]: 1 stands twice",
+    "run smoke --repeats 0": "repeats = 0: input should be greater than or equal to 1",
+    "run smoke --repeats many": "'many' is not a valid integer",
+    "run smoke --local-batch -1": "local_batch = -1: input should be greater than or equal to 1",
+    "run smoke --size huge": "size = 'huge': input should be 'smoke', 'laptop', 'node' or 'clus",
+    "run smoke --studies strong,wek": "studies.1 = 'wek': input should be 'strong', 'weak', ",
+    "run smoke --name ../up": "name = '../up': string should match pattern",
+    "run smoke --to key.toml": "Directory 'key.toml' is a file",
+    "run --frobnicate": "No such option '--frobnicate'",
+    "run smoke laptop": "Got unexpected extra argument (laptop)",
+    "rum": "No such command 'rum'",
+}
+
+
+def lockstep(arguments, cwd):
+    """Run the command as it is typed, in a folder of its own."""
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("cli")
+    for name, text in BAD_TOML.items():
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def refusals(folder):
+    """Each bad line's end, the processes side by side."""
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.map(lambda line: lockstep(line, folder), REFUSED)
+        return dict(zip(REFUSED, ended, strict=True))
+
+
+def assert_one_sentence(ended, sentence):
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert ended.stderr.endswith(f"{error}\n")
+    assert sentence in error
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_bad_input_is_refused_in_one_sentence(refusals, line):
+    assert_one_sentence(refusals[line], REFUSED[line])
+
+
+def test_a_refusal_leaves_nothing_behind(refusals, folder):
+    assert {path.name for path in folder.iterdir()} == set(BAD_TOML)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "sentence"),
+    [
+        ("nosuchmodel", "no workload 'nosuchmodel': "),
+        ("mlp:depth=0", "mlp needs width >= 1 and depth >= 1"),
+    ],
+)
+def test_an_unknown_workload_is_refused_before_any_launch(folder, workload, sentence):
+    assert_one_sentence(lockstep(f"run smoke --workload {workload}", folder), sentence)
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "-h"])
+def test_help_shows_examples_that_name_the_command(folder, arguments):
+    ended = lockstep(arguments, folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    _, _, examples = ended.stdout.partition("Examples:\n")
+    assert examples.lstrip().startswith("lockstep ")
+
+
+def test_the_command_lists_every_command(folder):
+    sys.path.insert(0, str(ROOT))
+    try:
+        from lockstep import COMMANDS
+    finally:
+        sys.path.remove(str(ROOT))
+    listed = lockstep("--help", folder).stdout.partition("Commands:\n")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line.strip()] == list(COMMANDS)
+
+
+def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
+    ended = lockstep("run smoke --dry-run --repeats 2 --to out", tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    summary, *commands = ended.stdout.splitlines()
+    assert summary.startswith("smoke: strong, weak, ")
+    assert summary.endswith("28 cases a launch, 2 repeats; 4 launches to make")
+    assert len(commands) == 4
+    assert all("--size=smoke" in shlex.split(command) for command in commands)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_can_be_read_by_a_program(tmp_path):
+    ended = lockstep("run smoke --dry-run --json --to 'a folder'", tmp_path)
+    plan = json.loads(ended.stdout)
+    assert plan["folder"] == "a folder/smoke"
+    assert set(plan["launches"]) == {"w1-r0", "w2-r0"}
+    assert plan["launches"]["w2-r0"][0] == sys.executable
+    assert "a folder/smoke/launches/w2-r0/journal.jsonl" in plan["launches"]["w2-r0"]
