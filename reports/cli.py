@@ -20,6 +20,9 @@ Examples:
   lockstep report results/a results/b --output both.html
   lockstep report results/laptop --baseline 4 --threshold 0.8
   lockstep report results/laptop --csv > points.csv
+
+\b
+The columns of --csv and --json are described by: python -m pydoc reports
 """
 
 IMPORT_EXAMPLES = """

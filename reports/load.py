@@ -338,7 +338,7 @@ def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple
         shapes.setdefault(_shape(path, name, case), []).append(index)
     numbers: list[tuple[float, ...]] = [()] * len(records)
     for indices in shapes.values():
-        block = np.array([records[i][1].rank_round_s for i in indices], dtype=float)
+        block = _block(path, [records[i] for i in indices])
         bad = ~(np.isfinite(block) & (block > 0)).all(axis=(1, 2))
         if bad.any():
             name = records[indices[int(np.argmax(bad))]][0]
@@ -348,7 +348,28 @@ def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple
     return numbers
 
 
+def _block(path: Path, records: list[tuple[str, CaseRecord]]) -> "np.ndarray[Any, Any]":
+    """Return the rounds as one block of shape (num_records, num_ranks, num_rounds)."""
+    name = records[0][0]
+    try:
+        block = np.array([case.rank_round_s for _, case in records], dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: entry {name} or one like it holds no numbers: {error}"
+        ) from error
+    if block.ndim != 3:
+        raise ValueError(f"{path}: entry {name} or one like it holds lists in place of seconds")
+    return block
+
+
 def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
+    try:
+        return _checked_shape(path, name, case)
+    except TypeError as error:
+        raise ValueError(f"{path}: entry {name} holds no numbers: {error}") from error
+
+
+def _checked_shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
     lengths = {len(rounds) for rounds in case.rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(

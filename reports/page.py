@@ -232,6 +232,7 @@ def console_table(results: Results, series: Sequence[Series]) -> list[str]:
     header = ["series", "n", "speed-up", "efficiency", hours, "throughput", "step time"]
     header += ["time"] if times else []
     header += ["weak view"] if weak_view else []
+    header.append("baseline")
     rows = [header]
     rows += [_console_row(one, p, times, weak_view) for one in shown for p in one.points]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
@@ -261,4 +262,5 @@ def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> 
     ]
     cells += [formats.duration(point.time_s)] * times
     fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
-    return cells + [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view
+    cells += [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view
+    return [*cells, panels.baseline_text(series)]

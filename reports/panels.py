@@ -185,7 +185,7 @@ def _scaling_table(series: Series, hours: str) -> Table:
         "Step time (ms)",
         "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
         "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})", "MFU (%)",
-        "Peak memory (GB)", "Imbalance", "Flags",
+        "Memory (GB)", "Imbalance", "Flags",
     )  # fmt: skip
     note = f"Ratios are relative to {baseline_text(series)}.{_repeat_text(series)}"
     rows = [_scaling_row(point, strong) for point in series.points]
@@ -313,9 +313,11 @@ def _efficiency_figure(study: str, series: list[Series], threshold: float) -> Fi
         )
     lines = [{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}]
     title = f"{TITLES.get(study, 'Imported tables')}: parallel efficiency"
+    bases = dict.fromkeys(baseline_text(one) for one in series[:MAX_CURVES])
     return _figure(
-        f"{study}-efficiency", title, "Parallel efficiency (%)", curves, lines=lines, percent=True
-    )
+        f"{study}-efficiency", title, "Parallel efficiency (%)", curves, lines=lines, percent=True,
+        note=f"Relative to {'; '.join(bases)}.",
+    )  # fmt: skip
 
 
 # Studies that compare settings
@@ -383,7 +385,7 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     buckets = ["Buckets (MB)"] if study == "bucket" else []
     columns = [
         *names, *buckets, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
-        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Peak memory (GB)", "Flags",
+        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Memory (GB)", "Flags",
     ]  # fmt: skip
     rows = [
         [str(one.row.factors.get(name, formats.DASH)) for name in names]

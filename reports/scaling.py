@@ -265,8 +265,8 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
     imbalances = [r.imbalance for r in point.rows if r.imbalance is not None]
     utilisation = [r.mfu for r in point.rows if r.mfu is not None]
     scale = (point.throughput_samples_per_s or 0.0) / point.rate
-    known = point.throughput_samples_per_s is not None
-    low, high = point.rate_interval if known and point.rate_interval else (None, None)
+    known = point.rate_interval if point.throughput_samples_per_s is not None else None
+    through = (known[0] * scale, known[1] * scale) if known else None
     return (
         {"series": series.label, "case": series.case}
         | {name: getattr(row, name) for name in shared}
@@ -277,7 +277,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"time_s": point.time_s, "sample_unit": row.sample_unit}
         | {"samples_per_step": row.samples_per_step}
         | {"throughput_samples_per_s": point.throughput_samples_per_s}
-        | {"throughput_low": low and low * scale, "throughput_high": high and high * scale}
+        | _bounds("throughput_samples_per_s", through)
         | {"baseline_world_size": series.baseline, "speedup": point.speedup}
         | _bounds("speedup", point.speedup_interval)
         | {"parallel_efficiency": point.parallel_efficiency}

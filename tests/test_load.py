@@ -173,6 +173,16 @@ def test_a_round_that_is_no_time_is_refused(tmp_path, bad):
         load([write(tmp_path, content)])
 
 
+@pytest.mark.parametrize("bad", [None, 3, [1.0], [["x"]], [[None]], [[[1.0]]]])
+def test_rounds_that_are_no_numbers_are_refused(tmp_path, bad):
+    content = one_launch()
+    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"] = bad
+    path = write(tmp_path, content)
+    with pytest.raises(ValueError, match=r"strong\[64\]") as caught:
+        load([path])
+    assert str(path) in str(caught.value)
+
+
 def test_ranks_with_different_rounds_are_refused(tmp_path):
     content = one_launch()
     content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"] = [[1.0, 2.0], [1.0]]

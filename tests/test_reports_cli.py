@@ -39,7 +39,7 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     assert f"report: {page}" in done.stdout
     assert lines_of(done)[2] == [
         "strong", "mlp,", "global_batch=64", "2", "1.60", "80.0", "%", "0.543", "1020", "images/s",
-        "62.5", "ms",
+        "62.5", "ms", "1", "rank", "at", "640", "images/s",
     ]  # fmt: skip
 
 
