@@ -22,7 +22,7 @@ def on_cpus(results: Results) -> bool:
     devices = [
         str(rank.get("device", ""))
         for launch in results.launches
-        for rank in launch.provenance.get("ranks", [])
+        for rank in launch.provenance.get("ranks") or []
     ]
     return bool(devices) and all(device.startswith("cpu") for device in devices)
 
@@ -79,10 +79,10 @@ def _short(case: object) -> str:
 
 
 def _launches_not_run(results: Results) -> list[tuple[str, str, str]]:
-    there = {launch.facts.get("launch", launch.name) for launch in results.launches}
+    there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
     missing: dict[object, list[str]] = {}
     for planned in results.campaign.get("launches", []):
-        if planned.get("name") not in there:
+        if str(planned.get("name")) not in there:
             missing.setdefault(planned.get("world_size"), []).append(str(planned.get("name")))
     why = "the launch was planned and left no result"
     return [
@@ -230,7 +230,7 @@ def _widest(launches: list[Launch]) -> dict[str, Any]:
 def _rank_table(launches: list[Launch]) -> dict[str, Any]:
     keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
-    ranks = _widest(launches).get("ranks", [])
+    ranks = _widest(launches).get("ranks") or []
     rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
     return table(f"Ranks of launch {_widest_name(launches)}", columns, rows, len(keys))
 

@@ -121,6 +121,34 @@ class Results:
         return pd.DataFrame([asdict(row) for row in self.rows], columns=[f.name for f in _FIELDS])
 
 
+# What a reader may rely on; the published schema says the same and more.
+_WHOLE = (int,)
+_NUMBER = (int, float, type(None))
+_TEXT_OR_NONE = (str, type(None))
+_WHOLE_OR_NONE = (int, type(None))
+_RECORD_TYPES: dict[str, tuple[type, ...]] = {
+    "study": (str,), "workload": (str,), "scaling": _TEXT_OR_NONE, "world_size": _WHOLE,
+    "num_nodes": _WHOLE, "factors": (dict,), "sample_unit": (str,), "samples_per_step": _WHOLE,
+    "steps_per_round": _WHOLE, "rank_round_s": (list,), "precision": _TEXT_OR_NONE,
+    "local_batch": _WHOLE_OR_NONE, "global_batch": _WHOLE_OR_NONE, "flop_per_sample": _NUMBER,
+    "peak_flop_per_s": _NUMBER, "peak_memory_bytes": (list,), "checks": (dict,),
+    "details": (dict,), "flags": (list,),
+}  # fmt: skip
+_LAUNCH_TYPES: dict[str, tuple[type, ...]] = {
+    "provenance": (dict, type(None)), "world_size": _WHOLE_OR_NONE,
+    "expected": (list, type(None)), "skipped": (list, type(None)), "failed": (list, type(None)),
+}  # fmt: skip
+_PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
+    "ranks": (list, type(None)), "environment": (dict, type(None)),
+    "device_names": (list, type(None)),
+}  # fmt: skip
+_LISTED_TYPES: dict[str, tuple[type, ...]] = {
+    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,), "peak_memory_bytes": _NUMBER,
+    "flags": (str,),
+}  # fmt: skip
+# No round lasts 30,000 years, and sums of longer ones leave the range of numbers.
+LONGEST_ROUND_S = 1e12
+
 _FIELDS = fields(Row)
 _ROW_KEYS = frozenset(f.name for f in _FIELDS)
 
@@ -219,6 +247,7 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(campaign, dict):
         raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
     record.check_schema(campaign, str(path))
+    _check_types(campaign, {"launches": (list,)}, str(path))
     if not known:
         return campaign
     launches = [*known.get("launches", []), *campaign.get("launches", [])]
@@ -250,17 +279,40 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
             results.rows += [
                 Row(**{key: row[key] for key in row if key in _ROW_KEYS}) for row in table["rows"]
             ]
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: table {name} is incomplete: {error}") from error
+
+
+def _check_types(
+    holder: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], where: str
+) -> None:
+    """Refuse a value, or a value in a list, that is not of the type a reader relies on."""
+    for name, allowed in types.items():
+        value = holder.get(name)
+        if name in holder and not isinstance(value, allowed):
+            raise ValueError(f"{where}: {name} is {value!r}, which its type does not allow")
+        inner = _LISTED_TYPES.get(name)
+        for one in value if inner and value else ():
+            if not isinstance(one, inner or ()):
+                raise ValueError(f"{where}: {name} holds {one!r}, which its type does not allow")
+
+
+def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    facts = document.get(record.KEY) or {}
+    if not isinstance(facts, dict):
+        raise ValueError(f"{path}: the facts of the launch must be one JSON object")
+    if facts:
+        record.check_schema(facts, str(path))
+    _check_types(facts, _LAUNCH_TYPES, str(path))
+    _check_types(facts.get("provenance") or {}, _PROVENANCE_TYPES, str(path))
+    return facts
 
 
 def _read_launch(path: Path, document: Any, results: Results) -> None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
-    facts = document.get(record.KEY) or {}
-    if facts:
-        record.check_schema(facts, str(path))
+    facts = _launch_facts(path, document)
     launch = Launch(_launch_name(path, facts, results), path, facts, len(entries))
     results.launches.append(launch)
     results.rows += _rows(path, launch.name, entries)
@@ -290,7 +342,7 @@ def _rows(path: Path, launch: str, entries: list[Any]) -> list[Row]:
         if name in names:
             raise ValueError(f"{path}: entry {name} stands there twice; a launch has a case once")
         names.add(name)
-        block = (entry.get("extra_info") or {}).get(record.KEY)
+        block = _lockstep_block(path, name, entry)
         if block is None:
             others.append(_other_row(path, launch, name, stats))
         else:
@@ -300,6 +352,17 @@ def _rows(path: Path, launch: str, entries: list[Any]) -> list[Row]:
         _measured_row(launch, *pair, numbers)
         for pair, numbers in zip(records, measured, strict=True)
     ] + others
+
+
+def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    extra = entry.get("extra_info") or {}
+    block = extra.get(record.KEY) if isinstance(extra, dict) else extra
+    if block is None:
+        return None
+    if not isinstance(block, dict):
+        raise ValueError(f"{path}: entry {name}: its lockstep block must be one JSON object")
+    _check_types(block, _RECORD_TYPES, f"{path}: entry {name}")
+    return block
 
 
 def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, Any]]:
@@ -339,7 +402,7 @@ def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple
     numbers: list[tuple[float, ...]] = [()] * len(records)
     for indices in shapes.values():
         block = _block(path, [records[i] for i in indices])
-        bad = ~(np.isfinite(block) & (block > 0)).all(axis=(1, 2))
+        bad = ~((block > 0) & (block < LONGEST_ROUND_S)).all(axis=(1, 2))
         if bad.any():
             name = records[indices[int(np.argmax(bad))]][0]
             raise ValueError(f"{path}: entry {name} holds a round that is not a positive time")
@@ -363,14 +426,7 @@ def _block(path: Path, records: list[tuple[str, CaseRecord]]) -> "np.ndarray[Any
 
 
 def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
-    try:
-        return _checked_shape(path, name, case)
-    except TypeError as error:
-        raise ValueError(f"{path}: entry {name} holds no numbers: {error}") from error
-
-
-def _checked_shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
-    lengths = {len(rounds) for rounds in case.rank_round_s}
+    lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in case.rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"{path}: entry {name}: every rank must hold the same number of rounds, "

@@ -549,7 +549,8 @@ def _bandwidths(point: Point) -> tuple[float | None, float | None]:
     """Return (algbw, busbw) in GB/s: the medians over launches of what the case recorded."""
     found = []
     for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
-        known = [row.details[name] for row in point.rows if row.details.get(name) is not None]
+        given = [row.details.get(name) for row in point.rows]
+        known = [value for value in given if isinstance(value, int | float)]
         found.append(median(known) if known else None)
     algbw, busbw = found
     if algbw is None and point.step_s:

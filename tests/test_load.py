@@ -1,3 +1,5 @@
+import copy
+import functools
 import json
 import math
 import time
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from bench.journal import Journal
 from bench.record import KEY
 from reports.load import load
+from reports.page import page
+from reports.scaling import series_of
 
 CASE = "strong[64]"
 
@@ -226,6 +230,19 @@ def test_a_strong_series_keeps_its_global_batch(tmp_path):
         load([tmp_path])
 
 
+@pytest.mark.parametrize(
+    ("campaign", "sentence"),
+    [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
+     ('{"schema": 1, "launches": [3]}', "launches holds 3"), ("{", "cut short")],
+)  # fmt: skip
+def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
+    write(tmp_path, one_launch())
+    (tmp_path / "campaign.json").write_text(campaign)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load([tmp_path])
+    assert "campaign.json" in str(caught.value)
+
+
 def test_a_copy_of_a_launch_is_no_repeat(tmp_path):
     write(tmp_path / "a", one_launch())
     write(tmp_path / "b", one_launch())
@@ -266,3 +283,33 @@ def test_loading_grows_with_the_number_of_entries_and_no_faster(tmp_path):
         return best
 
     assert seconds(2000) < 40 * seconds(200)
+
+
+def positions(value, path=()):
+    """Yield the place of every value in a JSON document."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        keys = value if isinstance(value, dict) else range(len(value))
+        for key in keys:
+            yield from positions(value[key], (*path, key))
+
+
+@pytest.mark.slow
+def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
+    case = record("collective", 2, details={"algbw_gb_per_s": 1.0, "bucket_bytes": [1]})
+    content = document("w2-r0", 2, {CASE: case}, skipped=[{"case": "z", "reason": "r"}])
+    path = tmp_path / "fuzzed.json"
+    for place in positions(content):
+        for value in (None, "x", -1, 0, [], {}, 1e308, True, [[]]):
+            changed = copy.deepcopy(content)
+            holder = functools.reduce(lambda inner, key: inner[key], place[:-1], changed)
+            holder[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            try:
+                results = load([path])
+            except ValueError as error:
+                assert "fuzzed.json" in str(error), (place, value)
+            else:
+                series = series_of(results.rows)
+                assert json.dumps(page(results, series, 0.7), allow_nan=False)
