@@ -1,0 +1,73 @@
+"""Real ranks for the tests: processes with a launcher's variables, and each one's own output."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+Ended = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).parents[1]
+# Enough for ranks that import torch on a machine that does other things as well.
+RANKS_TIMEOUT_S = 300
+
+
+def clean_environ() -> dict[str, str]:
+    """Return this process's variables without those of a launcher or of pytest."""
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def run_ranks() -> Callable[..., list[Ended]]:
+    """Start one Python process per list of arguments, as ranks of one launch on this machine."""
+    return _run_ranks
+
+
+def _run_ranks(
+    arguments: Sequence[Sequence[str | Path]], cwd: Path, launcher: str = "torchrun", **environ: str
+) -> list[Ended]:
+    world_size, port = len(arguments), _free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, *own],
+            cwd=cwd,
+            env=clean_environ() | _variables(launcher, rank, world_size, port) | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, own in enumerate(arguments)
+    ]
+    try:
+        with ThreadPoolExecutor(world_size) as pool:  # a full pipe would stop its rank
+            texts = list(pool.map(lambda p: p.communicate(timeout=RANKS_TIMEOUT_S), started))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *text)
+        for process, text in zip(started, texts, strict=True)
+    ]
+
+
+def _variables(launcher: str, rank: int, world_size: int, port: int) -> dict[str, str]:
+    values = map(str, (rank, rank, world_size, world_size))
+    names = {
+        "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    }[launcher]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return meeting | {"LOCKSTEP_LAUNCHER": launcher} | dict(zip(names, values, strict=True))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

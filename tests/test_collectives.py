@@ -1,0 +1,89 @@
+"""The collectives: what each must give, and that a wrong result is noticed."""
+
+import json
+
+import pytest
+
+from bench import collectives
+from bench.collectives import Collective
+from bench.sizes import COLLECTIVES
+
+# Run by two ranks: every collective is right, and every wrong expectation is caught.
+TWO_RANKS = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from bench import collectives, sizes, world
+from bench.control import Control
+from bench.harness import Harness
+from bench.timing import ReplayClock
+
+joined = world.join(60, device="cpu", threads_per_rank=1)
+control = Control(joined.store, joined.rank, joined.world_size, 60)
+harness = Harness(
+    joined, control, sizes.find("smoke"), "case", {}, "collective", 0, Path(), (), None,
+    ReplayClock(),
+)
+WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}
+
+def verdict(collective):
+    whole, part = torch.zeros(8), torch.zeros(4)
+    try:
+        collectives._check(harness, collective, whole, part)
+    except RuntimeError as error:
+        return str(error)
+    return "right"
+
+table = collectives._table()
+found = {
+    name: [verdict(chosen), verdict(replace(chosen, expected=WRONG[chosen.expected]))]
+    for name, chosen in table.items()
+}
+print(json.dumps(found))
+world.leave()
+"""
+
+
+@pytest.mark.parametrize(
+    ("expected", "world_size", "values"),
+    [
+        ("sum", 1, [1.0]),
+        ("sum", 4, [10.0]),  # 1 + 2 + 3 + 4
+        ("root", 4, [1.0]),
+        ("ranks", 4, [1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_expected_values(expected, world_size, values):
+    chosen = Collective(lambda whole, part: None, "whole", expected)
+    assert chosen.expected_values(world_size) == values
+
+
+def test_every_collective_of_the_study_has_a_record():
+    table = collectives._table()
+    assert tuple(table) == COLLECTIVES
+    assert [name for name, chosen in table.items() if chosen.root_only] == ["reduce"]
+    assert [name for name, chosen in table.items() if chosen.result == "part"] == ["reduce_scatter"]
+
+
+def test_bandwidth():
+    # 1e9 bytes in 0.5 s; an all-reduce of 4 ranks moves 2 * 3/4 of them over the bus.
+    assert collectives._bandwidth("all_reduce", 10**9, 4, 0.5) == {
+        "message_bytes": 10**9,
+        "algbw_gb_per_s": 2.0,
+        "busbw_gb_per_s": 3.0,
+    }
+
+
+@pytest.mark.slow
+def test_right_results_pass_and_wrong_ones_are_caught(run_ranks, tmp_path):
+    ended = run_ranks([["-c", TWO_RANKS]] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended
+    zero, one = (json.loads(rank.stdout) for rank in ended)
+    assert set(zero) == set(COLLECTIVES)
+    for name in COLLECTIVES:
+        assert zero[name][0] == one[name][0] == "right"
+        assert zero[name][1].startswith("case: rank 0 holds a wrong result, expected [")
+        if name != "reduce":  # only the root is given its result
+            assert one[name][1].startswith("case: rank 1 holds a wrong result, expected [")
+    assert one["reduce"][1] == "right"
