@@ -6,7 +6,7 @@ SGD. Nothing in it synchronises with the host, so steps run freely until the cal
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,13 +123,23 @@ class TrainStep:
                 "choose an accumulation that divides it"
             )
         self.optimizer.zero_grad(set_to_none=True)
-        micro_batches = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
-        losses = [
-            self._micro_step(*batch, is_last=index == pieces - 1)
-            for index, batch in enumerate(micro_batches)
-        ]
+        if pieces == 1:
+            # A step of a fraction of a millisecond notices every operation that is not needed.
+            loss = self._micro_step(inputs, targets, is_last=True)
+        else:
+            loss = self._accumulate(inputs.chunk(pieces), targets.chunk(pieces))
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        return loss
+
+    def _accumulate(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        last = len(inputs) - 1
+        losses = [
+            self._micro_step(*batch, is_last=index == last)
+            for index, batch in enumerate(zip(inputs, targets, strict=True))
+        ]
         return torch.stack(losses).sum()
 
     def _micro_step(
@@ -138,7 +148,9 @@ class TrainStep:
         keep_local = self.config.no_sync and not is_last
         with self.ddp.no_sync() if keep_local else contextlib.nullcontext():
             with self.autocast():
-                loss = self.loss(self.ddp(inputs), targets) / self.config.accumulation
+                loss = self.loss(self.ddp(inputs), targets)
+                if self.config.accumulation > 1:
+                    loss = loss / self.config.accumulation
             torch.autograd.backward(self.scaler.scale(loss))
         return loss.detach()
 
