@@ -1,4 +1,7 @@
-"""From JSON files to pages: load -> scaling -> page -> figures -> render -> cli.
+"""From JSON files to pages: load -> scaling -> panels -> page -> figures -> render -> cli.
+
+The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
+`collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
 
 `imports` stands beside `load` and turns other people's tables into the same rows. What
 `lockstep report --csv` and `--json` print for each point:

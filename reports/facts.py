@@ -6,7 +6,7 @@ from typing import Any
 from reports import formats
 from reports.formats import counted
 from reports.load import Launch, Results
-from reports.panels import MAX_ROWS, Panel, panel, table
+from reports.parts import MAX_ROWS, Panel, panel, table
 from reports.scaling import Series
 
 # Facts of provenance that get a row of their own, in this order; the others follow.

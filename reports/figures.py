@@ -65,7 +65,7 @@ def draw(spec: dict[str, Any]) -> str:
     """Return a figure as an SVG element with a title and a description.
 
     Args:
-        spec: A description as `reports.panels` makes it, of kind curve or category.
+        spec: A description as `reports.parts` makes it, of kind curve or category.
     """
     with mpl.rc_context(STYLE):
         figure = _curves(spec) if spec["kind"] == "curve" else _categories(spec)

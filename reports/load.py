@@ -143,7 +143,8 @@ _PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
     "device_names": (list, type(None)),
 }  # fmt: skip
 _LISTED_TYPES: dict[str, tuple[type, ...]] = {
-    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,), "peak_memory_bytes": _NUMBER,
+    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,),
+    "peak_memory_bytes": _NUMBER,
     "flags": (str,),
 }  # fmt: skip
 # No round lasts 30,000 years, and sums of longer ones leave the range of numbers.

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from reports import facts, formats, panels
+from reports import facts, formats, panels, parts
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.load import OTHER, Results
 from reports.scaling import Point, Series, table
@@ -126,7 +126,7 @@ def _verdict(series: Series, threshold: float) -> str:
     noun, verb = ("rank", "measured") if measured else ("device", "stated")
     largest = series.points[-1]
     if largest.world_size == series.baseline:
-        return f"{series.label}: no size above the baseline, {panels.baseline_text(series)}."
+        return f"{series.label}: no size above the baseline, {parts.baseline_text(series)}."
     above = [p for p in series.points if p.world_size > series.baseline]
     good = [p for p in above if p.parallel_efficiency >= threshold]
     if not good:
@@ -134,14 +134,14 @@ def _verdict(series: Series, threshold: float) -> str:
         return (
             f"{series.label}: no size reaches {_goal(threshold)} efficiency; the best is "
             f"{_achieved(best)} on {counted(best.world_size, noun)}, relative to "
-            f"{panels.baseline_text(series)}."
+            f"{parts.baseline_text(series)}."
         )
     best = good[-1]
     unsure = best.efficiency_interval and best.efficiency_interval[0] < threshold
     return (
         f"{series.label}: the largest size {verb} at {_goal(threshold)} efficiency or more is "
         f"{counted(best.world_size, noun)}, with {_achieved(best)} and {ratio(best.speedup)} times "
-        f"the rate of {panels.baseline_text(series)}"
+        f"the rate of {parts.baseline_text(series)}"
         + (f"; its interval reaches below {_goal(threshold)}." if unsure else ".")
     )
 
@@ -263,4 +263,4 @@ def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> 
     cells += [formats.duration(point.time_s)] * times
     fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
     cells += [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view
-    return [*cells, panels.baseline_text(series)]
+    return [*cells, parts.baseline_text(series)]
