@@ -138,13 +138,13 @@ def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, str]]
     return [{"case": case, "reason": e["reason"]} for case, e in last.items() if e["kind"] == kind]
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -31,6 +31,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from bench import data, memory, provenance, workloads, world
+from bench.journal import write_atomically
 from bench.train_step import StepConfig, TrainStep, parameter_checksum, unsupported_anywhere
 from bench.training_plan import (
     TRAJECTORY,
@@ -433,24 +434,6 @@ def _report(row: EpochRow) -> None:
         f"{row.samples_per_s:,.0f} samples/s\n"
     )
     sys.stdout.flush()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file at once: a reader, or a crash, meets the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

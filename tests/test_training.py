@@ -176,17 +176,6 @@ def test_the_learning_rate_falls_over_the_epochs(scheduler: str, factors: list[f
     assert found == pytest.approx(factors)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "file"
-    training.write_atomically(path, b"old")
-    with pytest.raises(TypeError):
-        training.write_atomically(path, "not bytes")  # type: ignore[arg-type]
-    assert path.read_bytes() == b"old"
-    training.write_atomically(path, b"new")
-    assert [file.name for file in path.parent.iterdir()] == ["file"]
-    assert path.read_bytes() == b"new"
-
-
 def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, name="full")
     summary = training.run(run)
