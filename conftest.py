@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     launch = config.stash.get(SESSION, None)
-    if launch is None:
+    if launch is None or not launch.provenance:  # pytest reports a refused collection, too
         return []
     w, settings = launch.world, launch.settings
     lines = [
