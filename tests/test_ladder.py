@@ -1,0 +1,329 @@
+"""The local ladder: what is measured is never lost and never measured again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import journal, ladder
+from bench.campaign import Campaign, Launch, plan
+from bench.journal import Journal
+from bench.ladder import Ladder, Outcome
+from bench.record import KEY, SCHEMA_VERSION
+
+ROOT = Path(__file__).parents[1]
+W1, W2 = Launch(1, 0), Launch(2, 0)
+PATIENCE_S = 300
+
+
+def campaign(**changes):
+    given = {
+        "schema": 1,
+        "name": "test",
+        "studies": ["strong", "collective"],
+        "world_sizes": [1, 2],
+        "repeats": 1,
+        "size": "smoke",
+        "threads_per_rank": 1,
+    }
+    return Campaign.model_validate(given | changes)
+
+
+@pytest.fixture
+def rungs(tmp_path):
+    return Ladder(campaign(), tmp_path / "test")
+
+
+def keep(ladder_, launch, *ends, expected="ab", studies="strong,collective"):
+    """Write a launch's journal: a header, then (kind, case) each."""
+    kept = Journal(ladder_.launch_folder(launch) / "journal.jsonl")
+    kept.append(
+        {
+            "kind": "launch",
+            "schema": SCHEMA_VERSION,
+            "resumed": False,
+            "expected": list(expected),
+            "document": {},
+            "launch": {"studies": studies},
+        }
+    )
+    for kind, case in ends:
+        facts = {"benchmark": entry(case, 0.5)} if kind == "case" else {"reason": "because"}
+        kept.append({"kind": kind, "case": case} | facts)
+    kept.close()
+
+
+def entry(case, median_s):
+    block = {"schema": 1, "steps_per_round": 2}
+    return {"name": case, "stats": {"median": median_s}, "extra_info": {KEY: block}}
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([], Outcome(W2)),
+        ([("case", "a")], Outcome(W2, measured=1)),
+        ([("case", "a"), ("skip", "b")], Outcome(W2, measured=1, complete=True)),
+        (
+            [("case", "a"), ("fail", "b")],
+            Outcome(W2, measured=1, failed=({"case": "b", "reason": "because"},)),
+        ),
+        ([("fail", "b"), ("case", "a"), ("case", "b")], Outcome(W2, measured=2, complete=True)),
+    ],
+)
+def test_a_launch_stands_as_its_journal_says(rungs, ends, expected):
+    keep(rungs, W2, *ends)
+    assert rungs.outcome(W2) == expected
+    assert rungs.outcome(W1) == Outcome(W1)
+
+
+def test_a_launch_of_fewer_studies_than_now_asked_for_is_not_complete(rungs):
+    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="strong")
+    assert rungs.outcome(W1).complete is False
+    keep(rungs, W1, ("case", "a"), ("case", "b"), studies="weak,collective,strong")
+    assert rungs.outcome(W1).complete is True
+
+
+def test_what_is_missing_is_in_the_order_of_the_plan(tmp_path):
+    rungs = Ladder(campaign(repeats=3), tmp_path)
+    launches = plan(rungs.campaign)
+    assert rungs.missing() == launches
+    keep(rungs, launches[2], ("case", "a"), ("case", "b"))
+    keep(rungs, launches[4], ("case", "a"))
+    assert rungs.missing() == [*launches[:2], *launches[3:]]
+
+
+def test_a_folder_is_claimed_once_and_grows(rungs):
+    rungs.claim()
+    path = rungs.folder / "campaign.json"
+    assert json.loads(path.read_text())["launches"] == [
+        {"name": launch.name, "world_size": launch.world_size, "repeat": 0}
+        for launch in plan(rungs.campaign)
+    ]
+    rungs.claim()
+    Ladder(campaign(repeats=4, world_sizes=[1, 2, 4]), rungs.folder).claim()
+    assert len(json.loads(path.read_text())["launches"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"size": "laptop"}, "measured with size smoke, now it is laptop; give the campaign anoth"),
+        ({"global_batch": 128}, "measured with global_batch None, now it is 128; "),
+        ({"threads_per_rank": 2}, "measured with threads_per_rank 1, now it is 2; "),
+        ({"seed": 5}, "measured with seed 0, now it is 5; "),
+    ],
+)
+def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs, changes, sentence):
+    rungs.claim()
+    before = (rungs.folder / "campaign.json").read_bytes()
+    with pytest.raises(ValueError, match=sentence):
+        Ladder(campaign(**changes), rungs.folder).claim()
+    assert (rungs.folder / "campaign.json").read_bytes() == before
+
+
+def test_a_file_that_is_no_campaign_is_refused(rungs):
+    rungs.folder.mkdir()
+    (rungs.folder / "campaign.json").write_text("{")
+    with pytest.raises(ValueError, match=r"campaign\.json: not a campaign: "):
+        rungs.claim()
+
+
+def test_the_command_of_a_launch(tmp_path):
+    rungs = Ladder(campaign(workload="mlp:width=8,depth=1", rounds=4), tmp_path / "a folder")
+    command = rungs.command(W2)
+    assert command[:6] == [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node", "2"),
+    ]
+    assert command[6:11] == ["-m", "pytest", str(ROOT / "bench"), "-m", "strong or collective"]
+    assert command[11:] == [
+        *("--size=smoke", "--threads-per-rank=1", "--seed=0"),
+        *("--workload=mlp:width=8,depth=1", "--rounds=4"),
+        *("--label=campaign=test", "--label=launch=w2-r0", "--label=repeat=0"),
+        *("--label=studies=strong,collective", "--resume"),
+        *("--journal", str(tmp_path / "a folder" / "launches" / "w2-r0" / "journal.jsonl")),
+    ]
+    assert rungs.command(W2, skip_failed=True) == [*command, "--skip-failed"]
+
+
+def test_a_seed_of_zero_and_no_warm_up_are_still_said(tmp_path):
+    command = Ladder(campaign(warmup_rounds=0), tmp_path).command(W1)
+    assert {"--seed=0", "--warmup-rounds=0"} <= set(command)
+    assert not any(part.startswith(("--device", "--precision")) for part in command)
+
+
+def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
+    keep(rungs, W1, ("case", "a"))
+    keep(rungs, W2, ("case", "a"), ("case", "b"))
+    assert ladder.step_times(rungs) == {}
+    for launch in (W1, W2):
+        rungs._write_result(launch)
+    assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
+
+
+def test_one_driver_at_a_time(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from bench.ladder import only_driver\n"
+        "with only_driver(Path(sys.argv[1])): print('alone')"
+    )
+
+    def other():
+        return subprocess.run(
+            [sys.executable, "-c", script, tmp_path],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with ladder.only_driver(tmp_path):
+        refused = other()
+    assert "ValueError: another lockstep run measures into " in refused.stderr
+    assert other().stdout == "alone\n"
+
+
+# What follows starts torchrun, kills the driver, and goes on.
+
+
+def lockstep_run(*options):
+    return [sys.executable, ROOT / "lockstep.py", "run", "ladder.toml", *options]
+
+
+def run(folder, *options):
+    return subprocess.run(
+        lockstep_run(*options), cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def ends(folder):
+    """Return (launch, case) of every case that ended, as often as it did."""
+    return [
+        (path.parent.name, line["case"])
+        for path in folder.glob("results/ladder/launches/*/journal.jsonl")
+        for line in journal.read(path)
+        if line["kind"] != "launch"
+    ]
+
+
+def processes_about(folder):
+    """Return the processes that work for this test's folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        mine = process.info["cwd"] == str(folder)
+        if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened for too long"
+        time.sleep(0.02)
+
+
+def contents(folder):
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A campaign whose driver was killed after three cases, then run again to its end."""
+    folder = tmp_path_factory.mktemp("ladder")
+    (folder / "ladder.toml").write_text(
+        'schema = 1\nname = "ladder"\nstudies = ["strong", "collective"]\n'
+        'world_sizes = [1, 2]\nrepeats = 1\nsize = "smoke"\nthreads_per_rank = 1\n'
+        "seed = 1\nrounds = 20\nsteps_per_round = 20\n"  # two ranks first, and not at once
+    )
+    driver = subprocess.Popen(
+        lockstep_run(), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until((folder / "results" / "ladder" / "campaign.json").exists)
+        second = run(folder)
+        wait_until(lambda: len(ends(folder)) >= 3 or driver.poll() is not None)
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    wait_until(lambda: not processes_about(folder))
+    left = ends(folder)
+    return folder, second, left, run(folder, "--json")
+
+
+@pytest.mark.slow
+def test_a_second_driver_is_refused(killed):
+    second = killed[1]
+    assert second.returncode == 2
+    (sentence,) = second.stderr.splitlines()
+    assert sentence.startswith("Error: another lockstep run measures into results/ladder; ")
+
+
+@pytest.mark.slow
+def test_a_killed_campaign_goes_on_where_it_was(killed):
+    folder, _, left, ended = killed
+    assert {launch for launch, _ in left} == {"w2-r0"}
+    assert 3 <= len(left) < 11  # no rank went on after its driver
+    assert ended.returncode == 0, ended.stderr
+    cases = Counter(ends(folder))
+    assert set(cases.values()) == {1}
+    assert set(left) <= set(cases)
+    # one strong case and five collectives at two sizes, in each of two launches
+    assert Counter(launch for launch, _ in cases) == {"w1-r0": 11, "w2-r0": 11}
+    assert all(outcome["complete"] for outcome in json.loads(ended.stdout))
+
+
+@pytest.mark.slow
+def test_the_results_of_a_killed_campaign_are_complete(killed):
+    folder = killed[0]
+    for launch, num_measured in (("w1-r0", 1), ("w2-r0", 11)):  # a single rank skips collectives
+        path = folder / "results" / "ladder" / "launches" / launch / "result.json"
+        document = json.loads(path.read_text())
+        assert document == journal.rebuild(path.with_name("journal.jsonl"))
+        assert document[KEY]["complete"] is True
+        assert len(document["benchmarks"]) == num_measured
+        assert len(document["benchmarks"]) + len(document[KEY]["skipped"]) == 11
+
+
+@pytest.mark.slow
+def test_a_finished_campaign_starts_no_launch(killed):
+    folder = killed[0]
+    before = contents(folder / "results" / "ladder" / "launches")
+    ended = run(folder, "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
+    assert "; 0 launches to make\n" in ended.stderr
+    assert contents(folder / "results" / "ladder" / "launches") == before
+
+
+@pytest.mark.slow
+def test_a_changed_campaign_is_refused_and_overwrites_nothing(killed):
+    folder = killed[0]
+    before = contents(folder / "results")
+    ended = run(folder, "--global-batch", "32")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(
+        "Error: results/ladder holds results measured with global_batch None, now it is 32; "
+    )
+    assert contents(folder / "results") == before
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_is_missing_and_writes_nothing(killed):
+    folder = killed[0]
+    before = contents(folder / "results")
+    ended = run(folder, "--dry-run", "--repeats", "2")
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[0].endswith("; 2 launches to make")
+    assert [("-r1" in line) for line in ended.stdout.splitlines()[1:]] == [True, True]
+    assert contents(folder / "results") == before
