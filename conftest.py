@@ -3,6 +3,7 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
+import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,11 +98,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("cases")
     if marker is None:
         return
+    _tolerate_warnings(metafunc.config)
     (study,) = marker.args
     rows = sizes.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
     metafunc.parametrize(list(rows[0]), params)
+
+
+def _tolerate_warnings(config: pytest.Config) -> None:
+    """Show warnings, for one of another release of torch is no reason to lose a measurement."""
+    if SETTINGS not in config.stash:  # the first measured case
+        config.addinivalue_line("filterwarnings", "default")
+        warnings.simplefilter("default")  # the collection is already under the file's filters
 
 
 @pytest.hookimpl(trylast=True)
@@ -114,8 +123,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = launch.prepare(measured)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
-        # A warning of another release of torch is no reason to lose a measurement.
-        item.add_marker(pytest.mark.filterwarnings("default"))
     launch.open_journal([item.nodeid for item in measured], _document(config))
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured or item in chosen]
@@ -196,10 +203,18 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
-    if launch is not None:
-        launch.close()
+    if launch is None:
+        return (yield)
+    # That nothing was measured is a warning, which as an error would hide what failed.
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        try:
+            return (yield)
+        finally:
+            launch.close()
 
 
 @pytest.fixture

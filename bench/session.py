@@ -138,10 +138,6 @@ class LaunchSession:
         outcomes = {rank["outcome"] if rank else "silent" for rank in found}
         if len(outcomes) == 1 and outcome != "failed":
             return outcome, reason
-        if outcomes == {"passed", "skipped"}:
-            skipping = [rank for rank, f in enumerate(found) if f["outcome"] == "skipped"]
-            why = found[skipping[0]]["reason"]
-            return "failed", f"ranks {skipping} skip ({why}), the others run: all must do alike"
         return "failed", self._blame(found)
 
     def keep(self, kind: str, case: str, **facts: Any) -> None:
@@ -250,15 +246,20 @@ class LaunchSession:
         }
 
     def _blame(self, found: list[Any]) -> str:
-        """Return the reasons of all ranks that failed, each with its host and device."""
-        lines = []
+        """Return what each rank that did not pass says, with its host and device.
+
+        Ranks that were not there come last: they are why the others waited in vain.
+        """
+        failed, absent = [], []
         for rank, f in enumerate(found):
             where = self._where(rank)
             if f is None:
-                lines.append(f"{where} did not answer")
+                absent.append(f"{where} did not answer")
+            elif f["outcome"] == "skipped":
+                absent.append(f"{where} skips, but not all ranks do: {f['reason']}")
             elif f["outcome"] == "failed":
-                lines.append(f"{where}: {f['reason']}")
-        return "\n".join(lines)
+                failed.append(f"{where}: {f['reason']}")
+        return "\n".join(failed + absent)
 
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]
