@@ -16,14 +16,19 @@ ROOT = Path(__file__).parents[1]
 RANKS_TIMEOUT_S = 300
 
 
+@pytest.fixture(scope="session")
 def clean_environ() -> dict[str, str]:
-    """Return this process's variables without those of a launcher or of pytest."""
+    """This process's variables without those of a launcher or of pytest."""
+    return _clean_environ()
+
+
+def _clean_environ() -> dict[str, str]:
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_ranks() -> Callable[..., list[Ended]]:
     """Start one Python process per list of arguments, as ranks of one launch on this machine."""
     return _run_ranks
@@ -37,7 +42,7 @@ def _run_ranks(
         subprocess.Popen(
             [sys.executable, *own],
             cwd=cwd,
-            env=clean_environ() | _variables(launcher, rank, world_size, port) | environ,
+            env=_clean_environ() | _variables(launcher, rank, world_size, port) | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,328 @@
+"""Launches as pytest sees them: real ranks, one voice, one result, and what happens to failures."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import journal
+from bench.record import KEY, CaseRecord
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
+
+# What a site's own PyTorch container has not.
+WITHOUT_HOST_LIBRARIES = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in {names} else super().find_spec(name, path, target)
+
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+HOST_LIBRARIES = {"click", "jinja2", "matplotlib", "pandas", "pydantic", "rich", "scipy", "sklearn"}
+
+
+def documents(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.suffix in (".json", ".jsonl"))
+
+
+def errors(ended):
+    return [line for line in ended.stderr.splitlines() if line.startswith("ERROR: ")]
+
+
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory, clean_environ):
+    """One launch of two ranks under torchrun: its folder, its output, its result."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", *SMOKE),
+            *("-m", "strong or weak or bucket or collective", "--benchmark-json", "out.json"),
+        ],
+        cwd=folder,
+        env=clean_environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return folder, ended.stdout, json.loads((folder / "out.json").read_text())
+
+
+def test_rank_0_alone_prints_and_writes(torchrun):
+    folder, output, _ = torchrun
+    assert output.count("test session starts") == 1
+    assert output.count("lockstep: world size 2 on 1 node(s), gloo on ") == 1
+    assert output.count(" 16 passed, ") == 1
+    assert documents(folder) == ["out.journal.jsonl", "out.json"]
+
+
+def test_the_json_is_made_of_the_journals_records(torchrun):
+    folder, _, document = torchrun
+    rebuilt = journal.rebuild(folder / "out.journal.jsonl")
+    assert document["benchmarks"] == rebuilt["benchmarks"]
+    assert document[KEY] == rebuilt[KEY]
+    assert document[KEY]["complete"] is True
+    assert len(document["benchmarks"]) == len(document[KEY]["expected"]) == 16
+    assert document[KEY]["world_size"] == len(document[KEY]["provenance"]["ranks"]) == 2
+
+
+def test_throughput_times_time_is_samples(torchrun):
+    for entry in torchrun[2]["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        product = block["throughput_samples_per_s"] * block["elapsed_s"]
+        assert product == pytest.approx(block["samples"], rel=1e-12)
+        assert entry["stats"]["total"] == pytest.approx(block["elapsed_s"], rel=1e-12)
+        # size smoke: 3 rounds of 2 steps, of 64 samples where a batch has a meaning
+        assert block["samples"] == 3 * 2 * block["samples_per_step"]
+        if block["global_batch"]:
+            assert block["samples_per_step"] == block["global_batch"] == 64
+
+
+def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
+    for entry in torchrun[2]["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        zero, one = block["rank_round_s"]
+        assert entry["stats"]["data"] == [max(pair) for pair in zip(zero, one, strict=True)]
+        assert CaseRecord.from_dict(block, "out.json").to_dict() == block
+        assert len(block["peak_memory_bytes"]) == 2
+
+
+def test_pytest_benchmark_compares_our_files(torchrun):
+    folder, _, document = torchrun
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest_benchmark", "compare", "out.json", "--columns", "median"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for entry in document["benchmarks"]:
+        assert entry["name"] in ended.stdout
+
+
+def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
+    (ended,) = run_ranks([[*SMOKE, "-m", "weak or collective", "-k", "weak or 4096"]], tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert " 1 passed, 5 skipped, " in ended.stdout
+    (found,) = tmp_path.glob("results/pytest/*/journal.jsonl")
+    block = journal.rebuild(found)[KEY]
+    assert (block["world_size"], block["complete"]) == (1, True)
+    names = [case.partition("::")[2] for case in block["expected"]]
+    assert len(names) == 6
+    assert all("4096" in name or name.startswith("test_weak_scaling[") for name in names)
+
+
+def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "sitecustomize.py").write_text(
+        WITHOUT_HOST_LIBRARIES.format(names=HOST_LIBRARIES), encoding="ascii"
+    )
+    (ended,) = run_ranks(
+        [[*SMOKE, "--benchmark-disable", "-m", "not sensitivity"]],
+        tmp_path,
+        PYTHONPATH=f"{blocked}:{ROOT}",
+    )
+    assert ended.returncode == 0, ended.stdout
+    passed, skipped = (
+        int(found[1]) if (found := re.search(rf"(\d+) {word}", ended.stdout)) else 0
+        for word in ("passed", "skipped")
+    )
+    # Skipped are fp16 and tf32 where the device has none, and collectives of one rank.
+    assert passed + skipped == 28
+    assert passed >= 16
+    assert documents(tmp_path) == []
+
+
+def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks, tmp_path):
+    common = [*SMOKE, "-m", "collective", "--journal", "journal.jsonl"]
+    zero, one = run_ranks(
+        [[*common, "-k", "broadcast"], [*common, "-k", "broadcast and 4096"]], tmp_path
+    )
+    (sentence,) = errors(zero)
+    assert re.search(
+        r"rank 1 collected other cases than rank 0 \(1 against 2\), the first difference is "
+        r"\S*test_collectives\[collective=broadcast-message_bytes=65536\]; give every rank the "
+        r"same files and options$",
+        sentence,
+    )
+    assert (zero.returncode, one.returncode) == (4, 4)
+    assert one.stdout == ""
+    assert "passed" not in zero.stdout
+    assert not (tmp_path / "journal.jsonl").exists()
+
+
+def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ranks, tmp_path):
+    arguments = [*SMOKE, "-m", "strong", "--global-batch", "64", "--journal", "journal.jsonl"]
+    zero, *others = run_ranks([arguments] * 3, tmp_path, launcher="slurm")
+    assert errors(zero) == [
+        "ERROR: global_batch=64 does not divide by world_size=3; choose 63 or 66, "
+        "or leave that world size out"
+    ]
+    assert [rank.returncode for rank in (zero, *others)] == [4, 4, 4]
+    assert [rank.stdout for rank in others] == ["", ""]
+    assert documents(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--workload", "nosuchmodel"], "no workload 'nosuchmodel': "),
+        (["--rounds", "0"], "rounds=0 is not 1 or more"),
+        (["--label", "campaign"], "--label 'campaign' is not NAME=VALUE"),
+        (["--threads-per-rank", "0"], "threads_per_rank=0 is not 1 or more"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(run_ranks, tmp_path, options, sentence):
+    (ended,) = run_ranks([[*SMOKE, "-m", "strong", *options]], tmp_path)
+    (error,) = errors(ended)
+    assert error.startswith(f"ERROR: {sentence}")
+    assert ended.returncode == 4
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert documents(tmp_path) == []
+
+
+def test_caps_beyond_the_gradients_are_one_and_the_same_bucket(run_ranks, tmp_path):
+    arguments = [
+        *(*SMOKE, "-m", "bucket", "-k", "50 or 100", "--benchmark-json", "out.json"),
+        *("--workload", "resnet18", "--local-batch", "2"),
+        *("--rounds", "2", "--warmup-rounds", "1", "--steps-per-round", "1"),
+    ]
+    ended = run_ranks([arguments] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    fifty, hundred = (entry["extra_info"][KEY]["details"] for entry in document["benchmarks"])
+    # ResNet-18 has 11 181 642 parameters of 4 bytes at 10 classes: 42.7 MiB, less than either cap.
+    assert fifty["bucket_bytes"] == hundred["bucket_bytes"] == [4 * 11_181_642]
+
+
+FAULTY = """
+import os
+import pytest
+
+def measure(harness):
+    rank_round_s = harness.time(lambda: None)
+    harness.record(
+        rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
+    )
+
+@pytest.mark.cases("strong")
+def test_good(harness, workload, precision, global_batch):
+    measure(harness)
+
+@pytest.mark.cases("strong")
+def test_raises(harness, workload, precision, global_batch):
+    if harness.world.rank == 1:
+        raise OSError("the disk of rank 1 is full")
+    measure(harness)
+
+@pytest.mark.cases("strong")
+def test_wrong(harness, workload, precision, global_batch):
+    measure(harness)
+    assert harness.world.rank != 1, "a wrong result on one rank"
+
+@pytest.mark.cases("strong")
+def test_skips(harness, workload, precision, global_batch):
+    if harness.world.rank == 1:
+        pytest.skip("only rank 1 has no bf16")
+    measure(harness)
+
+@pytest.mark.cases("strong")
+def test_skips_alike(harness, workload, precision, global_batch):
+    pytest.skip("no rank has bf16")
+
+@pytest.mark.cases("strong")
+def test_dies(harness, workload, precision, global_batch):
+    if harness.world.rank == 1:
+        os._exit(9)
+    measure(harness)
+
+@pytest.mark.cases("strong")
+def test_last(harness, workload, precision, global_batch):
+    measure(harness)
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory, run_ranks):
+    """Sessions of two ranks, each resumed where the last one was stopped by a failure."""
+    folder = tmp_path_factory.mktemp("faulty")
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "bench" / "test_faulty.py").write_text(FAULTY)
+    arguments = [
+        *("-m", "pytest", "bench/test_faulty.py", "--size", "smoke", "--comm-timeout", "10"),
+        *("--benchmark-json", "out.json", "--resume", "--skip-failed"),
+    ]
+    sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(5)]
+    return folder, sessions
+
+
+def kept(folder, kind):
+    """Return short case name -> entry of one kind in the journal."""
+    entries = journal.read(folder / "out.journal.jsonl")
+    return {
+        entry["case"].partition("::")[2].partition("[")[0]: entry
+        for entry in entries
+        if entry["kind"] == kind
+    }
+
+
+def test_a_failure_of_one_rank_is_one_of_all_and_names_it(faulty):
+    folder, _ = faulty
+    failed = kept(folder, "fail")
+    assert list(failed) == ["test_raises", "test_wrong", "test_skips", "test_dies"]
+    assert "OSError: the disk of rank 1 is full" in failed["test_raises"]["reason"]
+    assert "AssertionError: a wrong result on one rank" in failed["test_wrong"]["reason"]
+    for name in ("test_raises", "test_wrong"):
+        assert re.search(r"^rank 1 on \S+ \(cpu.*\): ", failed[name]["reason"], re.MULTILINE)
+    assert not re.search(r"^rank 0 on ", failed["test_wrong"]["reason"], re.MULTILINE)
+    assert re.search(
+        r"^rank 1 on \S+ \(.*\) skips, but not all ranks do: only rank 1 has no bf16$",
+        failed["test_skips"]["reason"].splitlines()[-1],
+    )
+    assert re.search(
+        r"^rank 1 on \S+ \(.*\) did not answer$", failed["test_dies"]["reason"].splitlines()[-1]
+    )
+
+
+def test_a_failing_launch_ends_on_all_ranks_and_says_why(faulty):
+    _, (raises, wrong, skips, dies, last) = faulty
+    for zero, one in (raises, wrong, skips):
+        assert 0 not in (zero.returncode, one.returncode)
+        assert " 1 failed" in zero.stdout
+        assert one.stdout == ""
+    assert "the disk of rank 1 is full" in raises[0].stdout
+    assert "a wrong result on one rank" in wrong[0].stdout
+    assert dies[0].returncode != 0
+    assert dies[1].returncode == 9
+    assert [rank.returncode for rank in last] == [0, 0], last[0].stdout
+
+
+def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
+    folder, sessions = faulty
+    document = json.loads((folder / "out.json").read_text())
+    measured = [entry["name"].partition("[")[0] for entry in document["benchmarks"]]
+    assert measured == ["test_good", "test_last"] == list(kept(folder, "case"))
+    assert list(kept(folder, "skip")) == ["test_skips_alike"]
+    assert document[KEY]["complete"] is False
+    assert len(document[KEY]["expected"]) == 7
+    assert len(document[KEY]["failed"]) == 4
+    entries = [entry for entry in journal.read(folder / "out.journal.jsonl") if "case" in entry]
+    assert len(entries) == len({entry["case"] for entry in entries}) == 7
+    assert "test_wrong" not in sessions[1][0].stdout.partition("benchmark 'strong'")[2]
