@@ -1,6 +1,7 @@
 """The commands of the measuring room that a login node can start: `lockstep run`."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,16 @@ def _facts(outcome: Any) -> dict[str, Any]:
 def _explain(ladder: "Ladder", outcome: Any) -> None:
     log = ladder.launch_folder(outcome.launch) / "log.txt"
     for failed in outcome.failed:
-        last_line = failed["reason"].strip().splitlines()[-1]
-        click.echo(f"{outcome.launch.name}: {failed['case']} failed: {last_line}", err=True)
+        click.echo(
+            f"{outcome.launch.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True
+        )
     click.echo(f"{outcome.launch.name} is not complete; its output: {log}", err=True)
+
+
+def _gist(reason: str) -> str:
+    """Return the errors of a reason without their tracebacks, each once."""
+    raised = r"^E +(\S*Error\b.*)$"
+    absent = r"^(rank \d+ on \S+ \(.*\) (?:skips|did not answer).*)$"
+    found = re.findall(f"{raised}|{absent}", reason, re.MULTILINE)
+    said = dict.fromkeys("".join(groups) for groups in found)
+    return "; ".join(said) or reason.strip().splitlines()[-1]

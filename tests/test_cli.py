@@ -108,6 +108,28 @@ def test_help_shows_examples_that_name_the_command(folder, arguments):
     assert examples.lstrip().startswith("lockstep ")
 
 
+@pytest.mark.parametrize(
+    ("reason", "gist"),
+    [
+        ("no traceback\nbut a sentence", "but a sentence"),
+        (
+            "rank 0 on n1 (cpu): f()\nE   ValueError: bad\nE   assert 1\n\nf.py:3: ValueError",
+            "ValueError: bad",
+        ),
+        (
+            "rank 0 on n1 (H100): f()\nE       torch.DistError: lost\n\nf.py:3: DistError\n"
+            "rank 1 on n2 (H100) did not answer",
+            "torch.DistError: lost; rank 1 on n2 (H100) did not answer",
+        ),
+        ("rank 0 on n (cpu): E\nE  OSError: x\nrank 1 on n (cpu): E\nE  OSError: x", "OSError: x"),
+    ],
+)
+def test_the_gist_of_a_failure_is_its_errors(reason, gist):
+    from bench.cli import _gist
+
+    assert _gist(reason) == gist
+
+
 def test_the_command_lists_every_command(folder):
     sys.path.insert(0, str(ROOT))
     try:
