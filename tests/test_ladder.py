@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,3 +329,47 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(killed):
     assert ended.stdout.splitlines()[0].endswith("; 2 launches to make")
     assert [("-r1" in line) for line in ended.stdout.splitlines()[1:]] == [True, True]
     assert contents(folder / "results") == before
+
+
+FAULTY = """
+import pytest
+
+@pytest.mark.cases("weak")
+def test_faulty(harness, workload, precision, local_batch):
+    assert harness.world.rank != 1, "a fault of rank 1"
+"""
+
+
+@pytest.mark.slow
+def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_environ):
+    for name in ("conftest.py", "lockstep.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    (tmp_path / "bench" / "test_a_fault.py").write_text(FAULTY)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "lockstep.py", "run", "smoke", "--name", "faulty"),
+            *("--studies", "weak", "--world-sizes", "2", "--json"),
+        ],
+        cwd=tmp_path,
+        env=clean_environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    (outcome,) = json.loads(ended.stdout)
+    assert (outcome["measured"], len(outcome["failed"]), outcome["complete"]) == (1, 1, False)
+    assert "a fault of rank 1" in outcome["failed"][0]["reason"]
+    assert re.search(
+        r"^w2-r0: bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
+        r"AssertionError: a fault of rank 1$",
+        ended.stderr,
+        re.MULTILINE,
+    )
+    assert "w2-r0 is not complete; its output: results/faulty/launches/w2-r0/log.txt" in (
+        ended.stderr
+    )
+    result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
+    (measured,) = json.loads(result.read_text())["benchmarks"]
+    assert measured["name"].startswith("test_weak_scaling[")
