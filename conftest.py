@@ -271,16 +271,7 @@ def _read_settings(config: pytest.Config) -> session.Settings:
 
 def _changes(option: Any) -> dict[str, Any]:
     """Return what the options change in the size, checked."""
-    names = (
-        "workload",
-        "precision",
-        "global_batch",
-        "local_batch",
-        "rounds",
-        "warmup_rounds",
-        "steps_per_round",
-    )
-    changes = {name: getattr(option, name) for name in names}
+    changes = {name: getattr(option, name) for name in sizes.CHANGES}
     sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
     return changes
 

@@ -15,8 +15,8 @@ COMMANDS = {
     "run": ("bench.cli:run", "Measure a campaign on this machine."),
     "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
-    "verify": ("bench.training_cli:verify", "Check that DDP trains alike at two world sizes."),
-    "train": ("bench.training_cli:train", "Train a workload with DDP and keep its curves."),
+    "verify": ("bench.trainer.cli:verify", "Check that DDP trains alike at two world sizes."),
+    "train": ("bench.trainer.cli:train", "Train a workload with DDP and keep its curves."),
     "system": ("bench.system_cli:system", "Describe this machine, as SYSTEM.md or JSON."),
 }
 

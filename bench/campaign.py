@@ -15,24 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
 
 from bench import sizes, workloads
-from bench.sizes import Size
+from bench.sizes import CHANGES, Size
 
 Study = Literal[
     "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
 ]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 
-# These change what a launch measures; the others only add launches or cases.
-SIZE_CHANGES = (
-    "workload",
-    "precision",
-    "global_batch",
-    "local_batch",
-    "rounds",
-    "warmup_rounds",
-    "steps_per_round",
-)
-IDENTITY = ("size", *SIZE_CHANGES, "seed", "device", "threads_per_rank")
+IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
 class Campaign(BaseModel):
@@ -79,7 +69,7 @@ class Campaign(BaseModel):
 
     def measured_size(self) -> Size:
         """Return the named size with this campaign's changes."""
-        changes = {name: getattr(self, name) for name in SIZE_CHANGES}
+        changes = {name: getattr(self, name) for name in CHANGES}
         return sizes.adapt(sizes.find(self.size), **changes)
 
     def num_cases(self) -> int:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import journal
-from bench.campaign import SIZE_CHANGES, Campaign, Launch, differences, plan
+from bench.campaign import Campaign, Launch, differences, plan
 from bench.record import KEY
+from bench.sizes import CHANGES
 
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -114,7 +115,7 @@ class Ladder:
         ]
 
     def _options(self, launch: Launch) -> Iterator[str]:
-        for name in ("size", "device", "threads_per_rank", "seed", *SIZE_CHANGES):
+        for name in ("size", "device", "threads_per_rank", "seed", *CHANGES):
             value = getattr(self.campaign, name)
             if value is not None:
                 yield f"--{name.replace('_', '-')}={value}"

@@ -106,6 +106,18 @@ SIZES = {
 }
 
 
+# What options and campaign files may change of a size.
+CHANGES = (
+    "workload",
+    "precision",
+    "global_batch",
+    "local_batch",
+    "rounds",
+    "warmup_rounds",
+    "steps_per_round",
+)
+
+
 def find(name: str) -> Size:
     """Return a size by its name.
 

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.harness import Harness
-from bench.training_cases import measure_training
+from bench.step_cases import measure_training
 
 
 @pytest.mark.cases("accumulation")

@@ -17,9 +17,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import data, training, training_cli, training_plan, workloads
-from bench.training_plan import Batch, TrainConfig, plan_epoch
-from bench.verification import compare
+from bench import data, workloads
+from bench.trainer import cli, plan, trainer
+from bench.trainer.plan import Batch, TrainConfig, plan_epoch
+from bench.trainer.verification import compare
 
 FAILING_WORKLOAD = """
 import os, torch
@@ -83,10 +84,7 @@ def test_every_sample_is_trained_on_or_dropped(
 
 @given(st.integers(0, 200), st.integers(1, 9))
 def test_every_sample_is_validated_on_once(num_samples: int, world_size: int) -> None:
-    shares = [
-        training_plan.validation_indices(num_samples, rank, world_size)
-        for rank in range(world_size)
-    ]
+    shares = [plan.validation_indices(num_samples, rank, world_size) for rank in range(world_size)]
     assert sorted(index for share in shares for index in share) == list(range(num_samples))
 
 
@@ -94,7 +92,7 @@ def batches(world_size: int, epoch: int, seed: int = 3) -> list[set[int]]:
     """Return the samples of each step, over all ranks, for 100 samples in batches of 24."""
     local = 24 // world_size
     shares = [
-        list(training.epoch_sampler(range(100), rank, world_size, seed, epoch))
+        list(trainer.epoch_sampler(range(100), rank, world_size, seed, epoch))
         for rank in range(world_size)
     ]
     return [
@@ -159,7 +157,7 @@ def test_a_configuration_file_is_checked(values: dict[str, Any], says: str) -> N
 
 @pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
 def test_the_learning_rate_follows_the_global_batch(rule: str, lr: float) -> None:
-    assert training_plan.scaled_lr(0.1, rule, 1024, 256) == pytest.approx(lr)
+    assert plan.scaled_lr(0.1, rule, 1024, 256) == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(
@@ -172,13 +170,13 @@ def test_the_learning_rate_follows_the_global_batch(rule: str, lr: float) -> Non
     ],
 )
 def test_the_learning_rate_falls_over_the_epochs(scheduler: str, factors: list[float]) -> None:
-    found = [training_plan.lr_factor(scheduler, epoch, 6) for epoch in range(6)]
+    found = [plan.lr_factor(scheduler, epoch, 6) for epoch in range(6)]
     assert found == pytest.approx(factors)
 
 
 def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, name="full")
-    summary = training.run(run)
+    summary = trainer.run(run)
     assert summary == json.loads((run.folder / "summary.json").read_text())
     assert {path.name for path in run.folder.iterdir()} == {
         "checkpoint.pt", "epochs.csv", "final.csv", "summary.json"
@@ -210,7 +208,7 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
 def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
     def losses(name: str, **changes: Any) -> list[float]:
         options: dict[str, Any] = {"name": name, "epochs": 1, "augment": True} | changes
-        return list(training.run(config(tmp_path, **options))["step_losses"])
+        return list(trainer.run(config(tmp_path, **options))["step_losses"])
 
     assert losses("one") == losses("two")
     assert losses("workers", workers=1) == losses("workers again", workers=1)
@@ -218,9 +216,9 @@ def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    whole = training.run(config(tmp_path, name="whole", augment=True))
-    training.run(config(tmp_path, name="parts", augment=True, epochs=1))
-    resumed = training.run(config(tmp_path, name="parts", augment=True, resume=True))
+    whole = trainer.run(config(tmp_path, name="whole", augment=True))
+    trainer.run(config(tmp_path, name="parts", augment=True, epochs=1))
+    resumed = trainer.run(config(tmp_path, name="parts", augment=True, resume=True))
     assert resumed["step_losses"] == whole["step_losses"]
     assert resumed["parameter_checksums"] == whole["parameter_checksums"]
     assert [row["is_warmup"] for row in resumed["epochs"]] == [True, True, False]
@@ -228,20 +226,20 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) ->
 
 
 def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> None:
-    training.run(config(tmp_path, epochs=1))
+    trainer.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match="already holds a run; pass --resume or another --name"):
-        training.run(config(tmp_path, epochs=1))
+        trainer.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
-        training.run(config(tmp_path, lr=0.1, resume=True))
+        trainer.run(config(tmp_path, lr=0.1, resume=True))
     with pytest.raises(ValueError, match="trained with epochs=6, not 7"):
         falling = {"name": "falling", "scheduler": "cosine", "max_steps": 1}
-        training.run(config(tmp_path, epochs=6, **falling))
-        training.run(config(tmp_path, epochs=7, resume=True, **falling))
+        trainer.run(config(tmp_path, epochs=6, **falling))
+        trainer.run(config(tmp_path, epochs=7, resume=True, **falling))
     assert not torch.distributed.is_initialized()
 
 
 def test_max_steps_stops_within_an_epoch(tmp_path: Path) -> None:
-    summary = training.run(config(tmp_path, max_steps=15))
+    summary = trainer.run(config(tmp_path, max_steps=15))
     assert len(summary["step_losses"]) == 15
     assert [row["samples"] for row in summary["epochs"]] == [1440, 3 * 120]
 
@@ -250,7 +248,7 @@ def test_tokens_are_the_samples_of_a_language_model(tmp_path: Path) -> None:
     run = config(
         tmp_path, workload="gpt:seq=8", data="synthetic", num_synthetic=16, global_batch=8, epochs=1
     )
-    (row,) = training.run(run)["epochs"]
+    (row,) = trainer.run(run)["epochs"]
     assert row["samples"] == 16 * 8
     assert 0 <= row["train_accuracy"] < 0.1
 
@@ -259,29 +257,29 @@ def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
     regression = workloads.Workload(
         "own", lambda: torch.nn.Linear(2, 2), lambda *_: None, torch.nn.functional.mse_loss
     )  # type: ignore[arg-type, return-value]
-    score = training.Score(regression)
+    score = trainer.Score(regression)
     assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
     assert score.judged == 0
 
 
 def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(1, 8, 8\) do not fit a model that takes \(1024,\)"):
-        training.run(config(tmp_path, workload="mlp"))
+        trainer.run(config(tmp_path, workload="mlp"))
     with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
-        training.run(config(tmp_path, precision="tf32"))
+        trainer.run(config(tmp_path, precision="tf32"))
 
 
 def test_ranks_that_drifted_apart_are_named() -> None:
-    training.check_equal_parameters(["a", "a"])
+    trainer.check_equal_parameters(["a", "a"])
     with pytest.raises(RuntimeError, match="rank 1 ended with other parameters than rank 0"):
-        training.check_equal_parameters(["a", "b"])
+        trainer.check_equal_parameters(["a", "b"])
 
 
 @pytest.mark.slow
 def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> None:
     # Batch norm and 357 images over two ranks: neither may show in the result.
     run = config(tmp_path, workload="resnet18_cifar:width=4,image=8", epochs=2, lr=0.02)
-    training_cli.launch(run, world_size=2)
+    cli.launch(run, world_size=2)
     summary = json.loads((run.folder / "summary.json").read_text())
     assert len(read_rows(run)) == 2
     assert summary["final"]["local_batch"] == 60
@@ -304,13 +302,13 @@ def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
-    whole = training.run(config(tmp_path, name="whole", epochs=60))
+    whole = trainer.run(config(tmp_path, name="whole", epochs=60))
     run = config(tmp_path, name="killed", epochs=60)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(vars(run)))
     process = subprocess.Popen(
-        training_cli.rank_command(1, path),
-        env=training_cli.rank_environment(os.environ, 1, 1),
+        cli.rank_command(1, path),
+        env=cli.rank_environment(os.environ, 1, 1),
         stdout=subprocess.DEVNULL,
     )
     while not (run.folder / "checkpoint.pt").exists() and process.poll() is None:
@@ -318,7 +316,7 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
     process.kill()
     assert process.wait() == -9
     assert not (run.folder / "summary.json").exists()
-    resumed = training.run(config(tmp_path, name="killed", epochs=60, resume=True))
+    resumed = trainer.run(config(tmp_path, name="killed", epochs=60, resume=True))
     assert resumed["final"]["train_loss"] == whole["final"]["train_loss"]
     assert resumed["parameter_checksums"] == whole["parameter_checksums"]
     assert [row["is_warmup"] for row in resumed["epochs"]].count(True) == 2
@@ -332,7 +330,7 @@ def test_when_one_rank_fails_all_end(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = config(tmp_path, workload="ownfailing:failing", timeout_s=20.0)
     with pytest.raises(RuntimeError, match=r"^rank 1 on .*: rank 1 ran out of luck$"):
-        training_cli.launch(run, world_size=2)
+        cli.launch(run, world_size=2)
     assert "Traceback" in capfd.readouterr().err
     assert [
         child for child in psutil.Process().children(recursive=True) if child.is_running()
@@ -343,7 +341,7 @@ def test_when_one_rank_fails_all_end(
 def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Path) -> None:
     options = ["--workload", "mlp:width=64", "--data", "digits", "--results", str(tmp_path)]
     done = CliRunner().invoke(
-        training_cli.train,
+        cli.train,
         [*options, "--local-batch", "60", "--device", "cpu", "--name", "one"],
         catch_exceptions=False,
     )
@@ -351,7 +349,7 @@ def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Pat
     assert (tmp_path / "one" / "final.csv").exists()
     with pytest.raises(ValueError, match="no workload 'mpl': did you mean mlp"):
         CliRunner().invoke(
-            training_cli.train,
+            cli.train,
             ["--workload", "mpl", *options[2:], "--local-batch", "60"],
             catch_exceptions=False,
         )
@@ -367,10 +365,10 @@ def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Pat
 def test_a_wrong_batch_is_refused_before_any_rank_starts(batch: list[str], says: str) -> None:
     options = ["--workload", "mlp", "--data", "digits", "--world-size", "2"]
     with pytest.raises(ValueError, match=says):
-        CliRunner().invoke(training_cli.train, [*options, *batch], catch_exceptions=False)
+        CliRunner().invoke(cli.train, [*options, *batch], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("command", [training_cli.train, training_cli.verify])
+@pytest.mark.parametrize("command", [cli.train, cli.verify])
 def test_help_has_examples(command: Any) -> None:
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
@@ -378,28 +376,28 @@ def test_help_has_examples(command: Any) -> None:
 
 
 def test_the_commands_start_without_torch() -> None:
-    code = "import sys, bench.training_cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, bench.trainer.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_ranks_on_this_machine_forget_an_outer_launcher() -> None:
     outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "HOME": "/home/me"}
-    environ = training_cli.rank_environment(outer, 2, threads_per_rank=3)
+    environ = cli.rank_environment(outer, 2, threads_per_rank=3)
     assert not {"RANK", "WORLD_SIZE", "LOCKSTEP_LAUNCHER"} & set(environ)
     assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/home/me", "3")
-    assert training_cli.is_launched(outer)
-    assert not training_cli.is_launched({"HOME": "/home/me"})
+    assert cli.is_launched(outer)
+    assert not cli.is_launched({"HOME": "/home/me"})
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4])])
 def test_world_sizes_are_read_in_order(text: str, sizes: list[int]) -> None:
-    assert training_cli.parse_sizes(text) == sizes
+    assert cli.parse_sizes(text) == sizes
 
 
 @pytest.mark.parametrize("text", ["", "1", "2,2", "0,1", "1,two", "1,-2"])
 def test_world_sizes_that_compare_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a list of two or more sizes"):
-        training_cli.parse_sizes(text)
+        cli.parse_sizes(text)
 
 
 def summary_of(world_size: int, **changes: Any) -> dict[str, Any]:
@@ -415,7 +413,7 @@ def summary_of(world_size: int, **changes: Any) -> dict[str, Any]:
 def failures(second: dict[str, Any]) -> list[tuple[str, int]]:
     checks = compare({2: second, 1: summary_of(1)})
     assert len(checks) == 6
-    assert ("FAILED" in training_cli.table(checks)) == any(not check.passed for check in checks)
+    assert ("FAILED" in cli.table(checks)) == any(not check.passed for check in checks)
     return [(check.name, check.world_size) for check in checks if not check.passed]
 
 
@@ -440,9 +438,7 @@ def test_rounding_breaks_no_check() -> None:
 
 @pytest.mark.slow
 def test_training_is_verified_on_one_and_two_ranks() -> None:
-    done = CliRunner().invoke(
-        training_cli.verify, ["--json", "--device", "cpu"], catch_exceptions=False
-    )
+    done = CliRunner().invoke(cli.verify, ["--json", "--device", "cpu"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     checks = json.loads(done.stdout)
     assert [(check["name"], check["world_size"]) for check in checks] == [
@@ -455,9 +451,7 @@ def test_a_failed_verification_names_the_check_and_exits_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = {1: summary_of(1), 2: summary_of(2, parameter_checksums=["same", "other"])}
-    monkeypatch.setattr(
-        training_cli, "_verification_run", lambda folder, size, device: broken[size]
-    )
-    done = CliRunner().invoke(training_cli.verify, [], catch_exceptions=False)
+    monkeypatch.setattr(cli, "_verification_run", lambda folder, size, device: broken[size])
+    done = CliRunner().invoke(cli.verify, [], catch_exceptions=False)
     assert done.exit_code == 1
     assert "FAILED: parameters at world size 2" in done.stderr

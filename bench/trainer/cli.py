@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from bench import world
-from bench.training_plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
-from bench.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
+from bench.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
+from bench.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
 
 SUITE_ROOT = Path(__file__).resolve().parents[1]
 # Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
@@ -107,9 +107,9 @@ def train(world_size: int, **options: Any) -> None:
     """
     config = TrainConfig(**options)
     if is_launched(os.environ):
-        from bench import training
+        from bench.trainer import trainer
 
-        training.check_equal_parameters(training.run(config)["parameter_checksums"])
+        trainer.check_equal_parameters(trainer.run(config)["parameter_checksums"])
         return
     Batch.of(config, world_size)
     launch(config, world_size)
@@ -234,7 +234,7 @@ def _check_status(status: int, error_file: Path, log: str) -> None:
 
 def rank_command(world_size: int, config_file: Path) -> list[str]:
     """Return the command that starts the ranks: one process directly, more through torchrun."""
-    trainer = ["-m", "bench.training", str(config_file)]
+    trainer = ["-m", "bench.trainer.trainer", str(config_file)]
     if world_size == 1:
         return [sys.executable, *trainer]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]

@@ -1,9 +1,9 @@
 """The trainer: whole epochs of data-parallel training whose result can be trusted.
 
-`python -m bench.training CONFIG.json` is one rank, started by torchrun, srun, or alone. Rank 0
-writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (one row per epoch), `final.csv`
-(one row for the run), `summary.json` (both, the configuration and the loss of every update) and
-`checkpoint.pt`.
+`python -m bench.trainer.trainer CONFIG.json` is one rank, started by torchrun, srun, or alone.
+Rank 0 writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (one row per epoch),
+`final.csv` (one row for the run), `summary.json` (both, the configuration and the loss of every
+update) and `checkpoint.pt`.
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from bench import data, memory, provenance, workloads, world
 from bench.journal import write_atomically
 from bench.train_step import StepConfig, TrainStep, parameter_checksum, unsupported_anywhere
-from bench.training_plan import (
+from bench.trainer.plan import (
     TRAJECTORY,
     Batch,
     EpochRow,

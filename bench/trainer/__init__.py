@@ -1,0 +1,1 @@
+"""The trainer: whole epochs, for `lockstep train`, and the check that DDP learns, `verify`."""
