@@ -1,14 +1,17 @@
 # shellcheck shell=bash
-# What the testbed's commands share: where its state is, how it speaks, how its daemons run.
+# What the testbed's commands share: where things are, how they speak, whose a process is.
 # shellcheck disable=SC2034 # the commands use the names
 set -euo pipefail
+umask 022
+unset SLURM_CONF
 
 TESTBED=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CHECKOUT=$(cd "$TESTBED/../.." && pwd)
 STATE=${LOCKSTEP_TESTBED:-/var/tmp/lockstep-testbed}
-# Handed on to every daemon, whose environment then says whose it is.
-export LOCKSTEP_TESTBED=$STATE
-export SLURM_CONF=$STATE/etc/slurm.conf
+# A machine has one testbed, whichever checkout and state it comes from: its pid files and sockets
+# are here, so that the next one finds its daemons even where the state has been removed.
+RUN=/run/lockstep-testbed
+ETC=/etc/slurm
 TESTBED_USER=lockstep
 NODES=(node1 node2 node3 node4)
 DAEMONS=(munged mariadbd slurmdbd slurmctld "${NODES[@]}")
@@ -26,10 +29,15 @@ as_root() { # as_root "$0" "$@": go on as root
     [ "$(id -u)" -eq 0 ] || exec sudo --preserve-env "$@"
 }
 
-alone() { # hold the testbed until this command ends
-    mkdir -p "$STATE"
-    exec 9>"$STATE/lock"
-    flock --timeout 600 9 || fail "another command has held $STATE/lock for 600 s; wait for it"
+alone() { # alone "$0" "$@": go on as root and as the one command that changes the testbed
+    as_root "$@"
+    [ -z "${LOCKSTEP_TESTBED_ALONE:-}" ] || return 0
+    mkdir -p "$RUN" "$STATE"
+    LOCKSTEP_TESTBED_ALONE=yes \
+        flock --close --timeout 600 --conflict-exit-code 75 "$RUN/lock" "$@" && exit
+    local code=$?
+    [ "$code" -ne 75 ] || fail "another command has held $RUN/lock for 600 s; wait for it"
+    exit "$code"
 }
 
 quietly() { # quietly NAME COMMAND...: keep what the command says, and show it if it fails
@@ -51,11 +59,15 @@ wait_for() { # wait_for SECONDS COMMAND...: repeat the command until it succeeds
     done
 }
 
-is_ours() { # is_ours PID: whether the process runs and this testbed started it
-    tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -qxF "LOCKSTEP_TESTBED=$STATE"
+is_ours() { # is_ours PID: whether the process runs and a testbed started it
+    grep -qzx LOCKSTEP_TESTBED_DAEMON=yes "/proc/$1/environ" 2>/dev/null
 }
 
 pid_of() { # pid_of NAME: print the daemon's pid; fail if it does not run
     local pid
-    pid=$(cat "$STATE/run/$1.pid" 2>/dev/null) && [ -n "$pid" ] && is_ours "$pid" && echo "$pid"
+    pid=$(cat "$RUN/$1.pid" 2>/dev/null) && [ -n "$pid" ] && is_ours "$pid" && echo "$pid"
+}
+
+is_own_configuration() { # whether this machine has no Slurm but the testbed
+    [ ! -e "$ETC/slurm.conf" ] || grep -qx ClusterName=testbed "$ETC/slurm.conf"
 }
