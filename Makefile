@@ -12,14 +12,15 @@ venv: .venv/complete ## Make .venv with all that measuring, testing and reportin
 
 # uv installs in seconds; where it cannot be had, pip does the same in minutes.
 .venv/complete: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
-	if [ -x $(BIN)/uv ]; then \
+	@echo "Installing into .venv, about 6 GB with torch's CUDA libraries."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
+	@if [ -x $(BIN)/uv ]; then \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'; \
 	else \
 		$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'; \
 	fi
-	touch $@
+	@touch $@
 
 demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 	$(BIN)/lockstep run laptop
