@@ -1,0 +1,161 @@
+"""The testbed is what it promises: a cluster's answers on one machine, down and up at any time."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+TESTBED = Path(__file__).parent / "testbed"
+SHARED = Path(os.environ.get("LOCKSTEP_TESTBED", "/var/tmp/lockstep-testbed")) / "shared"  # noqa: S108, the testbed's own
+PID_FILE = Path("/run/lockstep-testbed/munged.pid")
+AS_ROOT = [] if os.geteuid() == 0 else ["sudo"]
+# Daemons of the testbed as ps names them, and what keeps a job alive.
+DAEMONS = {"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmstepd"}
+JOB = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:02:00
+srun bash -c 'echo "$SLURM_PROCID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
+"""
+
+
+def run(*command, text=None):
+    """Run a command and return how it ended, and what it said, as one string."""
+    return subprocess.run(
+        command,
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def as_user(*command, text=None):
+    return run(TESTBED / "as-user", *command, text=text)
+
+
+def missing(reason):
+    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def testbed():
+    if shutil.which("sinfo") is None:
+        missing("no Slurm is installed; tests/testbed/install does it")
+    if "testbed" not in run("scontrol", "show", "config").stdout:
+        missing("no testbed is up; tests/testbed/up brings it up")
+
+
+def states():
+    """Return the state of each node by its name."""
+    told = run("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N %T").stdout
+    return dict(line.split() for line in told.splitlines())
+
+
+def ended(job_id, patience_s=60):
+    """Wait until accounting knows how a job ended, and return its state and its resources."""
+    give_up = time.monotonic() + patience_s
+    while time.monotonic() < give_up:
+        fields = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,AllocTRES"]
+        state, _, resources = as_user(*fields).stdout.strip().partition("|")
+        if state not in ("", "PENDING", "RUNNING", "COMPLETING"):
+            return state, set(resources.split(","))
+        time.sleep(0.5)
+    pytest.fail(f"job {job_id} is still {state!r} after {patience_s} s")
+
+
+def daemons():
+    """Return the names of the testbed's daemons that run, zombies left out."""
+    told = run("ps", "-eo", "stat=,comm=").stdout.splitlines()
+    names = {name for stat, name in map(str.split, told) if not stat.startswith("Z")}
+    return names & DAEMONS
+
+
+def test_the_nodes_are_idle():
+    assert states() == dict.fromkeys(("node1", "node2", "node3", "node4"), "idle")
+
+
+def test_a_job_of_two_nodes_is_run_and_accounted():
+    output = SHARED / "test_testbed-%j.out"
+    sent = as_user("sbatch", "--parsable", f"--output={output}", text=JOB)
+    assert sent.returncode == 0, sent.stdout
+    job_id = sent.stdout.strip()
+    state, resources = ended(job_id)
+    said = Path(str(output).replace("%j", job_id)).read_text()
+    assert state == "COMPLETED", said
+    assert {"gres/gpu=4", "node=2", "cpu=4"} <= resources
+    assert sorted(said.splitlines()) == [
+        "0 node1 0,1",
+        "1 node1 0,1",
+        "2 node2 0,1",
+        "3 node2 0,1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--account=nobody", "Invalid account or account/partition combination"),
+        ("--qos=gold", "Invalid qos specification"),
+        ("--partition=nowhere", "Invalid partition name"),
+        ("--time=2-00:00:00", "Requested time limit is invalid"),
+        ("--gpus-per-node=3", "Requested node configuration is not available"),
+        ("--constraint=infiniband", "Invalid feature specification"),
+    ],
+)
+def test_what_a_cluster_refuses_is_refused(option, reason):
+    sent = as_user("sbatch", option, "--output=/dev/null", "--wrap=true")
+    assert sent.returncode == 1
+    assert reason in sent.stdout
+
+
+def test_the_user_has_a_clean_environment():
+    told = as_user("env").stdout.splitlines()
+    names = {line.partition("=")[0] for line in told}
+    assert names == {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH"}
+
+
+def test_the_scripts_pass_shellcheck():
+    if shutil.which("shellcheck") is None:
+        missing("no shellcheck is installed; tests/testbed/install does it")
+    scripts = [path for path in TESTBED.iterdir() if path.is_file()]
+    assert len(scripts) >= 6
+    checked = run("shellcheck", "--external-sources", f"--source-path={TESTBED}", *scripts)
+    assert checked.stdout == ""
+
+
+@pytest.fixture
+def stranger():
+    """A process that has nothing to do with the testbed."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_it_goes_down_and_comes_up_again_beside_strangers(stranger):
+    as_user("sbatch", "--output=/dev/null", "--wrap=trap '' TERM; sleep 600")
+    went = run(TESTBED / "down")
+    try:
+        assert went.returncode == 0, went.stdout
+        assert daemons() == set()
+        # As after a crash, when another process may have the pid that was noted.
+        run(*AS_ROOT, "tee", PID_FILE, text=str(stranger.pid))
+        assert PID_FILE.read_text() == str(stranger.pid)
+    finally:
+        came = run(TESTBED / "up")
+    assert came.returncode == 0, came.stdout
+    assert set(states().values()) == {"idle"}
+    assert daemons() == DAEMONS - {"slurmstepd"}
+    assert stranger.poll() is None
