@@ -1,0 +1,269 @@
+"""The suite's own performance figures, each beside its goal: what `make bench` prints.
+
+A figure is a ratio of two times taken in turn on the same machine, never seconds: it can be read
+on a busy machine too, with its spread over the repeats. No figure fails this script.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import figures_runner  # noqa: E402, this script's own folder
+
+HEAVY = ("torch", "pandas", "matplotlib")
+NUM_CASES = 20
+# Twenty training cases of the smoke size; fp16 is left out, since a CPU would skip it.
+TWENTY_CASES = ("-m", "strong or weak or sensitivity", "-k", "not fp16")
+POINTS = (1_000, 10_000)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number beside its goal.
+
+    Attributes:
+        name: What was compared.
+        values: One ratio per repeat.
+        goal: Largest value that is good.
+        note: What a reader must know to judge it.
+    """
+
+    name: str
+    values: list[float]
+    goal: float
+    note: str = ""
+
+    @property
+    def measured(self) -> float:
+        """Median over the repeats."""
+        return median(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figure as `--json` prints it."""
+        return asdict(self) | {
+            "measured": self.measured,
+            "low": min(self.values),
+            "high": max(self.values),
+            "n": len(self.values),
+            "reached": self.measured <= self.goal,
+        }
+
+    def row(self) -> list[str]:
+        """Return the figure as a line of the table."""
+        spread = f"{min(self.values):.4g}..{max(self.values):.4g}"
+        verdict = "yes" if self.measured <= self.goal else "NO"
+        cells = [self.name, f"{self.measured:.4g}", f"<= {self.goal:.4g}", verdict, spread]
+        return [*cells, str(len(self.values)), self.note]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the measured commands run."""
+
+    folder: Path
+    repeats: int
+
+    def wall_s(self, command: Sequence[str]) -> float:
+        """Return how long a command takes; its output is shown only if it fails.
+
+        Raises:
+            RuntimeError: The command failed.
+        """
+        start = time.perf_counter()
+        self.output(command)
+        return time.perf_counter() - start
+
+    def output(self, command: Sequence[str]) -> str:
+        """Return what a command prints.
+
+        Raises:
+            RuntimeError: The command failed.
+        """
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
+        return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        # Bytecode is cached, as where a user works; without it imports would take several times
+        # as long and flatter every figure that divides by them.
+        unset = {"PYTHONDONTWRITEBYTECODE", "RANK", "LOCAL_RANK", "WORLD_SIZE"}
+        kept = {name: value for name, value in os.environ.items() if name not in unset}
+        cache = {"PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
+        return kept | cache | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(world_size: int, *command: str) -> list[str]:
+    """Return the command line of a launch on this machine."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    return [*launcher, *command]
+
+
+def runner(bench: Bench) -> list[Figure]:
+    """Does the runner's step take longer than a bare DDP loop's?"""
+    return [figure for world_size in (1, 2) for figure in _runner(bench, world_size)]
+
+
+def _runner(bench: Bench, world_size: int) -> Iterator[Figure]:
+    found = [_runner_launch(bench, world_size) for _ in range(bench.repeats)]
+    for name, plan in figures_runner.PLANS.items():
+        bare_s = median(launch[name]["bare_step_s"] for launch in found)
+        rounds = plan.turns * plan.rounds
+        yield Figure(
+            f"runner / bare loop, {name}, world size {world_size}",
+            [launch[name]["ratio"] for launch in found],
+            plan.goal,
+            f"{plan.workload}, bare step {bare_s * 1e3:.3g} ms, {rounds} rounds a launch",
+        )
+
+
+def _runner_launch(bench: Bench, world_size: int) -> dict[str, dict[str, float]]:
+    path = bench.folder / "runner.json"
+    path.unlink(missing_ok=True)
+    try:
+        bench.output(torchrun(world_size, figures_runner.__file__, str(path)))
+    except RuntimeError:
+        # Gloo's threads may abort a process that has left and ends; the ratios stand by then.
+        if not path.exists():
+            raise
+    ratios: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    return ratios
+
+
+def cases(bench: Bench) -> list[Figure]:
+    """What do twenty cases in one launch cost, beside a launch for each?"""
+    values = []
+    for repeat in range(bench.repeats):
+        path = bench.folder / f"cases-{repeat}.json"
+        together_s = bench.wall_s(_measure(path, "bench", *TWENTY_CASES))
+        nodes = [one["fullname"] for one in json.loads(path.read_text())["benchmarks"]]
+        if len(nodes) != NUM_CASES:
+            raise RuntimeError(f"{len(nodes)} cases were measured, {NUM_CASES} were expected")
+        node = nodes[repeat * 7 % NUM_CASES]
+        alone_s = bench.wall_s(_measure(bench.folder / f"case-{repeat}.json", node))
+        values.append(together_s / (NUM_CASES * alone_s))
+    note = f"world size 2, smoke size; {NUM_CASES} x one launch of one case, another each repeat"
+    return [Figure(f"{NUM_CASES} cases in one launch / one launch each", values, 1 / 15, note)]
+
+
+def _measure(path: Path, *selection: str) -> list[str]:
+    options = ("--size=smoke", "--device=cpu", f"--benchmark-json={path}")
+    return torchrun(2, "-m", "pytest", *selection, "-q", *options)
+
+
+def start(bench: Bench) -> list[Figure]:
+    """How soon does the command answer, beside an import of torch?"""
+    help_page = ("lockstep.py", "--help")
+    pair = (help_page, ("-c", "import torch"))
+    ratio = Figure("lockstep --help / import torch", in_turn(bench, pair), 0.12)
+    loaded = imported(bench.output(("-X", "importtime", *help_page)))
+    said = ", ".join(f"{name} {'yes' if name in loaded else 'no'}" for name in HEAVY)
+    num_heavy = float(len(loaded & set(HEAVY)))
+    return [ratio, Figure("heavy modules --help imports", [num_heavy], 0, said)]
+
+
+def imported(listing: str) -> set[str]:
+    """Return the top-level modules in the listing of `python -X importtime`."""
+    names = re.findall(r"^import time:.*\|\s*([\w.]+)$", listing, re.MULTILINE)
+    return {name.partition(".")[0] for name in names}
+
+
+def in_turn(bench: Bench, pair: Sequence[Sequence[str]]) -> list[float]:
+    """Return first / second command's wall time, taken in turn, after one untimed run of each."""
+    for command in pair:
+        bench.output(command)
+    return [bench.wall_s(pair[0]) / bench.wall_s(pair[1]) for _ in range(bench.repeats)]
+
+
+def report(bench: Bench) -> list[Figure]:
+    """Is our report as quick as pytest-benchmark's own table, and does its time grow linearly?"""
+    few, many = (_report_times(bench, num_points) for num_points in POINTS)
+    note = f"two files of generated cases, {POINTS[0]} or {POINTS[1]} points, 20 rounds each"
+    growth = [long / short for (long, _), (short, _) in zip(many, few, strict=True)]
+    ratios = [
+        Figure(
+            f"lockstep report / pytest-benchmark compare, {num_points} points",
+            [ours / theirs for ours, theirs in times],
+            1.0,
+            f"{median(ours for ours, _ in times):.3g} s / {median(s for _, s in times):.3g} s",
+        )
+        for num_points, times in zip(POINTS, (few, many), strict=True)
+    ]
+    return [*ratios, Figure("lockstep report, ten times the points", growth, 10.0, note)]
+
+
+def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
+    """Return seconds of `lockstep report` and of `pytest-benchmark compare`, per repeat."""
+    from figures_report import write_files
+
+    paths = [str(path) for path in write_files(bench.folder, num_points)]
+    page = str(bench.folder / f"{num_points}.html")
+    ours = ("lockstep.py", "report", *paths, "--output", page)
+    theirs = ("-m", "pytest_benchmark", "compare", *paths)
+    for command in (ours, theirs):
+        bench.output(command)
+    return [(bench.wall_s(ours), bench.wall_s(theirs)) for _ in range(bench.repeats)]
+
+
+FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
+    "runner": runner,
+    "cases": cases,
+    "start": start,
+    "report": report,
+}
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Return the figures as aligned lines, a header first."""
+    rows = [["figure", "measured", "goal", "reached", "spread", "n", "note"]]
+    rows += [figure.row() for figure in figures]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def main() -> None:
+    """Measure what was asked for and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(FIGURES), action="append", help="measure only this")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    asked = parser.parse_args()
+    if asked.repeats < 1:
+        parser.error(f"--repeats {asked.repeats} is not 1 or more")
+    started = time.perf_counter()
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-figures-") as folder:
+        for name in asked.only or FIGURES:
+            figures += FIGURES[name](Bench(Path(folder), asked.repeats))
+    if asked.json:
+        text = json.dumps([figure.to_dict() for figure in figures], indent=1)
+    else:
+        busy = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        text = f"{table(figures)}\n\n{time.perf_counter() - started:.0f} s, {busy}"
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What the runner costs: its timed step beside a bare DDP loop, in one process group.
+
+Every rank runs this file under torchrun. The two loops take turns of several rounds, so that what
+disturbs the machine strikes both alike; a round's time is the maximum over ranks. Both start from
+the same parameters and data, and must hold the same parameters in the end: they did the same work.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from bench.world import World
+
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+NUM_CLASSES = 10
+
+# Runs the rounds of one turn and returns their seconds, shape (num_rounds,).
+Turn = Callable[[], list[float]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One comparison.
+
+    Attributes:
+        workload: The step, as the runner names it.
+        local_batch: Samples per rank.
+        steps: Steps in a round: few, so that a disturbance spoils few rounds.
+        rounds: Rounds in a turn, about as many as a case has.
+        turns: Turns of each loop.
+        goal: Largest ratio of runner to bare loop that is good.
+    """
+
+    workload: str
+    local_batch: int
+    steps: int
+    rounds: int
+    turns: int
+    goal: float
+
+
+PLANS = {
+    "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=12, goal=1.005),
+    "0.3 ms step": Plan(
+        "mlp:width=16,depth=2", local_batch=32, steps=20, rounds=8, turns=16, goal=1.02
+    ),
+}
+
+
+def bare_model(workload: str) -> "torch.nn.Module":
+    """Return the model as one would write it by hand."""
+    import torchvision
+    from torch import nn
+
+    if workload == "resnet18":
+        return torchvision.models.resnet18(num_classes=NUM_CLASSES)  # type: ignore[no-any-return]
+    return nn.Sequential(
+        nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, NUM_CLASSES)
+    )
+
+
+def bare_turn(
+    model: "torch.nn.Module", plan: Plan, inputs: "torch.Tensor", targets: "torch.Tensor"
+) -> Turn:
+    """Return a turn of the bare loop, with nothing of ours in it."""
+    import torch
+    from torch import distributed
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp = DistributedDataParallel(model)
+    # fused as in the runner: left open, SGD would look for a default at every update
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=False)
+
+    def bare_round() -> float:
+        if distributed.get_world_size() > 1:
+            distributed.barrier()
+        start = time.perf_counter()
+        for _ in range(plan.steps):
+            optimizer.zero_grad(set_to_none=True)
+            loss = cross_entropy(ddp(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        return time.perf_counter() - start
+
+    return lambda: [bare_round() for _ in range(plan.rounds)]
+
+
+def runner_turn(
+    world: "World",
+    model: "torch.nn.Module",
+    plan: Plan,
+    inputs: "torch.Tensor",
+    targets: "torch.Tensor",
+) -> Turn:
+    """Return a turn as a measured case runs it."""
+    from bench import timing, workloads
+    from bench.train_step import StepConfig, TrainStep
+
+    loss = workloads.make(plan.workload).loss
+    step = TrainStep(model, loss, StepConfig(lr=LEARNING_RATE, momentum=MOMENTUM), world.device)
+    return lambda: timing.time_rounds(
+        world,
+        lambda: step.run(inputs, targets),
+        rounds=plan.rounds,
+        steps_per_round=plan.steps,
+    )
+
+
+def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
+    """Return this rank's round times of the bare loop and of the runner.
+
+    Raises:
+        RuntimeError: The two trained to different parameters.
+    """
+    import torch
+
+    from bench import workloads
+    from bench.train_step import parameter_checksum
+
+    workload = workloads.make(plan.workload)
+    generator = torch.Generator().manual_seed(1 + world.rank)
+    inputs, targets = workload.make_batch(plan.local_batch, world.device, generator)
+    torch.manual_seed(0)
+    bare = bare_model(plan.workload)
+    torch.manual_seed(0)
+    ours = workload.build()
+    pair = (
+        bare_turn(bare, plan, inputs, targets),
+        runner_turn(world, ours, plan, inputs, targets),
+    )
+    times = alternate(pair, plan.turns)
+    if parameter_checksum(bare) != parameter_checksum(ours):
+        raise RuntimeError(f"the two loops of {plan.workload} did not do the same work")
+    return times
+
+
+def alternate(pair: tuple[Turn, Turn], num_turns: int) -> tuple[list[float], list[float]]:
+    """Take turns in the order A B, B A, A B, after one untimed turn of each."""
+    for turn in pair:
+        turn()
+    # The runner keeps the collector out of its rounds; it shall not strike the bare loop either.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    times: tuple[list[float], list[float]] = ([], [])
+    for index in range(num_turns):
+        for which in (0, 1) if index % 2 == 0 else (1, 0):
+            times[which].extend(pair[which]())
+    gc.enable()
+    # What stays frozen is never freed, and a model in DDP must not outlive its process group.
+    gc.unfreeze()
+    return times
+
+
+def overhead(per_rank: list[tuple[list[float], list[float]]]) -> tuple[float, float]:
+    """Return the ratio runner / bare of the medians over rounds, and the bare median in seconds.
+
+    Args:
+        per_rank: Each rank's round times, bare and runner; a round is as slow as its slowest rank.
+    """
+    bare, runner = (
+        median(max(ranks) for ranks in zip(*(times[which] for times in per_rank), strict=True))
+        for which in (0, 1)
+    )
+    return runner / bare, bare
+
+
+def main() -> None:
+    """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
+    from torch import distributed
+
+    from bench import world
+
+    joined = world.join(device="cpu", threads_per_rank=1)
+    found: dict[str, dict[str, Any]] = {}
+    for name, plan in PLANS.items():
+        per_rank: list[Any] = [None] * joined.world_size
+        distributed.all_gather_object(per_rank, compare(joined, plan))
+        ratio, bare_s = overhead(per_rank)
+        found[name] = {"ratio": ratio, "bare_step_s": bare_s / plan.steps}
+    if joined.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    distributed.barrier()  # nobody leaves before the ratios are written
+    gc.collect()
+    world.leave()
+
+
+if __name__ == "__main__":
+    main()
