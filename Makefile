@@ -16,7 +16,8 @@ venv: .venv/complete ## Make .venv with all that measuring, testing and reportin
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	@if [ -x $(BIN)/uv ]; then \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'; \
+		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+			-c constraints.txt -e '.[$(EXTRAS)]'; \
 	else \
 		$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'; \
 	fi

@@ -83,11 +83,14 @@ class Harness:
             Seconds per round and rank, shape (num_ranks, num_rounds), equal on all ranks.
         """
         memory.reset_peak(self.device)
-        for rounds in (self.plan.warmup_rounds, self.plan.rounds):
-            own = timing.time_rounds(
-                self.world, step, rounds=rounds, steps_per_round=self.plan.steps_per_round
-            )
-        return self.exchange("rounds", own)
+        warmup = self.plan.warmup_rounds
+        own = timing.time_rounds(
+            self.world,
+            step,
+            rounds=warmup + self.plan.rounds,
+            steps_per_round=self.plan.steps_per_round,
+        )
+        return self.exchange("rounds", own[warmup:])
 
     def step_s(self, rank_round_s: list[list[float]]) -> float:
         """Return the median over rounds of the slowest rank's seconds per step."""

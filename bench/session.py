@@ -4,6 +4,8 @@ Every rank runs the same session. Before the first case the ranks compare what t
 each case begins with a handshake and ends with one verdict, equal on all ranks.
 """
 
+import gc
+import importlib
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -86,6 +88,7 @@ class LaunchSession:
             The items left after those a resumed journal already holds.
         """
         self._check_values(items)
+        _spare_imports_from_collection()
         expected = [item.nodeid for item in items]
         facts = [expected, asdict(self.settings.size), self.settings.seed]
         self._refuse_differences(self.control.exchange("collected", facts))
@@ -163,6 +166,7 @@ class LaunchSession:
 
     def close(self) -> None:
         """Leave the other ranks."""
+        gc.unfreeze()
         if self.journal:
             self.journal.close()
         world.leave()
@@ -264,6 +268,18 @@ class LaunchSession:
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]
         return f"rank {rank} on {facts['host']} ({facts['device']})"
+
+
+def _spare_imports_from_collection() -> None:
+    """Take what torch and its like allocated out of every later garbage collection.
+
+    A case collects before it is timed; going through a million imported objects each time would
+    cost more than the case.
+    """
+    importlib.import_module("bench.step_cases")
+    importlib.import_module("bench.train_step")
+    gc.collect()
+    gc.freeze()
 
 
 def join(settings: Settings) -> LaunchSession:

@@ -65,7 +65,7 @@ SIZES = {
         loader_samples=256,
     ),
     "laptop": Size(
-        rounds=8,
+        rounds=6,
         warmup_rounds=2,
         steps_per_round=2,
         workload="resnet18",
