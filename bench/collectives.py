@@ -5,7 +5,7 @@ buffer of all-gather; the whole input of reduce-scatter (doc/PERFORMANCE.md).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bench import metrics
@@ -68,6 +68,8 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     n = harness.world.world_size
     if n == 1:
         pytest.skip("a collective needs two ranks; at one nothing crosses a link")
+    size = harness.size
+    harness = replace(harness, size=replace(size, steps_per_round=size.collective_steps_per_round))
     # A whole number of elements per rank, as nccl-tests does; the size used is recorded.
     part_elements = max(1, message_bytes // ITEM_BYTES // n)
     whole = torch.zeros(part_elements * n, device=harness.device)

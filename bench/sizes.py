@@ -32,6 +32,7 @@ class Size:
         global_batch: Batch of the strong study; per rank it is this over the world size.
         local_batch: Batch per rank everywhere else.
         message_bytes: Sizes of the collective study.
+        collective_steps_per_round: Steps in a round of that study, whose steps are short.
         num_workers: DataLoader workers of the loader study.
         loader_samples: Samples in the loader study's data set.
     """
@@ -45,6 +46,7 @@ class Size:
     global_batch: int
     local_batch: int
     message_bytes: tuple[int, ...]
+    collective_steps_per_round: int
     num_workers: tuple[int, ...]
     loader_samples: int
     precision: str = "fp32"
@@ -61,6 +63,7 @@ SIZES = {
         global_batch=64,
         local_batch=32,
         message_bytes=(4 * KIB, 64 * KIB),
+        collective_steps_per_round=2,
         num_workers=(0, 1),
         loader_samples=256,
     ),
@@ -74,6 +77,7 @@ SIZES = {
         global_batch=64,
         local_batch=32,
         message_bytes=(4 * KIB, 64 * KIB, MIB, 16 * MIB),
+        collective_steps_per_round=10,
         num_workers=(0, 1, 2),
         loader_samples=2048,
     ),
@@ -87,6 +91,7 @@ SIZES = {
         global_batch=512,
         local_batch=128,
         message_bytes=tuple(4 * KIB * 4**i for i in range(9)),
+        collective_steps_per_round=20,
         num_workers=(0, 2, 4, 8),
         loader_samples=50_000,
     ),
@@ -100,6 +105,7 @@ SIZES = {
         global_batch=4096,
         local_batch=256,
         message_bytes=tuple(4 * KIB * 4**i for i in range(10)),
+        collective_steps_per_round=20,
         num_workers=(0, 4, 8, 16),
         loader_samples=50_000,
     ),

@@ -51,7 +51,23 @@ def gaps(results: Results) -> list[tuple[str, str, str]]:
         for what, why in _launch_gaps(launch, results):
             found.setdefault((what, why), []).append(launch.name)
     lines = [(what, why, formats.listed(names, 8)) for (what, why), names in found.items()]
-    return _launches_not_run(results) + lines
+    return _launches_not_run(results) + _folded(lines)
+
+
+def _folded(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return the lines with those of one test, reason and set of launches joined to one."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for what, why, launches in lines:
+        alike.setdefault((what.partition("[")[0], why, launches), []).append(what)
+    return [
+        (cases[0] if len(cases) == 1 else f"{test}, {counted(len(cases), 'case')}", why, launches)
+        for (test, why, launches), cases in alike.items()
+    ]
+
+
+def lost(results: Results) -> list[tuple[str, str, str]]:
+    """Return the gaps that another run could fill: all but what was skipped for a reason."""
+    return [gap for gap in gaps(results) if not gap[1].startswith("skipped")]
 
 
 def _launch_gaps(launch: Launch, results: Results) -> list[tuple[str, str]]:

@@ -163,12 +163,13 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
     wide = sum(_is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
+    lost = facts.lost(results)
     lines = [
         (flagged, f"{counted(flagged, 'point')} flagged"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
-        (len(facts.gaps(results)), f"{counted(len(facts.gaps(results)), 'gap')}"),
+        (len(lost), counted(len(lost), "gap")),
     ]
     return [text for count, text in lines if count]
 
@@ -182,7 +183,7 @@ def _next_step(results: Results, series: Sequence[Series], threshold: float, on_
     measured = [one for one in series if one.row.origin == "measured"]
     if not measured and not results.launches:
         return "Measure the same points on the machine you will use; cited numbers are no evidence."
-    lost = [gap for gap in facts.gaps(results) if not gap[1].startswith("skipped")]
+    lost = facts.lost(results)
     if lost:
         return (
             f"Run what is missing first ({counted(len(lost), 'line')} under Not measured), then "
