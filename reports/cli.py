@@ -163,6 +163,7 @@ def _print_points(results: "Results", series: "list[Series]") -> None:
 def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
     """Bring published tables or logs of epochs in as cited results, for `lockstep report`."""
     from reports import imports
+    from reports.formats import counted
 
     imported = imports.read(tables, dataset_size)
     target = imports.write(imported, tables, folder, force)
@@ -171,5 +172,5 @@ def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, forc
     for fact in imported.facts:
         click.echo(fact)
     rows = sum(len(table["rows"]) for table in imported.tables.values())
-    click.echo(f"{rows} rows in {len(imported.tables)} tables: {target}")
+    click.echo(f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}: {target}")
     click.echo(f"next: lockstep report {folder}")

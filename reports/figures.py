@@ -27,6 +27,10 @@ FAINT = "#8a939c"
 GRID = "#dfe3e7"
 WIDTH_IN = 5.4
 HEIGHT_IN = 3.1
+TOP_IN = 0.12
+# Of the text at its size: a line of the legend, and an average character.
+LINE_IN = 0.2
+CHARACTER_IN = 0.08
 # Two points are a difference, not a trend: they are not joined.
 MIN_JOINED = 3
 MAX_TICKS = 10
@@ -72,9 +76,18 @@ def draw(spec: dict[str, Any]) -> str:
         return _svg(figure, spec)
 
 
-def _figure(height_in: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+def _figure(
+    height_in: float, *, left_in: float, right_in: float, bottom_in: float
+) -> tuple[Figure, Axes]:
+    """Return a figure with margins in inches; finding them by drawing would cost each one twice."""
+    figure = Figure(figsize=(WIDTH_IN, height_in))
     FigureCanvasSVG(figure)
+    figure.subplots_adjust(
+        left=left_in / WIDTH_IN,
+        right=1 - right_in / WIDTH_IN,
+        bottom=bottom_in / height_in,
+        top=1 - TOP_IN / height_in,
+    )
     figure.patch.set_alpha(0)
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
@@ -82,7 +95,13 @@ def _figure(height_in: float) -> tuple[Figure, Axes]:
 
 
 def _curves(spec: dict[str, Any]) -> Figure:
-    figure, axes = _figure(HEIGHT_IN + 0.19 * len(spec["series"]))
+    legend_in = LINE_IN * len(spec["series"])
+    figure, axes = _figure(
+        HEIGHT_IN + legend_in,
+        left_in=0.75,
+        right_in=0.62 if spec["lines"] else 0.2,
+        bottom_in=0.68 + legend_in,
+    )
     axes.set_xscale("log", base=2)
     if spec["ylog"]:
         axes.set_yscale("log")
@@ -92,7 +111,7 @@ def _curves(spec: dict[str, Any]) -> Figure:
     for line in spec["lines"]:
         _reference_line(axes, line["y"], line["label"])
     _axes_text(axes, spec)
-    figure.legend(loc="outside lower left", ncols=1, handlelength=2.4)
+    figure.legend(loc="lower left", ncols=1, handlelength=2.4)
     return figure
 
 
@@ -173,7 +192,9 @@ def _axes_text(axes: Axes, spec: dict[str, Any]) -> None:
 
 def _categories(spec: dict[str, Any]) -> Figure:
     items = spec["items"]
-    figure, axes = _figure(1.0 + 0.34 * len(items))
+    longest = max(len(item["label"]) for item in items)
+    left_in = min(0.45 + CHARACTER_IN * longest, WIDTH_IN / 2)
+    figure, axes = _figure(1.0 + 0.34 * len(items), left_in=left_in, right_in=0.2, bottom_in=0.55)
     for y, item in enumerate(items):
         colour = SERIES_COLOURS[0]
         for dot in item["dots"]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.journal import write_atomically
 from bench.record import SCHEMA_VERSION
+from reports.formats import counted
 from reports.load import IMPORTED, finite
 
 DATASET_SIZE = 50_000
@@ -327,8 +328,8 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     }  # fmt: skip
     imported.add(name, row, facts)
     imported.facts.append(
-        f"job {first['jobid']}: {rate:.0f} images/s on {size} ranks, "
-        f"mean of {len(timed)} epochs of {dataset_size} images"
+        f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, "
+        f"mean of {counted(len(timed), 'epoch')} of {dataset_size} images"
     )
     imported.warnings += [f"{path.name}: job {first['jobid']}: {flag}" for flag in flags]
 
