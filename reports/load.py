@@ -1,7 +1,7 @@
 """From result files to one tidy table: a row is one case in one launch.
 
-Reads what a campaign leaves (`launches/*/result.json`, or the journal of a killed launch), single
-pytest-benchmark JSON files or a folder of them, and tables brought in by `lockstep import`.
+Reads what a campaign leaves (`launches/*/result.json`, or the journal where that holds more),
+single pytest-benchmark JSON files or a folder of them, and tables brought in by `lockstep import`.
 Rows are plain records and the statistics are taken over numpy blocks: ten thousand entries load
 in well under a second, which per-row data frames would not allow.
 """
@@ -229,9 +229,8 @@ def _sources(path: Path, results: Results) -> Iterator[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    own = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()][:1]
     launches = (d for d in sorted(folder.glob("launches/*")) if d.is_dir())
-    found = own + [p for d in launches for p in _inside_launch(d)]
+    found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
     if not found and not imported:
         found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
@@ -239,8 +238,13 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _inside_launch(folder: Path) -> list[Path]:
-    """Return the launch's result, or the journal a killed launch leaves, or nothing."""
-    return [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()][:1]
+    """Return the launch's result or journal, whichever was written last, or nothing.
+
+    A session stopped by hand writes its result; one that resumes it and is killed does not, and
+    then only the journal holds the cases measured since.
+    """
+    found = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
+    return [max(found, key=lambda path: path.stat().st_mtime_ns)] if found else []
 
 
 def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -258,7 +262,7 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_source(path: Path, results: Results) -> None:
     if path.name == JOURNAL:
-        # Only a killed launch needs the journal's reader.
+        # Only a launch that did not end well needs the journal's reader.
         from bench.journal import rebuild
 
         _read_launch(path, rebuild(path), results)

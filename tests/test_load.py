@@ -2,6 +2,7 @@ import copy
 import functools
 import json
 import math
+import os
 import time
 
 import pytest
@@ -93,23 +94,48 @@ def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
     assert row.throughput_samples_per_s is None
 
 
-def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
-    content = one_launch()
+def write_journal(folder, content, **header):
+    """Write the journal of a launch that was killed before its last case."""
     own = content[KEY]
     launch = {k: own[k] for k in ("launch", "campaign", "started", "world_size", "provenance")}
-    journal = Journal(tmp_path / "launches" / "w1-r0" / "journal.jsonl")
-    header = {"kind": "launch", "resumed": False, "schema": own["schema"], "launch": launch}
-    journal.append(header | {"expected": [CASE, "never reached"], "document": {}})
-    journal.append({"kind": "case", "case": CASE, "benchmark": content["benchmarks"][0]})
+    journal = Journal(folder / "journal.jsonl")
+    head = {"kind": "launch", "resumed": False, "schema": own["schema"], "launch": launch}
+    journal.append(head | {"expected": [CASE, "never reached"], "document": {}} | header)
+    for benchmark in content["benchmarks"]:
+        journal.append({"kind": "case", "case": benchmark["name"], "benchmark": benchmark})
     journal.close()
+
+
+def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
+    write_journal(tmp_path / "launches" / "w1-r0", one_launch())
     results = load([tmp_path])
     assert not results.launches[0].complete
     assert results.rows[0].step_s == pytest.approx(0.1)
 
 
-def test_the_result_is_preferred_to_the_journal(tmp_path):
+def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
+    folder = tmp_path / "20261120T120000Z"
+    write_journal(folder, one_launch(), launch={"world_size": 1, "provenance": provenance()})
+    results = load([folder])
+    assert [launch.name for launch in results.launches] == [folder.name]
+    assert [row.case for row in results.rows] == [CASE]
+
+
+def test_a_launch_resumed_and_killed_is_read_from_its_journal(tmp_path):
     path = write(tmp_path, one_launch())
-    (path.parent / "journal.jsonl").write_text("not read")
+    more = document("w1-r0", 1, {CASE: record(), "measured later": record()})
+    write_journal(path.parent, more)
+    os.utime(path, (1, 1))
+    assert [row.case for row in load([tmp_path]).rows] == [CASE, "measured later"]
+
+
+@pytest.mark.parametrize("journal_s", [0, 1])
+def test_a_result_that_is_no_older_is_preferred_to_the_journal(tmp_path, journal_s):
+    path = write(tmp_path, one_launch())
+    journal = path.with_name("journal.jsonl")
+    journal.write_text("not read")
+    os.utime(journal, (journal_s, journal_s))
+    os.utime(path, (1, 1))
     assert len(load([tmp_path]).rows) == 1
 
 
