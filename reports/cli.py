@@ -73,6 +73,7 @@ def report(
     results = load(paths)
     series = series_of(results.rows, baseline)
     _say_kept_baselines(series, baseline)
+    _say_unequal_ranks(series)
     if as_csv or as_json:
         _print_records(series, as_csv)
         return
@@ -90,6 +91,17 @@ def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
         click.echo(
             f"{len(others)} series have no point at {baseline} and keep their smallest size "
             f"{sizes} as baseline",
+            err=True,
+        )
+
+
+def _say_unequal_ranks(series: "list[Series]") -> None:
+    from reports.load import UNEQUAL
+
+    found = (flag for one in series for flag in one.base.flags if flag.startswith(UNEQUAL))
+    for flag in dict.fromkeys(found):
+        click.echo(
+            f"warning: {flag}; measure every size with one --threads-per-rank to judge scaling",
             err=True,
         )
 

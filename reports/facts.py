@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reports import formats
+from reports import formats, load
 from reports.formats import counted
 from reports.load import Launch, Results
 from reports.parts import MAX_ROWS, Panel, panel, table
@@ -19,12 +19,7 @@ FIRST_FACTS = (
 
 def on_cpus(results: Results) -> bool:
     """Tell whether every rank of every launch ran on a CPU."""
-    devices = [
-        str(rank.get("device", ""))
-        for launch in results.launches
-        for rank in launch.provenance.get("ranks") or []
-    ]
-    return bool(devices) and all(device.startswith("cpu") for device in devices)
+    return load.on_cpus([device for launch in results.launches for device in launch.devices])
 
 
 def flags(series: Sequence[Series]) -> Panel | None:

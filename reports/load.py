@@ -9,7 +9,7 @@ in well under a second, which per-row data frames would not allow.
 import gc
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -93,6 +93,17 @@ class Launch:
         return dict(self.facts.get("provenance") or {})
 
     @property
+    def devices(self) -> list[str]:
+        """Device of each rank, as torch names it; empty where none is recorded."""
+        return [str(rank.get("device", "")) for rank in self.provenance.get("ranks") or []]
+
+    @property
+    def cpu_threads(self) -> int | None:
+        """Threads of a rank where all ranks are CPUs; on GPUs they are no strength."""
+        threads = self.provenance.get("threads_per_rank")
+        return threads if on_cpus(self.devices) and isinstance(threads, int) else None
+
+    @property
     def complete(self) -> bool:
         """Whether the session reached its end."""
         return bool(self.facts.get("complete", True))
@@ -120,6 +131,9 @@ class Results:
 
         return pd.DataFrame([asdict(row) for row in self.rows], columns=[f.name for f in _FIELDS])
 
+
+# How the flag of a series begins whose world sizes differ in more than the number of ranks.
+UNEQUAL = "ranks of unequal strength"
 
 # What a reader may rely on; the published schema says the same and more.
 _WHOLE = (int,)
@@ -188,6 +202,7 @@ def load(paths: Iterable[Path]) -> Results:
         raise ValueError("the files hold no result; measure first, or import a table")
     _refuse_mixed_launches(results.launches)
     _refuse_mixed_cases(results.rows)
+    _flag_unequal_ranks(results)
     return results
 
 
@@ -511,6 +526,44 @@ def _refuse_difference(one: Row, two: Row) -> None:
                 f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
                 f"{getattr(two, name)} in launch {two.launch}; report them apart"
             )
+
+
+def _flag_unequal_ranks(results: Results) -> None:
+    """Flag the series whose CPU ranks had more threads in one launch than in another.
+
+    Their efficiency would compare ranks of unequal strength: eight threads against eight times one.
+    """
+    threads = {launch.name: launch.cpu_threads for launch in results.launches}
+    if len(set(threads.values()) - {None}) < 2:
+        return
+    cases: dict[str, list[Row]] = {}
+    for row in results.rows:
+        if threads.get(row.launch) is not None:
+            cases.setdefault(row.case, []).append(row)
+    for rows in cases.values():
+        flag = _unequal_ranks(rows, threads)
+        for row in rows if flag else ():
+            row.flags = [*row.flags, flag]
+
+
+def _unequal_ranks(rows: list[Row], threads: Mapping[str, int | None]) -> str:
+    """Return the flag of a series, or nothing where all its ranks have equal threads."""
+    sizes: dict[int, set[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.world_size, set()).add(threads[row.launch] or 0)
+    if len(set().union(*sizes.values())) < 2:
+        return ""
+    first, *others = (
+        (size, " and ".join(map(str, sorted(counts)))) for size, counts in sorted(sizes.items())
+    )
+    texts = [f"{first[1]} {'thread' if first[1] == '1' else 'threads'} at world size {first[0]}"]
+    texts += [f"{counts} at {size}" for size, counts in others]
+    return f"{UNEQUAL}: {', '.join(texts)}"
+
+
+def on_cpus(devices: Sequence[str]) -> bool:
+    """Tell whether there are devices, and all of them are CPUs."""
+    return bool(devices) and all(device.startswith("cpu") for device in devices)
 
 
 def finite(value: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from reports import facts, formats, panels, parts
 from reports.formats import counted, number, percent, percent_span, ratio
-from reports.load import OTHER, Results
+from reports.load import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
 
 # Data beyond this size stays out of the page; --json prints it.
@@ -161,11 +161,13 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     points = [point for one in series for point in one.points]
     flagged = sum(bool(point.flags) for point in points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
+    unequal = sum(any(f.startswith(UNEQUAL) for f in one.base.flags) for one in series)
     wide = sum(_is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     lost = facts.lost(results)
     lines = [
         (flagged, f"{counted(flagged, 'point')} flagged"),
+        (unequal, f"{unequal} series with {UNEQUAL}"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),

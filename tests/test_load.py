@@ -6,7 +6,15 @@ import os
 import time
 
 import pytest
-from data.report_samples import document, entry, provenance, record, strong_tree, write
+from data.report_samples import (
+    document,
+    entry,
+    provenance,
+    record,
+    strong_tree,
+    unequal_tree,
+    write,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,6 +275,26 @@ def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         load([tmp_path])
     assert "campaign.json" in str(caught.value)
+
+
+def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
+    rows = load([unequal_tree(tmp_path, {1: 8, 2: 4, 8: 1})]).rows
+    flag = "ranks of unequal strength: 8 threads at world size 1, 4 at 2, 1 at 8"
+    assert [row.flags for row in rows] == [[flag]] * 3
+
+
+def test_repeats_of_unequal_strength_are_flagged(tmp_path):
+    for repeat, count in enumerate((2, 1)):
+        facts = provenance(1, "cpu", threads_per_rank=count)
+        write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
+    flag = "ranks of unequal strength: 1 and 2 threads at world size 1"
+    assert [row.flags for row in load([tmp_path]).rows] == [[flag]] * 2
+
+
+@pytest.mark.parametrize(("threads", "device"), [({1: 1, 8: 1}, "cpu"), ({1: 8, 8: 1}, "cuda:0")])
+def test_equal_cpu_ranks_and_gpu_ranks_are_not_flagged(tmp_path, threads, device):
+    rows = load([unequal_tree(tmp_path, threads, device)]).rows
+    assert [row.flags for row in rows] == [[], []]
 
 
 def test_a_copy_of_a_launch_is_no_repeat(tmp_path):

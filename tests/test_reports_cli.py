@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from data.report_samples import document, full_tree, record, strong_tree, write
+from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
 
 from reports.cli import import_table, report
 from reports.render import MARK
@@ -92,6 +92,15 @@ def test_series_that_lack_the_baseline_are_named_on_stderr(tmp_path):
     done = run(report, full_tree(tmp_path), "--baseline", 1)
     assert "2 series have no point at 1" in done.stderr
     assert "[2]" in done.stderr
+
+
+def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
+    done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
+    (line,) = done.stderr.splitlines()
+    assert "unequal strength: 8 threads at world size 1, 1 at 8; measure every size" in line
+    page = (tmp_path / "report.html").read_text()
+    assert "1 series with ranks of unequal strength" in page
+    assert "8 threads at world size 1, 1 at 8</td>" in page
 
 
 def test_csv_is_data_on_stdout_and_nothing_else(tmp_path):

@@ -102,6 +102,16 @@ def strong_tree(
     return root
 
 
+def unequal_tree(root: Path, threads: dict[int, int], device: str = "cpu") -> Path:
+    """Write a campaign of one case whose ranks have so many threads at each world size."""
+    for world_size, count in threads.items():
+        facts = provenance(world_size, device, threads_per_rank=count)
+        case = record("strong", world_size)
+        launch = f"w{world_size}-r0"
+        write(root, document(launch, world_size, {"strong[64]": case}, provenance=facts))
+    return root
+
+
 def full_tree(root: Path, device: str = "cuda:0") -> Path:
     """Write a campaign with every study, three sizes and two repeats."""
     for world_size in (1, 2, 4):
