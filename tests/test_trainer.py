@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -308,7 +307,7 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
     path.write_text(json.dumps(vars(run)))
     process = subprocess.Popen(
         cli.rank_command(1, path),
-        env=cli.rank_environment(os.environ, 1, 1),
+        env=cli.rank_environment(run, 1),
         stdout=subprocess.DEVNULL,
     )
     while not (run.folder / "checkpoint.pt").exists() and process.poll() is None:
@@ -380,13 +379,19 @@ def test_the_commands_start_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_ranks_on_this_machine_forget_an_outer_launcher() -> None:
-    outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "HOME": "/home/me"}
-    environ = cli.rank_environment(outer, 2, threads_per_rank=3)
-    assert not {"RANK", "WORLD_SIZE", "LOCKSTEP_LAUNCHER"} & set(environ)
-    assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/home/me", "3")
-    assert cli.is_launched(outer)
-    assert not cli.is_launched({"HOME": "/home/me"})
+def test_a_launcher_is_told_from_a_shell() -> None:
+    assert cli.is_launched({"RANK": "3"})
+    assert cli.is_launched({"LOCKSTEP_LAUNCHER": "slurm"})
+    assert not cli.is_launched({"HOME": "/home/me", "SLURM_PROCID": "0"})
+
+
+def test_ranks_find_the_trainer_from_any_folder(tmp_path: Path) -> None:
+    environ = cli.rank_environment(config(tmp_path), 2)
+    assert environ["OMP_NUM_THREADS"] == "1"
+    # Without the site's packages, so that an installed suite cannot stand in for the path.
+    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('bench.trainer'))"
+    command = [sys.executable, "-S", "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, env=environ, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4])])

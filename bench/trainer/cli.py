@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,11 @@ from typing import Any
 
 import click
 
-from bench import world
+from bench import launcher
 from bench.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from bench.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
+from bench.world import usable_cores
 
-SUITE_ROOT = Path(__file__).resolve().parents[1]
 # Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
 # the 1,440 training digits into whole batches.
 VERIFY: dict[str, Any] = {
@@ -204,7 +203,7 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
         with (Path(folder) / "stderr").open("w+", encoding="utf-8") as log:
             process = subprocess.Popen(
                 rank_command(world_size, path),
-                env=rank_environment(os.environ, world_size, config.threads_per_rank),
+                env=rank_environment(config, world_size),
                 stdout=subprocess.DEVNULL if is_quiet else None,
                 stderr=log,
             )
@@ -235,22 +234,11 @@ def _check_status(status: int, error_file: Path, log: str) -> None:
 def rank_command(world_size: int, config_file: Path) -> list[str]:
     """Return the command that starts the ranks: one process directly, more through torchrun."""
     trainer = ["-m", "bench.trainer.trainer", str(config_file)]
-    if world_size == 1:
-        return [sys.executable, *trainer]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    return [sys.executable, *launcher, f"--nproc-per-node={world_size}", *trainer]
+    start = [sys.executable] if world_size == 1 else launcher.torchrun(world_size)
+    return [*start, *trainer]
 
 
-def rank_environment(
-    environ: Mapping[str, str], world_size: int, threads_per_rank: int | None
-) -> dict[str, str]:
-    """Return the environment of ranks on this machine, free of an outer launcher's variables."""
-    outer = {"LOCKSTEP_LAUNCHER", *world.VARIABLES["torchrun"]}
-    kept = {name: value for name, value in environ.items() if name not in outer}
-    # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
-    if "lo" in (name for _, name in socket.if_nameindex()):
-        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    threads = threads_per_rank or max(1, world.usable_cores() // world_size)
-    kept.setdefault("OMP_NUM_THREADS", str(threads))
-    paths = [str(SUITE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
-    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
+def rank_environment(config: TrainConfig, world_size: int) -> dict[str, str]:
+    """Return the environment of a run's ranks on this machine."""
+    threads = config.threads_per_rank or max(1, usable_cores() // world_size)
+    return launcher.local_environment(os.environ, threads)

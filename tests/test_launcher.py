@@ -1,0 +1,53 @@
+"""Starting ranks on this machine: a path that holds the suite, and nobody else's launcher."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bench import launcher
+
+RANK = "import os; print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')))"
+
+
+def test_ranks_forget_an_outer_launcher_and_keep_the_rest() -> None:
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "HOME": "/home/me"}
+    environ = launcher.local_environment(outer | {"OMP_NUM_THREADS": "9"}, 3)
+    assert not {"RANK", "WORLD_SIZE", "LOCKSTEP_LAUNCHER"} & set(environ)
+    assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/home/me", "3")
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_an_interface_that_was_chosen_stays() -> None:
+    environ = launcher.local_environment({"GLOO_SOCKET_IFNAME": "eth0"}, 1)
+    assert environ["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize("own", [{}, {"PYTHONPATH": f"/mine{os.pathsep}/also"}])
+def test_the_suite_comes_first_on_the_path(own: Mapping[str, str]) -> None:
+    first, *rest = launcher.local_environment(own, 1)["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "bench" / "__init__.py").is_file()
+    assert rest == own.get("PYTHONPATH", "").split(os.pathsep)[: len(rest)]
+    assert len(rest) == 2 * len(own)
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, bench.launcher; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_of_one_launch(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    done = subprocess.run(
+        [*launcher.torchrun(2), "-m", "rank"],
+        cwd=tmp_path,
+        env=launcher.local_environment(os.environ, 1),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 2 127.0.0.1", "1 2 127.0.0.1"]
