@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+from bench.sizes import PRECISIONS
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
 _AMPERE = (8, 0)
@@ -28,7 +29,7 @@ class StepConfig:
     """What a step does.
 
     Attributes:
-        precision: One of `PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
+        precision: One of `sizes.PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves DDP's default.
         accumulation: Micro-batches per update.
         no_sync: All-reduce on the last micro-batch only; False synchronises on every one, the
@@ -176,7 +177,7 @@ def _autocast(precision: str, device: torch.device) -> contextlib.AbstractContex
 
 
 def set_precision_switches(precision: str) -> None:
-    """Set torch's global matrix-product and convolution precision for one of `PRECISIONS`.
+    """Set torch's global matrix-product and convolution precision for one of `sizes.PRECISIONS`.
 
     Only tf32 lets single-precision products run in TF32; all others demand full fp32 for what
     autocast leaves in fp32.

@@ -119,7 +119,7 @@ def test_a_global_batch_is_divided_and_a_local_one_multiplied(tmp_path: Path) ->
 
 
 def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="512 does not divide over 12 ranks; choose 504"):
+    with pytest.raises(ValueError, match="512 does not divide by world_size=12; choose 504"):
         Batch.of(config(tmp_path, global_batch=512), 12)
     with pytest.raises(ValueError, match="local batch of 60 does not split into 7"):
         Batch.of(config(tmp_path, accumulation=7), 2)
@@ -357,7 +357,7 @@ def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Pat
 @pytest.mark.parametrize(
     ("batch", "says"),
     [
-        (["--global-batch", "5"], "5 does not divide over 2 ranks; choose 4"),
+        (["--global-batch", "5"], "5 does not divide by world_size=2; choose 4"),
         ([], "either the global batch or the local batch"),
     ],
 )

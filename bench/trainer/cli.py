@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from bench import launcher
+from bench.sizes import PRECISIONS
 from bench.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from bench.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
 from bench.world import usable_cores
@@ -73,7 +74,7 @@ Examples:
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
 )

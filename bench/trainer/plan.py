@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import check_global_batch
+
 SCHEDULERS = ("none", "cosine", "step", "multistep")
 LR_SCALES = ("none", "linear", "sqrt")
 STEP_DECAY = 0.1
@@ -37,7 +39,7 @@ class TrainConfig:
         momentum: Momentum of SGD.
         weight_decay: L2 penalty of SGD.
         scheduler: How the rate falls over the epochs, one of `SCHEDULERS`.
-        precision: fp32, tf32, bf16 or fp16.
+        precision: One of `sizes.PRECISIONS`.
         accumulation: Micro-batches per update.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves its default.
         workers: Loader processes per rank; 0 loads in the rank itself.
@@ -136,19 +138,15 @@ class Batch:
             ValueError: The global batch does not divide over the ranks, or the local batch over
                 the micro-batches.
         """
-        given = config.global_batch
-        if given is not None and given % world_size:
-            raise ValueError(
-                f"a global batch of {given} does not divide over {world_size} ranks; "
-                f"choose {given - given % world_size or world_size} or another world size"
-            )
-        local = given // world_size if given is not None else int(config.local_batch or 0)
+        if config.global_batch is None:
+            local, scaling = int(config.local_batch or 0), "fixed-epochs"
+        else:
+            local, scaling = check_global_batch(config.global_batch, world_size), "strong"
         if local % config.accumulation:
             raise ValueError(
                 f"a local batch of {local} does not split into {config.accumulation} equal "
                 "micro-batches; choose an accumulation that divides it"
             )
-        scaling = "fixed-epochs" if given is None else "strong"
         return cls(local, local * world_size, scaling)
 
 
@@ -222,7 +220,7 @@ class EpochRow:
         timestamp: End of the epoch, UTC, ISO 8601.
         workload: The model.
         data: The data set.
-        precision: fp32, tf32, bf16 or fp16.
+        precision: One of `sizes.PRECISIONS`.
         scaling: `strong` if the global batch was given, `fixed-epochs` if the local one was.
         seed: Seed of parameters, order and augmentation.
         repeat: Which of several equal runs.
