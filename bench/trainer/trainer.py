@@ -99,7 +99,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, joined: world.World) -> None:
         self.config = config
         self.world = joined
-        self.device = joined.device or torch.device("cpu")
+        self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
         state = _read_checkpoint(config, self.batch)
         seed_everything(config.seed)
