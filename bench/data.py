@@ -317,7 +317,7 @@ def locked(root: Path) -> Iterator[None]:
     """Hold the lock of a shared folder: one process of all hosts at a time.
 
     Raises:
-        RuntimeError: The folder cannot be written.
+        RuntimeError: The folder cannot be written, or its file system has no locks.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -328,7 +328,13 @@ def locked(root: Path) -> Iterator[None]:
             "or put the data there beforehand"
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, however that happens
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, however that happens
+        except OSError as error:
+            raise RuntimeError(
+                f"{root} cannot be locked ({error.strerror}); choose a data root on a file system "
+                "with locks, which Lustre has where it is mounted with -o flock"
+            ) from error
         yield
 
 

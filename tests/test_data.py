@@ -1,5 +1,6 @@
 """Data sets: shapes, augmentation, and one download per shared folder whatever the ranks do."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -209,6 +210,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         data.locked(tmp_path / "file"),
     ):
         pass
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(data.fcntl, "flock", refuse)
+    with pytest.raises(
+        RuntimeError, match=r"cannot be locked \(Function not .* choose a data root"
+    ):
+        data.write_memmap(tmp_path, 4)
 
 
 def test_mapped_images_are_the_generated_ones(tmp_path: Path) -> None:
