@@ -134,8 +134,10 @@ def method(series: Sequence[Series], threshold: float) -> Panel:
         "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
         "scaling that equals the baseline's step time over the point's, given as time ratio.",
         "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
-        "are Welch's and contain the baseline's uncertainty. The baseline's own ratio is 1 by "
-        "definition and has none, and a point with one launch has none.",
+        "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
+        "mean of the launches, while a point is their median: of skewed launches the median may "
+        "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
+        "interval, and a point with one launch has none.",
         f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
         "times hours: of one run in tables of times, of a million samples elsewhere.",
     ]

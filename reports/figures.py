@@ -123,12 +123,10 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
     if series["dots"]:
         xs, ys = zip(*series["dots"], strict=True)
         axes.plot(xs, ys, linestyle="none", marker=".", color=colour, alpha=0.45, markersize=8)
-    for x, y, interval in zip(series["x"], series["y"], series["intervals"], strict=True):
+    for x, interval in zip(series["x"], series["intervals"], strict=True):
         if interval:
-            low, high = max(0.0, y - interval[0]), max(0.0, interval[1] - y)
-            axes.errorbar(
-                [x], [y], yerr=[[low], [high]], color=colour, capsize=3, linewidth=1.0, fmt="none"
-            )
+            # From end to end: the median may lie outside the interval of a mean.
+            axes.plot([x, x], interval, color=colour, marker="_", markersize=6, linewidth=1.0)
     joined = "-" if len(series["x"]) >= MIN_JOINED else "none"
     axes.plot(
         series["x"], series["y"], linestyle=joined, marker=marker, color=colour, linewidth=1.6,

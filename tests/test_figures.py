@@ -6,8 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from data.report_samples import full_tree, strong_tree
+from matplotlib.figure import Figure
 
-from reports.figures import SERIES_COLOURS, draw
+from reports.figures import SERIES_COLOURS, _one_curve, draw
 from reports.load import load
 from reports.panels import panels
 from reports.scaling import series_of
@@ -107,6 +108,19 @@ def solid_lines(svg):
 def test_two_sizes_are_not_joined_and_three_are(tmp_path, specs):
     two = specs_of(strong_tree(tmp_path))["strong-throughput"]
     assert solid_lines(draw(two)) < solid_lines(draw(specs["strong-throughput"]))
+
+
+def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
+    # Four of ten launches took twice the time: the median is 640, the mean lies below it.
+    skewed = (0.1,) * 6 + (0.2,) * 4
+    spec = specs_of(strong_tree(tmp_path, {1: (0.1, 0.1), 2: skewed}))["strong-throughput"]
+    (series,) = spec["series"]
+    low, high = series["intervals"][1]
+    assert low < high < series["y"][1] == pytest.approx(640)
+    figure = Figure()
+    _one_curve(figure.add_subplot(), series, 0)
+    bars = [list(line.get_ydata()) for line in figure.axes[0].lines if line.get_marker() == "_"]
+    assert bars[1] == [low, high]
 
 
 def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):

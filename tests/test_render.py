@@ -228,6 +228,11 @@ def test_the_next_step_follows_from_the_data(tmp_path, steps, sentence):
     assert sentence in data_of(strong_tree(tmp_path, steps))["next"]
 
 
+def test_the_method_says_where_an_interval_has_its_centre(full):
+    lead = " ".join(section(full, "method")["lead"])
+    assert "centred on the geometric mean of the launches, while a point is their median" in lead
+
+
 def test_facts_that_differ_between_launches_name_the_launches(tmp_path):
     for repeat, seed in ((0, 1), (1, 2)):
         facts = provenance(seed=seed)
