@@ -43,7 +43,7 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
     )
     drawn = [one for one in series if len(one.points) > 1]
     first = _throughput_figure(drawn) if strong else _step_figure(drawn)
-    figures = [first, efficiency_figure(study, drawn, 0.9 if not strong else threshold)]
+    figures = [first, efficiency_figure(study, drawn, threshold)]
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"] = figures if drawn else []
     made["tables"] = [_scaling_table(one, hours) for one in series[:MAX_TABLES]]

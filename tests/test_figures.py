@@ -14,9 +14,9 @@ from reports.panels import panels
 from reports.scaling import series_of
 
 
-def specs_of(root):
+def specs_of(root, threshold=0.7):
     results = load([root])
-    found = panels(results, series_of(results.rows), 0.7, "GPU-hours")
+    found = panels(results, series_of(results.rows), threshold, "GPU-hours")
     return {spec["id"]: spec for panel in found for spec in panel["figures"]}
 
 
@@ -82,10 +82,12 @@ def test_colours_are_variables_with_the_palette_behind_them(specs):
     assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
 
 
-def test_efficiency_starts_at_zero_and_shows_its_lines(specs):
-    svg = draw(specs["strong-efficiency"])
-    assert {"0", "100 %", "70 %"} <= set(texts(svg))
-    assert {"100 %", "90 %"} <= set(texts(draw(specs["weak-efficiency"])))
+@pytest.mark.parametrize("study", ["strong", "weak"])
+def test_efficiency_starts_at_zero_and_shows_the_threshold_asked_for(tmp_path, study):
+    spec = specs_of(full_tree(tmp_path), threshold=0.85)[f"{study}-efficiency"]
+    found = texts(draw(spec))
+    assert {"0", "100 %", "85 %"} <= set(found)
+    assert [line["y"] for line in spec["lines"]] == [1.0, 0.85]
 
 
 def test_the_weak_step_time_has_its_horizontal_and_ten_per_cent(specs):
