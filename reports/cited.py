@@ -20,8 +20,6 @@ from reports.parts import (
 )
 from reports.scaling import Point, Series
 
-TIME_UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
 
 def imported_panel(results: Results, series: list[Series], origin: str, threshold: float) -> Panel:
     """Return the panel of the tables of one origin, cited or target."""
@@ -45,7 +43,7 @@ def imported_panel(results: Results, series: list[Series], origin: str, threshol
 
 def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
     unit = facts.get("unit", "s") if series.base.time_s is not None else "s"
-    per = TIME_UNITS.get(unit, 1.0)
+    per = formats.TIME_UNITS.get(unit, 1.0)
     sample = series.row.sample_unit or "samples"
     fixed = series.row.scaling == "fixed-epochs"
     cost = "GPU-hours" if series.base.time_s else f"GPU-hours (per 10\u2076 {sample})"

@@ -4,6 +4,16 @@ from collections.abc import Iterable
 
 DASH = "\u2013"
 THIN = "\u202f"
+# Seconds in each unit that a table of times may use.
+TIME_UNITS = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -61,8 +71,7 @@ def duration(seconds: float | None) -> str:
         return DASH
     for size, unit in ((7200.0, "h"), (120.0, "min"), (0.1, "s")):
         if seconds >= size:
-            per = {"h": 3600.0, "min": 60.0, "s": 1.0}[unit]
-            return f"{trimmed(seconds / per)} {unit}"
+            return f"{trimmed(seconds / TIME_UNITS[unit])} {unit}"
     return f"{trimmed(seconds * 1e3)} ms"
 
 

@@ -21,22 +21,12 @@ from typing import Any
 
 from bench.journal import write_atomically
 from bench.record import SCHEMA_VERSION
-from reports.formats import counted
+from reports.formats import TIME_UNITS, counted
 from reports.load import IMPORTED, finite
 
-DATASET_SIZE = 50_000
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 # The header names under which tables give the number of ranks.
 ALIASES = {"gpus": "n", "world_size": "n", "ranks": "n", "batch_per_device": "local_batch"}
-SECONDS = {
-    "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-}
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")
 NOT_MEASURED = re.compile(r"EXPECTED|TARGETS?\b|NOT MEASURED")
 # A log's images/s may differ from its own epoch times by rounding, not by a fifth.
@@ -63,7 +53,7 @@ class Imported:
             table["notes"].append(note)
 
 
-def read(paths: Iterable[Path], dataset_size: int = DATASET_SIZE) -> Imported:
+def read(paths: Iterable[Path], dataset_size: int) -> Imported:
     """Read CSV tables of either kind.
 
     Args:
@@ -157,15 +147,6 @@ def _read_plain(path: Path, lines: list[dict[str, str]], imported: Imported) -> 
         imported.add(name, row, facts, cells.get("note", ""))
 
 
-def _renamed(header: Iterable[str]) -> dict[str, str]:
-    """Return our names of the columns; an alias never displaces a column of that very name."""
-    lowered = {name: name.lower() for name in header}
-    return {
-        name: ALIASES.get(low, low) if ALIASES.get(low) not in lowered.values() else low
-        for name, low in lowered.items()
-    }
-
-
 REQUIRED = ("n", "value", "metric", "unit")
 COLUMNS = (
     *REQUIRED, "table_id", "scaling", "source", "global_batch", "local_batch", "steps", "samples",
@@ -216,9 +197,9 @@ def _quantities(
         return rate if relative else rate | {"throughput_samples_per_s": value}
     if metric not in TIMES and not metric.startswith("step_time"):
         raise ValueError(f"metric {metric!r} is no time and no throughput")
-    if unit not in SECONDS:
-        raise ValueError(f"unit {unit!r} is not one of {', '.join(SECONDS)}")
-    seconds = value * SECONDS[unit]
+    if unit not in TIME_UNITS:
+        raise ValueError(f"unit {unit!r} is not one of {', '.join(TIME_UNITS)}")
+    seconds = value * TIME_UNITS[unit]
     if metric in TIMES:
         return _from_time(seconds, row, cells)
     return _from_step(seconds, row)

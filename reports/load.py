@@ -11,17 +11,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from bench import metrics, record
 from bench.record import CaseRecord
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"
@@ -125,12 +122,6 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def frame(self) -> "pd.DataFrame":
-        """Return the rows as a pandas table, for notebooks; the report itself needs none."""
-        import pandas as pd
-
-        return pd.DataFrame([asdict(row) for row in self.rows], columns=[f.name for f in _FIELDS])
-
 
 # How the flag of a series begins whose world sizes differ in more than the number of ranks.
 UNEQUAL = "ranks of unequal strength"
@@ -164,8 +155,7 @@ _LISTED_TYPES: dict[str, tuple[type, ...]] = {
 # No round lasts 30,000 years, and sums of longer ones leave the range of numbers.
 LONGEST_ROUND_S = 1e12
 
-_FIELDS = fields(Row)
-_ROW_KEYS = frozenset(f.name for f in _FIELDS)
+_ROW_KEYS = frozenset(f.name for f in fields(Row))
 
 
 @contextmanager

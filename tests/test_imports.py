@@ -5,12 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.imports import read, write
+from reports import imports
+from reports.cited import imported_panel
+from reports.imports import write
 from reports.load import load
 from reports.scaling import series_of
 
 DATA = Path(__file__).parent / "data"
 JOBS = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
+
+
+def read(paths, dataset_size=50_000):
+    return imports.read(paths, dataset_size)
 
 
 def csv_file(path, text):
@@ -33,6 +39,18 @@ def test_a_table_of_hours_gives_speedups_and_gpu_hours(tmp_path):
     assert [round(p.speedup, 2) for p in series.points] == [1.0, 1.85, 3.43, 6.0]
     assert [round(p.device_hours) for p in series.points] == [12, 13, 14, 16]
     assert series.row.origin == "cited"
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("sec", 1.0), ("hours", 3600.0), ("d", 86400.0)])
+def test_a_time_is_shown_in_the_unit_of_its_table(tmp_path, unit, seconds):
+    imported = table_of(tmp_path, f"n,value,metric,unit\n1,3,time,{unit}\n")
+    assert imported.tables["table"]["rows"][0]["time_s"] == 3 * seconds
+    write(imported, [], tmp_path / "out")
+    results = load([tmp_path / "out"])
+    panel = imported_panel(results, series_of(results.rows), "cited", 0.7)
+    (table,) = panel["tables"]
+    column = [c["unit"] for c in table["columns"]].index(unit)
+    assert table["rows"][0][column] == "3.00"
 
 
 def test_what_was_expected_is_a_target(tmp_path):

@@ -76,12 +76,6 @@ def test_an_unknown_peak_gives_no_mfu(tmp_path):
     assert load([tmp_path]).rows[0].mfu is None
 
 
-def test_the_table_is_a_data_frame_on_request(tmp_path):
-    frame = load([strong_tree(tmp_path)]).frame()
-    assert len(frame) == 4
-    assert frame.groupby("world_size").step_s.median().to_dict() == {1: 0.1, 2: 0.0625}
-
-
 def test_a_single_file_is_read(tmp_path):
     path = write(tmp_path, one_launch())
     assert len(load([path]).rows) == 1

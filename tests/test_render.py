@@ -259,7 +259,7 @@ def imported(tmp_path):
         "pub,1,73.48,time,s,fixed epochs,16,18750,\npub,2,42.06,time,s,fixed epochs,32,9375,\n"
         'goal,1,12,time,h,,,,"EXPECTED, NOT MEASURED"\ngoal,2,6.5,time,h,,,,EXPECTED\n'
     )
-    write_import(read([table]), [table], tmp_path / "imp")
+    write_import(read([table], 50_000), [table], tmp_path / "imp")
     return tmp_path / "imp"
 
 
