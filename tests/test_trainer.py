@@ -237,6 +237,27 @@ def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> 
     assert not torch.distributed.is_initialized()
 
 
+def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error_file = tmp_path / "error.json"
+    with pytest.raises(RuntimeError, match=r"Not a directory: .*/file/run.*; mend this and go on"):
+        trainer.run(config(tmp_path / "file", epochs=1), error_file)
+    report = json.loads(error_file.read_text())
+    assert not report["is_user"]
+    assert report["message"].startswith("rank 0 on ")
+    assert "Not a directory" in report["message"]
+
+
+def test_a_configuration_file_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainer.main([str(tmp_path / "gone.json")]) == 2
+    assert capsys.readouterr().err == (
+        f"Error: {tmp_path}/gone.json cannot be read (No such file or directory); "
+        "give the JSON file of a training run\n"
+    )
+
+
 def test_max_steps_stops_within_an_epoch(tmp_path: Path) -> None:
     summary = trainer.run(config(tmp_path, max_steps=15))
     assert len(summary["step_losses"]) == 15

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,14 +59,15 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
 
     Raises:
         ValueError: The configuration cannot be trained at this world size.
-        RuntimeError: A device, the data or the other ranks failed.
+        RuntimeError: A device, the data, the storage or the other ranks failed.
     """
     place = world.placement()
     try:
-        joined = world.join(
-            config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
-        )
-        return Trainer(config, joined).train()
+        with _system_errors():
+            joined = world.join(
+                config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
+            )
+            return Trainer(config, joined).train()
     except (ValueError, RuntimeError) as error:
         # Before this rank leaves, which the others will then report as an error of their own.
         if error_file is not None:
@@ -74,6 +75,15 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
         raise
     finally:
         world.leave()
+
+
+@contextlib.contextmanager
+def _system_errors() -> Iterator[None]:
+    """Raise what the system refused, as a full disk, as the machine's failure."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(f"{error}; mend this and go on with --resume") from error
 
 
 def _report_failure(path: Path, rank: int, error: Exception) -> None:
@@ -445,11 +455,21 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return text.getvalue().encode()
 
 
+def _read_config(path: Path) -> TrainConfig:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); give the JSON file of a training run"
+        ) from error
+    return TrainConfig.from_dict(json.loads(text))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Train as one rank; what failed first also goes to CONFIG.error."""
     path = Path(arguments[0])
     try:
-        config = TrainConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        config = _read_config(path)
         check_equal_parameters(run(config, path.with_suffix(".error"))["parameter_checksums"])
     except ValueError as error:
         sys.stderr.write(f"Error: {error}\n")
