@@ -23,4 +23,7 @@ The panels share `parts`: `ladders` for strong and weak scaling, `settings` for 
 | device_hours, device_hours_per | world size times hours, for one run or for 1e6 samples |
 | mfu, peak_memory_bytes, imbalance | model FLOP/s over peak; largest rank; slowest over mean rank |
 | flags | reasons for which the point is no proposal evidence |
+| details | what a study or a table's further columns add: name -> distinct values over launches |
+
+In CSV the flags are parted by semicolons and the details are one JSON object.
 """

@@ -33,10 +33,11 @@ Examples:
 
 \b
 A table has the columns n, value, metric, unit and may add table_id, scaling, source,
-global_batch, local_batch, steps, samples, precision and note:
+global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
   scaling  strong, weak or fixed-epochs
+Further columns are kept: lockstep report --json and --csv print them as details.
 """
 
 
@@ -127,9 +128,16 @@ def _csv(records: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
-    for one in records:
-        writer.writerow(one | {"flags": "; ".join(one["flags"])})
+    writer.writerows(map(_cells, records))
     return text.getvalue()
+
+
+def _cells(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a point as a line of CSV, lists and objects as text."""
+    import json
+
+    details = json.dumps(record["details"]) if record["details"] else ""
+    return record | {"flags": "; ".join(record["flags"]), "details": details}
 
 
 def _refuse_foreign(target: Path, force: bool) -> None:

@@ -174,7 +174,7 @@ def _plain_row(
         "origin": _origin(cells),
     }
     row |= _quantities(metric, unit, value, row, cells)
-    row["columns"] = {k: v for k, v in cells.items() if k not in COLUMNS and v}
+    row["details"] = {k: v for k, v in cells.items() if k not in COLUMNS and v}
     facts = {
         "metric": metric, "unit": unit, "origin": row["origin"], "scaling": scaling,
         "scaling_text": cells.get("scaling", ""), "source": cells.get("source", ""),

@@ -287,7 +287,19 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
         | {"imbalance": max(imbalances, default=None), "flags": point.flags}
+        | {"details": _details(point.rows)}
     )  # fmt: skip
+
+
+def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the distinct values of each detail, as studies and imported columns add them."""
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.details.items():
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return found
 
 
 def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:

@@ -123,6 +123,23 @@ def test_json_holds_the_numbers_of_the_csv(tmp_path):
         assert str(point["speedup"]) == line["speedup"]
 
 
+def test_further_columns_of_a_table_reach_json_and_csv(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("n,value,metric,unit,City\n1,9,time,s,Bonn\n1,8,time,s,Bonn\n1,7,time,s,Ulm\n")
+    run(import_table, table, "--to", tmp_path)
+    (point,) = json.loads(run(report, tmp_path, "--json").stdout)["points"]
+    assert point["details"] == {"City": ["Bonn", "Ulm"]}
+    (line,) = csv.DictReader(io.StringIO(run(report, tmp_path, "--csv").stdout))
+    assert json.loads(line["details"]) == point["details"]
+
+
+def test_what_a_study_adds_reaches_json(tmp_path):
+    case = record("bucket", details={"bucket_bytes": [3, 4]})
+    write(tmp_path, document("w1-r0", 1, {"bucket[1]": case}))
+    (point,) = json.loads(run(report, tmp_path, "--json").stdout)["points"]
+    assert point["details"] == {"bucket_bytes": [[3, 4]]}
+
+
 def test_a_report_may_be_made_anew_and_is_the_same(tmp_path):
     tree = strong_tree(tmp_path)
     run(report, tree)
