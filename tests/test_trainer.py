@@ -264,6 +264,25 @@ def test_max_steps_stops_within_an_epoch(tmp_path: Path) -> None:
     assert [row["samples"] for row in summary["epochs"]] == [1440, 3 * 120]
 
 
+def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Path) -> None:
+    stopped = trainer.run(config(tmp_path, max_steps=15))
+    kept = trainer.run(config(tmp_path, max_steps=15, resume=True))
+    assert kept["step_losses"] == stopped["step_losses"]
+    # 35 of 36 updates: all epochs were begun, so only the count of updates shows what is missing.
+    trainer.run(config(tmp_path, name="nearly", max_steps=35))
+    sentence = "nearly stopped after 35 updates, within an epoch of 12, .*--max-steps 35 to keep"
+    for more in (36, None):
+        with pytest.raises(ValueError, match=sentence):
+            trainer.run(config(tmp_path, name="nearly", max_steps=more, resume=True))
+
+
+def test_a_run_stopped_between_epochs_is_gone_on_from(tmp_path: Path) -> None:
+    whole = trainer.run(config(tmp_path, name="whole", epochs=2))
+    trainer.run(config(tmp_path, epochs=2, max_steps=12))
+    resumed = trainer.run(config(tmp_path, epochs=2, resume=True))
+    assert resumed["step_losses"] == whole["step_losses"]
+
+
 def test_tokens_are_the_samples_of_a_language_model(tmp_path: Path) -> None:
     run = config(
         tmp_path, workload="gpt:seq=8", data="synthetic", num_synthetic=16, global_batch=8, epochs=1

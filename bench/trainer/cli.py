@@ -88,7 +88,9 @@ Examples:
     show_default=True,
     help="Crop and mirror training images at random.",
 )
-@click.option("--max-steps", type=int, help="Stop after so many updates.")
+@click.option(
+    "--max-steps", type=int, help="Stop after so many updates; resumable where an epoch ends."
+)
 @click.option("--results", default="results", show_default=True, help="Folder of all runs.")
 @click.option("--name", default="run", show_default=True, help="Folder of this run below it.")
 @click.option("--repeat", default=0, show_default=True, help="Which of several equal runs.")

@@ -45,7 +45,8 @@ class TrainConfig:
         workers: Loader processes per rank; 0 loads in the rank itself.
         seed: Seed of parameters, order and augmentation.
         augment: Whether training images are cropped and mirrored at random.
-        max_steps: Stop after so many updates; None runs all epochs.
+        max_steps: Stop after so many updates; None runs all epochs. A run that this stopped within
+            an epoch is not resumed.
         results: Folder of all runs.
         name: Folder of this run below it.
         repeat: Which of several equal runs this is.

@@ -102,7 +102,8 @@ class Trainer:
         joined: The process group this rank is in.
 
     Raises:
-        ValueError: The configuration cannot be trained, or the run exists and is not resumed.
+        ValueError: The configuration cannot be trained, or the run exists and is not resumed, or
+            it stopped within an epoch.
         RuntimeError: The hardware lacks the precision, or the data is not to be had.
     """
 
@@ -311,6 +312,17 @@ class Trainer:
         self.step.scaler.load_state_dict(state["scaler"])
         self.rows = [EpochRow(**row) for row in state["rows"]]
         self.step_losses = list(state["step_losses"])
+        self._check_whole_epochs()
+
+    def _check_whole_epochs(self) -> None:
+        """Refuse to go on after an epoch that --max-steps cut short: its rest would be missing."""
+        done = len(self.step_losses)
+        if done % self.plan.steps and self._remaining_steps():
+            raise ValueError(
+                f"{self.config.folder} stopped after {done} updates, within an epoch of "
+                f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
+                f"--name, or --max-steps {done} to keep it as it is"
+            )
 
     def _finish(self) -> dict[str, Any]:
         checksums: list[str] = [""] * self.world.world_size
