@@ -25,5 +25,6 @@ The panels share `parts`: `ladders` for strong and weak scaling, `settings` for 
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |
 
-In CSV the flags are parted by semicolons and the details are one JSON object.
+In CSV the flags are parted by semicolons, the details are one JSON object, and text that a
+spreadsheet would run as a formula has a single quote before it.
 """

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
 MAX_LINES = 60
+# A spreadsheet runs text that begins so, and imported tables bring text of others.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 REPORT_EXAMPLES = """
 \b
@@ -133,11 +135,17 @@ def _csv(records: list[dict[str, Any]]) -> str:
 
 
 def _cells(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a point as a line of CSV, lists and objects as text."""
+    """Return a point as a line of CSV: lists and objects as text, and no text a formula."""
     import json
 
     details = json.dumps(record["details"]) if record["details"] else ""
-    return record | {"flags": "; ".join(record["flags"]), "details": details}
+    texts = record | {"flags": "; ".join(record["flags"]), "details": details}
+    return {name: _text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
+
+
+def _text(cell: str) -> str:
+    # The writer quotes no lone carriage return, and a reader would end the line there.
+    return (f"'{cell}" if cell.startswith(FORMULA) else cell).replace("\r", " ")
 
 
 def _refuse_foreign(target: Path, force: bool) -> None:

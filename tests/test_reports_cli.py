@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
 
-from reports.cli import import_table, report
+from reports.cli import _cells, import_table, report
 from reports.render import MARK
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +131,23 @@ def test_further_columns_of_a_table_reach_json_and_csv(tmp_path):
     assert point["details"] == {"City": ["Bonn", "Ulm"]}
     (line,) = csv.DictReader(io.StringIO(run(report, tmp_path, "--csv").stdout))
     assert json.loads(line["details"]) == point["details"]
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_text_in_the_csv_is_a_formula(tmp_path, first):
+    hostile = f"{first}cmd|' /C calc'!A1"
+    case = record(workload=hostile, flags=[hostile], factors={})
+    write(tmp_path, document("w1-r0", 1, {hostile: case}))
+    text = io.StringIO(run(report, tmp_path, "--csv").stdout_bytes.decode(), newline="")
+    (line,) = csv.DictReader(text)
+    for name in ("case", "series", "workload", "flags"):
+        assert line[name] == "'" + hostile.replace("\r", " ")
+    assert float(line["speedup"]) == 1.0
+
+
+def test_numbers_keep_their_sign_in_the_csv():
+    cells = _cells({"step_s": -1.5, "case": "-1.5", "flags": [], "details": {}})
+    assert (cells["step_s"], cells["case"]) == (-1.5, "'-1.5")
 
 
 def test_what_a_study_adds_reaches_json(tmp_path):
