@@ -1,6 +1,7 @@
 """The trainer: batch arithmetic, equal runs, exact validation, resuming, and the truth check."""
 
 import csv
+import io
 import json
 import math
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import data, workloads
-from bench.trainer import cli, plan, trainer
+from bench.trainer import cli, plan, progress, trainer
 from bench.trainer.plan import Batch, TrainConfig, plan_epoch
 from bench.trainer.verification import compare
 
@@ -281,6 +282,51 @@ def test_a_run_stopped_between_epochs_is_gone_on_from(tmp_path: Path) -> None:
     trainer.run(config(tmp_path, epochs=2, max_steps=12))
     resumed = trainer.run(config(tmp_path, epochs=2, resume=True))
     assert resumed["step_losses"] == whole["step_losses"]
+
+
+class Terminal(io.StringIO):
+    """What a person sees, as text."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_epoch_counts_its_samples_about_once_a_second() -> None:
+    shown = io.StringIO()
+    # Three steps, ending at 0.6, 1.2 and 2.3 s; only the last two are a second after a line.
+    clock = iter([0.0, 0.6, 1.2, 1.2, 2.3, 2.3]).__next__
+    assert list(progress.counted(3, 480, "epoch 1/2", shown, clock)) == [0, 1, 2]
+    assert shown.getvalue() == (
+        "\repoch 1/2   960/1440 samples\repoch 1/2  1440/1440 samples\r" + " " * 28 + "\r"
+    )
+
+
+def test_a_step_that_fails_leaves_no_half_line() -> None:
+    shown = io.StringIO()
+    steps = progress.counted(3, 480, "epoch 1/2", shown, iter([0.0, 2.0, 2.0]).__next__)
+    assert [next(steps), next(steps)] == [0, 1]
+    steps.close()
+    assert shown.getvalue().endswith("\r" + " " * 28 + "\r")
+
+
+def test_only_a_terminal_sees_samples_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    shown = {"terminal": Terminal(), "file": io.StringIO()}
+    for name, stream in shown.items():
+        monkeypatch.setattr("sys.stdout", stream)
+        trainer.run(config(tmp_path, name=name, epochs=2))
+    lines = shown["terminal"].getvalue().split("\r")
+    assert [line for line in lines if line.startswith("epoch 1/2   ")][1] == (
+        "epoch 1/2   240/1440 samples"
+    )
+    assert "epoch 2/2  1440/1440 samples" in lines
+    assert [line[:9] for line in shown["file"].getvalue().splitlines()] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
+    assert "\r" not in shown["file"].getvalue()
 
 
 def test_tokens_are_the_samples_of_a_language_model(tmp_path: Path) -> None:

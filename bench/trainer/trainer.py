@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +44,7 @@ from bench.trainer.plan import (
     scaled_lr,
     validation_indices,
 )
+from bench.trainer.progress import counted
 from bench.workloads import Workload
 
 SUMMARY_SCHEMA = 1
@@ -179,7 +180,7 @@ class Trainer:
         (losses, train_accuracy), train_s = self._timed(lambda: self._train(epoch, num_steps))
         (val_loss, val_accuracy), val_s = self._timed(self._validate)
         self.step_losses += losses
-        samples = num_steps * self.batch.global_batch * self.workload.samples_per_item
+        samples = num_steps * self._samples_per_step()
         return EpochRow(
             **self._facts(),
             timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -228,11 +229,21 @@ class Trainer:
         self.score.reset()
         batches = iter(self._train_loader(epoch))
         losses = torch.stack(
-            [self.step.run(*self._to_device(next(batches))) for _ in range(num_steps)]
+            [self.step.run(*self._to_device(next(batches))) for _ in self._steps(epoch, num_steps)]
         ).double()
         distributed.all_reduce(losses)
         correct, judged = self._sums(self.score.correct, self.score.judged)
         return (losses / self.world.world_size).tolist(), _share(correct, judged)
+
+    def _steps(self, epoch: int, num_steps: int) -> Iterable[int]:
+        """Return the steps to take, on rank 0 at a terminal with a line that counts samples."""
+        if self.world.rank or not sys.stdout.isatty():
+            return range(num_steps)
+        label = f"epoch {epoch + 1}/{self.config.epochs}"
+        return counted(num_steps, self._samples_per_step(), label)
+
+    def _samples_per_step(self) -> int:
+        return self.batch.global_batch * self.workload.samples_per_item
 
     def _train_loader(self, epoch: int) -> DataLoader[Any]:
         config, place = self.config, self.world
