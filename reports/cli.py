@@ -82,7 +82,7 @@ def report(
         return
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
-    _write_page(results, series, threshold, target)
+    _write_page(results, series, threshold, _command(paths, baseline, threshold), target)
     _print_points(results, series)
     click.echo(f"\nreport: {target}")
 
@@ -160,14 +160,25 @@ def _refuse_foreign(target: Path, force: bool) -> None:
     raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")
 
 
-def _write_page(results: "Results", series: "list[Series]", threshold: float, target: Path) -> None:
+def _command(paths: tuple[Path, ...], baseline: int | None, threshold: float) -> str:
+    """Return the command line whose figures are these, defaults spelt out."""
+    import shlex
+
+    chosen = ["--baseline", str(baseline)] if baseline is not None else []
+    words = ["lockstep", "report", *map(str, paths), *chosen, "--threshold", str(threshold)]
+    return shlex.join(words)
+
+
+def _write_page(
+    results: "Results", series: "list[Series]", threshold: float, command: str, target: Path
+) -> None:
     from bench.journal import write_atomically
     from reports.page import page
     from reports.render import html
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
-    write_atomically(target, html(page(results, series, threshold)))
+    write_atomically(target, html(page(results, series, threshold, command)))
 
 
 def _print_points(results: "Results", series: "list[Series]") -> None:

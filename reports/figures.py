@@ -65,15 +65,16 @@ STYLE: Any = {
 }
 
 
-def draw(spec: dict[str, Any]) -> str:
+def draw(spec: dict[str, Any], source: str = "") -> str:
     """Return a figure as an SVG element with a title and a description.
 
     Args:
         spec: A description as `reports.parts` makes it, of kind curve or category.
+        source: What the numbers are and which command drew them, kept as the figure's metadata.
     """
     with mpl.rc_context(STYLE):
         figure = _curves(spec) if spec["kind"] == "curve" else _categories(spec)
-        return _svg(figure, spec)
+        return _svg(figure, spec, source)
 
 
 def _figure(
@@ -211,22 +212,23 @@ def _categories(spec: dict[str, Any]) -> Figure:
     return figure
 
 
-def _svg(figure: Figure, spec: dict[str, Any]) -> str:
+def _svg(figure: Figure, spec: dict[str, Any], source: str) -> str:
     """Return the figure as an element for HTML: no declarations, no addresses, its own names."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
+    # Matplotlib's own metadata is a list of addresses.
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # Inside HTML the parser knows the namespaces; group ids would repeat between figures.
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, variable)
-    return _named(svg, spec)
+    return _named(svg, spec, source)
 
 
-def _named(svg: str, spec: dict[str, Any]) -> str:
+def _named(svg: str, spec: dict[str, Any], source: str) -> str:
     key = escape(spec["id"], quote=True)
     box = re.search(r'viewBox="[^"]*"', svg)
     body = svg[svg.index(">") + 1 :]
@@ -235,4 +237,4 @@ def _named(svg: str, spec: dict[str, Any]) -> str:
         f'preserveAspectRatio="xMidYMid meet">\n<title id="{key}-title">{escape(spec["title"])}'
         f'</title>\n<desc id="{key}-desc">{escape(spec["desc"])}</desc>'
     )
-    return head + body
+    return head + (f"\n<metadata>{escape(source)}</metadata>" if source else "") + body

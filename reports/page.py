@@ -26,13 +26,16 @@ CPU_BAND = (
 )
 
 
-def page(results: Results, series: Sequence[Series], threshold: float) -> dict[str, Any]:
+def page(
+    results: Results, series: Sequence[Series], threshold: float, command: str = ""
+) -> dict[str, Any]:
     """Return everything a report says.
 
     Args:
         results: What was loaded.
         series: Its series.
         threshold: Least parallel efficiency called good, a fraction.
+        command: The command line that makes this report again, for the figures' metadata.
     """
     on_cpus = facts.on_cpus(results)
     hours = "Rank-hours" if on_cpus else "GPU-hours"
@@ -50,6 +53,7 @@ def page(results: Results, series: Sequence[Series], threshold: float) -> dict[s
         "verdicts": _verdicts(series, threshold),
         "warnings": _warnings(results, series),
         "next": _next_step(results, series, threshold, on_cpus),
+        "source": _source(_title(results, series), results, command),
         "sections": sections + [section for section in around if section],
         "data": _data(series),
     }
@@ -95,8 +99,7 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     devices = dict.fromkeys(
         str(name) for one in results.launches for name in one.provenance.get("device_names") or []
     )
-    days = sorted(str(one.facts["started"])[:10] for one in results.launches
-                  if one.facts.get("started"))  # fmt: skip
+    days = _days(results)
     nodes = max((row.num_nodes or 1 for row in results.rows), default=1)
     text = (
         f"{counted(points, 'point')} of {counted(len(measured), 'case')} from "
@@ -104,9 +107,24 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
         f" on up to {counted(nodes, 'node')}"
     )
     text += f" with {formats.listed(devices, 4)}" if devices else ""
-    if days:
-        text += f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
-    return text + "."
+    return f"{text}, {days}." if days else f"{text}."
+
+
+def _days(results: Results) -> str:
+    """Return the days on which the launches started, from first to last."""
+    days = sorted(
+        str(one.facts["started"])[:10] for one in results.launches if one.facts.get("started")
+    )
+    if not days:
+        return ""
+    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+
+
+def _source(title: str, results: Results, command: str) -> str:
+    """Say where a figure comes from, for one that is saved apart from its page."""
+    days = _days(results)
+    said = [title, f"Measured {days}" if days else "", f"Made with: {command}" if command else ""]
+    return ". ".join(part for part in said if part)
 
 
 def _verdicts(series: Sequence[Series], threshold: float) -> list[str]:

@@ -20,7 +20,8 @@ def html(data: dict[str, Any]) -> str:
     closing tags are broken up, enter as they are.
     """
     template = _environment().get_template("report.html.j2")
-    figures = {spec["id"]: _draw(spec) for part in data["sections"] for spec in part["figures"]}
+    specs = [spec for part in data["sections"] for spec in part["figures"]]
+    figures = {spec["id"]: _draw(spec, data["source"]) for spec in specs}
     return template.render(
         page=data,
         figures=figures,
@@ -41,11 +42,11 @@ def embedded(data: dict[str, Any] | None) -> Markup | None:
     return Markup(text)  # noqa: S704, since nothing in it can be markup any more
 
 
-def _draw(spec: dict[str, Any]) -> Markup:
+def _draw(spec: dict[str, Any], source: str) -> Markup:
     # Matplotlib takes a second to import, and a page without figures does not need it.
     from reports.figures import draw
 
-    return Markup(draw(spec))  # noqa: S704, since a figure escapes its own text
+    return Markup(draw(spec, source))  # noqa: S704, since a figure escapes its own text
 
 
 @lru_cache(maxsize=1)

@@ -70,6 +70,16 @@ def test_a_figure_names_no_address_and_no_date(specs):
         assert not re.search(r"20\d\d-\d\d", svg)
 
 
+def test_a_figure_keeps_where_it_comes_from(specs):
+    source = "Report <demo>. Measured 2026-11-20. Made with: lockstep report 'a & b'"
+    spec = specs["strong-throughput"]
+    svg = draw(spec, source)
+    root = ET.fromstring(svg.replace("xlink:href", "href"))  # noqa: S314, it is our own
+    assert [one.text for one in root.iter("metadata")] == [source]
+    assert draw(spec, source) == svg
+    assert "http" not in svg
+
+
 def test_text_stays_text_and_ticks_are_the_sizes_measured(specs):
     found = texts(draw(specs["strong-throughput"]))
     assert {"1", "2", "4", "Ranks"} <= set(found)

@@ -165,6 +165,15 @@ def test_a_report_may_be_made_anew_and_is_the_same(tmp_path):
     assert (tmp_path / "report.html").read_bytes() == first
 
 
+def test_every_figure_keeps_campaign_day_and_the_command_that_drew_it(tmp_path):
+    tree = strong_tree(tmp_path / "my results")
+    run(report, tree, "--baseline", 1)
+    page = (tree / "report.html").read_text()
+    command = f"lockstep report &#x27;{tree}&#x27; --baseline 1 --threshold 0.7"
+    source = f"Scaling report: demo. Measured 2026-11-20. Made with: {command}"
+    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") == 2
+
+
 def test_a_page_of_someone_else_is_left_alone(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("<html>mine</html>")
