@@ -25,6 +25,8 @@ CAMPAIGN = "campaign.json"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 ORIGINS = ("measured", "cited", "target")
+# What the summary of a training run holds, and no pytest-benchmark file.
+TRAINING_RUN = {"config", "epoch_plan", "step_losses"}
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
 OTHER = "other"
 
@@ -320,6 +322,11 @@ def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_launch(path: Path, document: Any, results: Results) -> None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
+    if isinstance(document, dict) and document.keys() >= TRAINING_RUN:
+        raise ValueError(
+            f"{path} is a training run of `lockstep train`; report reads launches, so give it the "
+            "folder of a campaign"
+        )
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
     facts = _launch_facts(path, document)

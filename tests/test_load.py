@@ -174,6 +174,14 @@ def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, content, sentence
     assert "\n" not in str(caught.value)
 
 
+def test_a_training_run_is_refused_by_its_name(tmp_path):
+    summary = {"schema": 1, "config": {}, "epoch_plan": {}, "step_losses": [], "epochs": []}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ValueError, match=r"training run of `lockstep train`; report reads") as got:
+        load([tmp_path])
+    assert str(tmp_path / "summary.json") in str(got.value)
+
+
 def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
     text = json.dumps(one_launch())
     path = tmp_path / "cut.json"
