@@ -1,12 +1,16 @@
-"""How a DataLoader is measured: batches fetched and moved to the device, nothing computed."""
+"""How a DataLoader is measured: batches fetched and moved to the device, nothing computed.
+
+Epochs follow each other in one endless stream, so that no round contains the start of workers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from bench import data
 from bench.harness import Harness
@@ -29,6 +33,24 @@ class Numbered(Dataset[tuple[torch.Tensor, int]]):
         return self.images[index][0], index
 
 
+class EndlessSampler(Sampler[int]):
+    """A rank's share of one epoch after another, each in an order of its own.
+
+    An epoch ends where the share does, be it within a batch.
+
+    Args:
+        share: What the rank takes of an epoch.
+    """
+
+    def __init__(self, share: "DistributedSampler[Any]") -> None:
+        self.share = share
+
+    def __iter__(self) -> Iterator[int]:
+        for epoch in count():
+            self.share.set_epoch(epoch)
+            yield from self.share
+
+
 def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **options: Any) -> None:
     """Measure how many samples a second the loaders of all ranks deliver.
 
@@ -39,23 +61,21 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         options: num_workers, pin_memory, persistent_workers and prefetch_factor of DataLoader.
 
     Raises:
-        RuntimeError: A sample was delivered twice, or one is missing.
+        ValueError: There are more ranks than samples.
+        RuntimeError: A sample was delivered twice in an epoch.
     """
     images = Numbered(_images(harness, dataset), harness.size.loader_samples)
     world_size = harness.world.world_size
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        images, world_size, harness.world.rank, seed=harness.seed, drop_last=True
-    )
+    share = _share(len(images), world_size, harness.world.rank, harness.seed)
     ignored = _ignored(options, harness.device)
     loader: DataLoader[Batch] = DataLoader(
         cast("Dataset[Batch]", images),
         local_batch,
-        sampler=sampler,
-        drop_last=True,
+        sampler=EndlessSampler(share),
         **{name: value for name, value in options.items() if name not in ignored},
     )
-    checks = _check(harness, loader, local_batch)
-    batches = _endless(loader, sampler)
+    batches = iter(loader)
+    checks = _check(batches, len(share), len(images), harness.device)
     rank_round_s = harness.time(lambda: _to(harness.device, next(batches)))
     harness.record(
         rank_round_s,
@@ -71,6 +91,15 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
     )
 
 
+def _share(num_images: int, world_size: int, rank: int, seed: int) -> "DistributedSampler[Any]":
+    if num_images < world_size:
+        raise ValueError(
+            f"{num_images} samples do not reach {world_size} ranks; choose a larger --size or "
+            "fewer ranks"
+        )
+    return DistributedSampler(range(num_images), world_size, rank, seed=seed, drop_last=True)  # type: ignore[arg-type]
+
+
 def _images(harness: Harness, dataset: str) -> data.ImageDataset:
     num_images = harness.size.loader_samples
     if dataset == "memmap":
@@ -81,7 +110,7 @@ def _images(harness: Harness, dataset: str) -> data.ImageDataset:
 
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
     """Return the options that cannot have an effect here, each with the reason."""
-    ignored = {}
+    ignored = {"persistent_workers": "the epochs never end, so no workers stop between them"}
     if options["num_workers"] == 0:
         for name in ("persistent_workers", "prefetch_factor"):
             ignored[name] = "there are no workers"
@@ -90,27 +119,26 @@ def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:
     return {name: why for name, why in ignored.items() if options[name]}
 
 
-def _check(harness: Harness, loader: DataLoader[Batch], local_batch: int) -> dict[str, Any]:
-    """Go through one epoch and count how often each sample came, over all ranks."""
-    times = torch.zeros(harness.size.loader_samples, dtype=torch.int32, device=harness.device)
-    for _, indices in loader:
-        times[indices.to(harness.device)] += 1
+def _check(
+    batches: Iterator[Batch], share: int, num_images: int, device: torch.device
+) -> dict[str, Any]:
+    """Go through the first epoch and count how often each sample came, over all ranks.
+
+    Args:
+        batches: The endless stream, from its beginning.
+        share: Samples of one rank in an epoch.
+        num_images: Samples of the data set.
+        device: The rank's device.
+    """
+    epoch = islice(chain.from_iterable(indices.tolist() for _, indices in batches), share)
+    times = torch.bincount(torch.tensor(list(epoch)), minlength=num_images).to(device)
     distributed.all_reduce(times)
-    expected = len(loader) * local_batch * harness.world.world_size
-    if int(times.max()) > 1 or int(times.sum()) != expected:
+    if int(times.max()) > 1:
         raise RuntimeError(
-            f"the loaders delivered {int(times.sum())} samples of {expected}, "
-            f"one of them {int(times.max())} times"
+            f"sample {int(times.argmax())} came {int(times.max())} times in one epoch instead of "
+            "once; the ranks do not share the data set, so do not use this case"
         )
     return {"each_sample_once": True}
-
-
-def _endless(loader: DataLoader[Batch], sampler: DistributedSampler[Any]) -> Iterator[Batch]:
-    epoch = 1
-    while True:
-        sampler.set_epoch(epoch)
-        yield from loader
-        epoch += 1
 
 
 def _to(device: torch.device, batch: Batch) -> None:

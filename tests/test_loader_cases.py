@@ -1,0 +1,141 @@
+"""The loader study: an endless stream of epochs, each sample once in every one of them."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from bench import data, loader_cases, world
+from bench.loader_cases import EndlessSampler, Numbered
+
+CPU = torch.device("cpu")
+# Two ranks over 10 samples; with the argument "same" both take the first one's share.
+CHILD = """
+import sys
+import torch
+from bench import loader_cases, world
+
+joined = world.join(60, device="cpu", threads_per_rank=1)
+rank = 0 if sys.argv[1] == "same" else joined.rank
+sampler = loader_cases.EndlessSampler(loader_cases._share(10, 2, rank, seed=5))
+indices = iter(sampler)
+batches = ((None, torch.tensor([next(indices) for _ in range(3)])) for _ in range(2))
+try:
+    print(loader_cases._check(batches, 5, 10, joined.device))
+except RuntimeError as error:
+    print(error)
+world.leave()
+"""
+
+
+def stream(num_images: int, world_size: int, rank: int, seed: int = 0) -> Iterator[int]:
+    return iter(EndlessSampler(loader_cases._share(num_images, world_size, rank, seed)))
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 3))
+def test_every_epoch_has_each_sample_once_over_all_ranks(
+    num_images: int, world_size: int, seed: int
+) -> None:
+    if num_images < world_size:
+        with pytest.raises(ValueError, match=rf"^{num_images} samples do not reach {world_size} "):
+            stream(num_images, world_size, 0)
+        return
+    share = num_images // world_size
+    streams = [stream(num_images, world_size, rank, seed) for rank in range(world_size)]
+    for _ in range(3):
+        taken = [index for one in streams for index in islice(one, share)]
+        assert len(taken) == len(set(taken)) == share * world_size
+        assert set(taken) <= set(range(num_images))
+
+
+def test_epochs_differ_in_order_and_follow_the_seed() -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        indices = stream(40, 2, 1, seed)
+        return [list(islice(indices, 20)) for _ in range(2)]
+
+    first, second = epochs(1)
+    assert first != second
+    assert epochs(1) == [first, second]
+    assert epochs(2) != [first, second]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    world.join(device="cpu", threads_per_rank=1)
+    yield
+    world.leave()
+
+
+def given_batches(*batches: list[int]) -> Iterator[Any]:
+    return ((None, torch.tensor(indices)) for indices in batches)
+
+
+def test_an_epoch_may_end_within_a_batch(group: None) -> None:
+    batches = given_batches([0, 1, 2], [3, 0, 1], [2, 3])
+    assert loader_cases._check(batches, 4, 4, CPU) == {"each_sample_once": True}
+    # What follows the epoch is for the rounds: only the batch it ends in is used up.
+    assert next(batches)[1].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("epoch", [([0, 1, 1], [3]), ([0, 1], [3, 1])])
+def test_a_sample_that_comes_twice_fails_the_case(
+    group: None, epoch: tuple[list[int], ...]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"^sample 1 came 2 times in one epoch instead of once;"):
+        loader_cases._check(given_batches(*epoch), 4, 4, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("share", "says"), [("own", "{'each_sample_once': True}"), ("same", "came 2 times")]
+)
+def test_ranks_count_their_samples_together(
+    share: str, says: str, tmp_path: Path, run_ranks: Callable[..., Any]
+) -> None:
+    ended = run_ranks([["-c", CHILD, share]] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended
+    assert all(says in rank.stdout for rank in ended)
+
+
+def test_a_loader_with_workers_goes_on_over_epochs(group: None) -> None:
+    images = Numbered(data.ImageDataset(*data.generated(10, (1, 2, 2))), 10)
+    sampler = EndlessSampler(loader_cases._share(10, 1, 0, seed=0))
+    batches = iter(DataLoader(images, 4, sampler=sampler, num_workers=1))
+    loader_cases._check(batches, 10, 10, CPU)
+    workers = [worker.pid for worker in batches._workers]
+    later = [next(batches)[1].tolist() for _ in range(12)]
+    assert all(len(indices) == 4 for indices in later)
+    # 12 samples went to the check, the last two of them from the second epoch.
+    indices = [index for batch in later for index in batch][8:]
+    assert [sorted(indices[k : k + 10]) for k in (0, 10, 20, 30)] == [list(range(10))] * 4
+    assert [worker.pid for worker in batches._workers] == workers
+
+
+PLAIN = {
+    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None
+}  # fmt: skip
+PIPED = {"num_workers": 2, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "ignored"),
+    [
+        (PLAIN, "cpu", set()),
+        (PIPED, "cuda", {"persistent_workers"}),
+        (PIPED, "cpu", {"persistent_workers", "pin_memory"}),
+        (PIPED | {"num_workers": 0}, "cuda", {"persistent_workers", "prefetch_factor"}),
+    ],
+)
+def test_options_without_effect_are_left_out_with_their_reason(
+    options: dict[str, Any], device: str, ignored: set[str]
+) -> None:
+    found = loader_cases._ignored(options, torch.device(device))
+    assert set(found) == ignored
+    assert all(found.values())
