@@ -34,6 +34,8 @@ REFERENCES = {
     "accumulation": ("accumulation", 1),
 }
 
+# The loss of throughput against the best that a smaller number of workers may cost.
+KNEE = 0.05
 
 Cases = list[tuple[Series, Point]]
 Key = tuple[str, int, str]
@@ -56,6 +58,8 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
         made["notes"] += _equal_buckets(groups)
     if study == "sensitivity":
         _add_main_effects(made, shown)
+    if study == "loader":
+        made["lead"] += _knees(groups)
     if len(made["tables"]) > MAX_TABLES:
         made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
         made["tables"] = made["tables"][:MAX_TABLES]
@@ -112,7 +116,7 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     note = (
         f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
         "at the same world size."
-    )
+    ) + _without_effect(cases)
     texts = len(names) + len(buckets)
     return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
                  note=note)  # fmt: skip
@@ -158,6 +162,50 @@ def _equal_buckets(groups: list[tuple[Key, Cases]]) -> list[str]:
         f"{formats.listed(sizes)}, so a difference between them is noise."
         for (workload, caps), sizes in found.items()
     ]
+
+
+def _without_effect(cases: Cases) -> str:
+    """Name the options that could not act here, with the reason and in how many settings."""
+    names: dict[str, dict[str, None]] = {}
+    settings: dict[str, int] = {}
+    for _, point in cases:
+        ignored = point.rows[0].details.get("ignored")
+        reasons = dict(ignored) if isinstance(ignored, dict) else {}
+        for why in dict.fromkeys(map(str, reasons.values())):
+            settings[why] = settings.get(why, 0) + 1
+        for name, why in reasons.items():
+            names.setdefault(str(why), {})[str(name)] = None
+    return "".join(
+        f" Without effect in {settings[why]} of {counted(len(cases), 'setting')}, since {why}: "
+        f"{formats.listed(options)}."
+        for why, options in names.items()
+    )
+
+
+def _knees(groups: list[tuple[Key, Cases]]) -> list[str]:
+    """Name the least number of workers that comes close to the best, per data set and size."""
+    sentences = []
+    for (workload, world_size, _), cases in groups:
+        best = _best_per_workers(cases)
+        if len(best) < 2:
+            continue
+        top = max(point.rate for point in best.values())
+        knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
+        sentences.append(
+            f"Knee of {workload} on {counted(world_size, 'rank')}: num_workers={knee} is the "
+            f"smallest within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
+        )
+    return sentences
+
+
+def _best_per_workers(cases: Cases) -> dict[int, Point]:
+    """Return the fastest point of each number of workers, over all other options."""
+    best: dict[int, Point] = {}
+    for one, point in cases:
+        workers = one.row.factors.get("num_workers")
+        if isinstance(workers, int) and (workers not in best or point.rate > best[workers].rate):
+            best[workers] = point
+    return best
 
 
 def _independent(names: list[str], cases: Cases) -> list[str]:

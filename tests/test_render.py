@@ -140,6 +140,44 @@ def test_equal_buckets_are_named_with_their_real_sizes(full):
     ]
 
 
+def loader_case(workers, pinned, step_s, **ignored):
+    return record(
+        "loader", 1, step_s, workload="memmap", scaling=None, precision=None,
+        factors={"dataset": "memmap", "num_workers": workers, "pin_memory": pinned},
+        details={"ignored": ignored},
+    )  # fmt: skip
+
+
+def test_the_loader_names_its_knee_and_what_had_no_effect(tmp_path):
+    # 64 images in 10, 5.2, 5 and 8 ms: 2 workers reach 5/5.2 = 96 % of what 4 do; 0 reach 50 %.
+    no_gpu, no_workers = "there is no GPU to copy to", "there are no workers"
+    cases = {
+        "a": loader_case(0, True, 0.010, prefetch_factor=no_workers, pin_memory=no_gpu),
+        "b": loader_case(4, False, 0.005),
+        "c": loader_case(2, True, 0.0052, pin_memory=no_gpu),
+        "d": loader_case(2, False, 0.008),
+    }
+    write(tmp_path, document("w1-r0", 1, cases))
+    part = section(data_of(tmp_path), "loader")
+    assert part["lead"] == [
+        "Knee of memmap on 1 rank: num_workers=2 is the smallest within 5 % of the best "
+        "throughput, at 12\u202f300 images/s."
+    ]
+    assert part["tables"][0]["note"].endswith(
+        "at the same world size. Without effect in 1 of 4 settings, since there are no workers: "
+        "prefetch_factor. Without effect in 2 of 4 settings, since there is no GPU to copy to: "
+        "pin_memory."
+    )
+
+
+def test_one_number_of_workers_has_no_knee(tmp_path):
+    cases = {"a": loader_case(2, True, 0.01), "b": loader_case(2, False, 0.01)}
+    write(tmp_path, document("w1-r0", 1, cases))
+    part = section(data_of(tmp_path), "loader")
+    assert part["lead"] == []
+    assert "Without effect" not in part["tables"][0]["note"]
+
+
 def test_main_effects_by_hand(full):
     # Time is 0.1 (1 + rate) (1 + momentum): 0.2 against 0.1 costs 1.1/1.2, 0.9 against 0 1/1.9.
     part = section(full, "sensitivity")
