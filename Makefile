@@ -32,7 +32,7 @@ test: venv ## Run all tests, those that start ranks and browsers included
 	$(BIN)/python -m pytest --durations=10
 
 unit: venv ## Run the quick tests only, in under a minute
-	$(BIN)/python -m pytest -m "not slow and not browser"
+	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"
 
 lint: venv ## Check style and types
 	$(BIN)/ruff check .

@@ -119,12 +119,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measured = [item for item in items if item.get_closest_marker("cases")]
     if not measured or config.option.collectonly:
         return
-    launch = _join(config)
-    config.stash[SESSION] = launch
-    chosen = launch.prepare(measured)
+    try:
+        launch = config.stash[SESSION] = session.join(_settings(config))
+        chosen = launch.prepare(measured)
+        launch.open_journal([item.nodeid for item in measured], _document(config))
+    except ValueError as error:
+        _refuse(error)
+    except (RuntimeError, OSError) as error:
+        pytest.exit(str(error), returncode=session.EXIT_MACHINE)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
-    launch.open_journal([item.nodeid for item in measured], _document(config))
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured or item in chosen]
 
@@ -143,6 +147,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, or the ranks lose count
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = item.config.stash.get(SESSION, None)
     if launch is not None and item.get_closest_marker("cases"):
@@ -228,15 +233,6 @@ def _study(item: pytest.Item) -> str:
     marker = item.get_closest_marker("cases")
     assert marker is not None
     return str(marker.args[0])
-
-
-def _join(config: pytest.Config) -> session.LaunchSession:
-    try:
-        return session.join(_settings(config))
-    except ValueError as error:
-        _refuse(error)
-    except RuntimeError as error:
-        pytest.exit(str(error), returncode=session.EXIT_MACHINE)
 
 
 def _refuse(error: ValueError) -> NoReturn:

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -165,10 +166,17 @@ def _check(campaign: Campaign, path: Path) -> None:
         if "strong" in campaign.studies:
             for world_size in campaign.world_sizes:
                 sizes.check_global_batch(campaign.measured_size().global_batch, world_size)
-        if campaign.workload is not None and campaign.workload not in workloads.TABLE:
-            workloads.make(campaign.workload)  # loads torch, so only for what the table lacks
+        if campaign.workload is not None:
+            _check_workload(campaign.workload)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _check_workload(spec: str) -> None:
+    # Making it loads torch: not for a plain name, nor on a login node that has none.
+    name, options = workloads.parse(spec)
+    if name not in workloads.TABLE or (options and find_spec("torch")):
+        workloads.make(spec)
 
 
 def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tuple[Any, Any]]:
@@ -177,7 +185,14 @@ def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tupl
     return {key: (stored.get(key), now[key]) for key in IDENTITY if stored.get(key) != now[key]}
 
 
-def with_threads(campaign: Campaign, cores: int) -> Campaign:
-    """Return the campaign with one rank's threads settled: the same at every world size."""
-    threads = campaign.threads_per_rank or max(1, cores // max(campaign.world_sizes))
+def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign:
+    """Return the campaign with one rank's threads settled: the same at every world size.
+
+    Args:
+        campaign: What may say how many.
+        before: How many the results already there were measured with, so that a ladder can grow.
+        cores: What the largest world size shares otherwise.
+    """
+    share = max(1, cores // max(campaign.world_sizes))
+    threads = campaign.threads_per_rank or before or share
     return campaign.model_copy(update={"threads_per_rank": threads})

@@ -1,5 +1,6 @@
 """The commands of the measuring room that a login node can start: `lockstep run`."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -60,12 +61,15 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     from bench.campaign import load, with_threads
     from bench.world import usable_cores
 
-    chosen = with_threads(load(campaign, **changes), usable_cores())
-    ladder = ladders.Ladder(chosen, root / chosen.name)
+    chosen = load(campaign, **changes)
+    folder = root / chosen.name
+    chosen = with_threads(chosen, ladders.threads_before(folder), usable_cores())
+    ladder = ladders.Ladder(chosen, folder)
     if dry_run:
         _show_plan(ladder, as_json=as_json)
         return 0
-    with ladders.only_driver(ladder.folder):
+    with ladders.only_driver(folder) as lock:
+        ladder = dataclasses.replace(ladder, lock=lock)
         ladder.claim()
         return _measure(ladder, as_json=as_json)
 

@@ -74,11 +74,11 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     part_elements = max(1, message_bytes // ITEM_BYTES // n)
     whole = torch.zeros(part_elements * n, device=harness.device)
     part = torch.zeros(part_elements, device=harness.device)
-    _check(harness, chosen, whole, part)
+    _check(harness, "before", chosen, whole, part)
     whole.zero_()  # zeros stay zeros however often they are summed
     part.zero_()
     rank_round_s = harness.time(lambda: chosen.call(whole, part))
-    _check(harness, chosen, whole, part)
+    _check(harness, "after", chosen, whole, part)
     used_bytes = whole.numel() * ITEM_BYTES
     harness.record(
         rank_round_s,
@@ -104,17 +104,19 @@ def _bandwidth(
 
 
 def _check(
-    harness: Harness, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
+    harness: Harness, when: str, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
 ) -> None:
+    """Run the collective once on known values; every rank learns whether all results are right."""
     rank, n = harness.world.rank, harness.world.world_size
     whole.fill_(rank + 1)
     part.fill_(rank + 1)
     chosen.call(whole, part)
-    if chosen.root_only and rank != 0:
-        return
     found = (whole if chosen.result == "whole" else part).view(-1)
     expected = found.new_tensor(chosen.expected_values(n))
-    if not bool((found.view(len(expected), -1) == expected[:, None]).all()):
+    is_right = bool((found.view(len(expected), -1) == expected[:, None]).all())
+    holds_result = rank == 0 or not chosen.root_only
+    answers = harness.exchange(f"check {when}", is_right or not holds_result)
+    if not all(answers):
         raise RuntimeError(
-            f"{harness.case}: rank {rank} holds a wrong result, expected {expected.tolist()}"
+            f"rank {answers.index(False)} holds a wrong result, expected {expected.tolist()}"
         )

@@ -1,5 +1,6 @@
 """What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
 
+import gc
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ class Harness:
         Returns:
             Seconds per round and rank, shape (num_ranks, num_rounds), equal on all ranks.
         """
+        gc.collect()  # what the last case left is not this one's peak
         memory.reset_peak(self.device)
         warmup = self.plan.warmup_rounds
         own = timing.time_rounds(

@@ -26,6 +26,7 @@ class Journal:
         _cut_torn_tail(path)
         self.path = path
         self._file = path.open("a", encoding="utf-8")
+        _sync_folder(path.parent)
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write one line and wait until it is on disk.
@@ -40,6 +41,15 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cut_torn_tail(path: Path) -> None:
@@ -125,12 +135,12 @@ def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> di
     expected = header["expected"]
     done = {case for case, e in last.items() if e["kind"] in ("case", "skip")}
     return {
+        **header["launch"],
         "schema": SCHEMA_VERSION,
         "complete": set(expected) <= done,
         "expected": expected,
         "skipped": _reasons(last, "skip"),
         "failed": _reasons(last, "fail"),
-        **header["launch"],
     }
 
 
@@ -148,6 +158,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ Results stand under `results/<campaign>/launches/<launch>/`: the journal, pytest
 rebuilt from it, and the launch's output. What they hold is never measured again.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -11,18 +12,23 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from bench import journal
 from bench.campaign import Campaign, Launch, differences, plan
-from bench.record import KEY
+from bench.launcher import local_environment, torchrun
+from bench.record import KEY, check_schema
 from bench.sizes import CHANGES
 
-POLL_S = 0.2
+POLL_S = 1.0
+ORPHAN_S = 60.0
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -33,22 +39,31 @@ class Outcome:
     Attributes:
         launch: The launch.
         measured: Cases in its journal.
+        remaining: Cases that were neither measured, skipped nor failed yet.
         failed: Cases that failed, each with its reason.
         complete: Whether every expected case was measured or skipped.
     """
 
     launch: Launch
     measured: int = 0
+    remaining: int = 0
     failed: tuple[dict[str, str], ...] = ()
     complete: bool = False
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """A campaign and the folder of its results."""
+    """A campaign and the folder of its results.
+
+    Attributes:
+        campaign: What to measure.
+        folder: Where its results stand.
+        lock: Descriptor of the folder's lock, which launches hold as long as they write.
+    """
 
     campaign: Campaign
     folder: Path
+    lock: int | None = None
 
     def launch_folder(self, launch: Launch) -> Path:
         """Return where a launch keeps its files."""
@@ -69,6 +84,7 @@ class Ladder:
         return Outcome(
             launch,
             measured=len(document["benchmarks"]),
+            remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
             failed=tuple(block["failed"]),
             complete=bool(block["complete"]) and asked,
         )
@@ -92,11 +108,7 @@ class Ladder:
         journal.write_atomically(path, json.dumps(facts, indent=1))
 
     def _refuse_other(self, path: Path) -> None:
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not a campaign: {error}") from error
-        for key, (then, now) in differences(stored, self.campaign).items():
+        for key, (then, now) in differences(read_claim(path), self.campaign).items():
             raise ValueError(
                 f"{self.folder} holds results measured with {key} {then}, now it is {now}; "
                 "give the campaign another name, or --to another folder"
@@ -105,9 +117,8 @@ class Ladder:
     def command(self, launch: Launch, *, skip_failed: bool = False) -> list[str]:
         """Return the torchrun command line of a launch."""
         return [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(launch.world_size), "-m", "pytest"),
-            str(Path(__file__).parent),
+            *torchrun(launch.world_size),
+            *("-m", "pytest", str(Path(__file__).parent)),
             *("-m", " or ".join(self.campaign.studies)),
             *self._options(launch),
             *("--resume", "--journal", str(self.launch_folder(launch) / "journal.jsonl")),
@@ -135,13 +146,14 @@ class Ladder:
             launch: Which one.
             on_progress: Told how many cases have ended, a few times a second.
         """
-        before = self.outcome(launch)
         self._start(launch, on_progress, skip_failed=False)
         after = self.outcome(launch)
-        while not after.complete and _ended(after) > _ended(before) and after.failed:
+        while after.failed and after.remaining:
             before = after
             self._start(launch, on_progress, skip_failed=True)
             after = self.outcome(launch)
+            if after.remaining == before.remaining:
+                break
         return after
 
     def _start(
@@ -155,8 +167,9 @@ class Ladder:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": str(self.campaign.threads_per_rank)},
+                env=local_environment(os.environ, self.campaign.threads_per_rank or 1),
                 preexec_fn=_die_with_parent,
+                pass_fds=() if self.lock is None else (self.lock,),
             )
             try:
                 self._wait(process, launch, on_progress)
@@ -171,13 +184,16 @@ class Ladder:
         on_progress: Callable[[Launch, int], None],
     ) -> None:
         path = self.launch_folder(launch) / "journal.jsonl"
+        seen_bytes = -1
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
-            except subprocess.TimeoutExpired:
+            # The ranks need the cores: the journal is read only when it has grown.
+            size_bytes = path.stat().st_size if path.exists() else 0
+            if size_bytes != seen_bytes:
+                seen_bytes = size_bytes
                 on_progress(launch, len(journal.outcomes(path)))
-            else:
-                on_progress(launch, len(journal.outcomes(path)))
+            if process.returncode is not None:
                 return
 
     def _write_result(self, launch: Launch) -> None:
@@ -186,13 +202,36 @@ class Ladder:
             journal.write_result(folder / "journal.jsonl", folder / "result.json")
 
 
-def _ended(outcome: Outcome) -> int:
-    return outcome.measured + len(outcome.failed)
+def read_claim(path: Path) -> dict[str, Any]:
+    """Return the campaign that a folder of results was measured for.
+
+    Raises:
+        ValueError: The file is no campaign of this format.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a campaign: {error}") from error
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path}: not a campaign: {stored!r} is no object")
+    check_schema(stored, str(path))
+    return stored
+
+
+def threads_before(folder: Path) -> int | None:
+    """Return the threads of a rank that a folder's results were measured with, if there are any.
+
+    Raises:
+        ValueError: The folder holds a file that is no campaign.
+    """
+    path = folder / "campaign.json"
+    return read_claim(path).get("threads_per_rank") if path.exists() else None
 
 
 def _die_with_parent() -> None:
     # A killed `lockstep run` must not leave a launch behind that goes on writing.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -202,21 +241,57 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def only_driver(folder: Path) -> Iterator[None]:
-    """Hold the campaign's lock, which the system frees when this process ends in any way.
+def only_driver(folder: Path) -> Iterator[int]:
+    """Hold the campaign's lock and give its descriptor, for the launches to hold it, too.
+
+    The system frees the lock when the last holder has ended, in whatever way: what a killed
+    driver left behind is waited for, a living one is not.
 
     Raises:
         ValueError: Another process measures into the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another lockstep run measures into {folder}; wait for it, or --to another folder"
-            ) from None
-        yield
+    path = folder / ".lock"
+    with path.open("a+") as lock:
+        if not _lock(lock):
+            driver = path.read_text(encoding="utf-8").strip()
+            if _runs(driver):
+                raise ValueError(
+                    f"another lockstep run (process {driver}) measures into {folder}; wait for "
+                    "it, or --to another folder"
+                )
+            _wait_for(lock, folder)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield lock.fileno()
+
+
+def _lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
+    except (ValueError, psutil.NoSuchProcess):
+        return False
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Wait until the launch of a killed driver has ended."""
+    deadline = time.monotonic() + ORPHAN_S
+    while not _lock(lock):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"a launch that a killed run left behind still writes into {folder}; end its "
+                "torchrun, or --to another folder"
+            )
+        time.sleep(POLL_S)
 
 
 def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:

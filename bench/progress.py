@@ -43,7 +43,7 @@ class View:
         total = self._num_cases * len(launches) - sum(self._already.values())
         self._task = self._progress.add_task("starting", total=total)
         self._done = 0
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._live = Live(console=self._console, refresh_per_second=1, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

@@ -6,19 +6,18 @@ each case begins with a handshake and ends with one verdict, equal on all ranks.
 
 import gc
 import importlib
-import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from bench import journal, provenance, sizes, workloads, world
+from bench import journal, preflight, sizes, workloads, world
 from bench.control import Control
 from bench.harness import Harness
 from bench.journal import Journal
-from bench.record import KEY, SCHEMA_VERSION, pooling_facts
+from bench.record import SCHEMA_VERSION
 from bench.timing import ReplayClock
 
 if TYPE_CHECKING:
@@ -65,7 +64,11 @@ class Settings:
 
 @dataclass
 class LaunchSession:
-    """The state of one launch on one rank."""
+    """The state of one launch on one rank.
+
+    Attributes:
+        is_in_step: Whether all ranks agreed on the last case's end.
+    """
 
     settings: Settings
     world: world.World
@@ -75,6 +78,7 @@ class LaunchSession:
     flags: tuple[str, ...] = ()
     journal: Journal | None = None
     num_cases: int = 0
+    is_in_step: bool = False
 
     @property
     def is_voice(self) -> bool:
@@ -89,10 +93,9 @@ class LaunchSession:
         """
         self._check_values(items)
         _spare_imports_from_collection()
-        expected = [item.nodeid for item in items]
-        facts = [expected, asdict(self.settings.size), self.settings.seed]
-        self._refuse_differences(self.control.exchange("collected", facts))
-        self._gather_provenance()
+        preflight.compare(self.control, [item.nodeid for item in items], self.settings)
+        self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
+        self.flags = tuple(preflight.launch_flags(self.provenance))
         return self._without_measured(items)
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
@@ -101,10 +104,21 @@ class LaunchSession:
         Args:
             expected: Every case of the launch, those of an earlier session included.
             document: machine_info, commit_info, datetime and version of pytest-benchmark's JSON.
+
+        Raises:
+            RuntimeError: Rank 0 cannot write it.
         """
-        path = self.settings.journal_path
-        if not self.is_voice or path is None:
-            return
+        error = ""
+        if self.is_voice and self.settings.journal_path is not None:
+            try:
+                self._open_journal(self.settings.journal_path, expected, document)
+            except (OSError, ValueError) as problem:
+                error = str(problem)
+        if error := self.control.exchange("journal", error)[0]:
+            raise RuntimeError(f"the journal cannot be written: {error}")
+        self.is_in_step = True
+
+    def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
         self.journal = Journal(path)
         self.journal.append(
             {
@@ -120,6 +134,7 @@ class LaunchSession:
     def enter(self, nodeid: str) -> None:
         """Shake hands before a case: every rank must be about to run the same one."""
         self.num_cases += 1
+        self.is_in_step = False
         there = self.control.exchange(f"{self.num_cases}/enter", nodeid)
         if any(other != nodeid for other in there):
             rank = next(r for r, other in enumerate(there) if other != nodeid)
@@ -140,6 +155,7 @@ class LaunchSession:
         found = self.control.exchange(f"{self.num_cases}/leave", mine)
         outcomes = {rank["outcome"] if rank else "silent" for rank in found}
         if len(outcomes) == 1 and outcome != "failed":
+            self.is_in_step = True
             return outcome, reason
         return "failed", self._blame(found)
 
@@ -167,86 +183,40 @@ class LaunchSession:
     def close(self) -> None:
         """Leave the other ranks."""
         gc.unfreeze()
+        if self.is_in_step:
+            # Rank 0 may serve the store: it stays until the others have read the last verdict.
+            self.control.exchange("leaving", self.world.rank)
         if self.journal:
             self.journal.close()
         world.leave()
 
-    def refuse(self, message: str, returncode: int = EXIT_USAGE) -> None:
-        """End the session with one sentence, printed by rank 0 alone."""
-        if self.is_voice and returncode == EXIT_USAGE:
-            raise pytest.UsageError(message)
-        pytest.exit(message, returncode=returncode)
-
     def _check_values(self, items: list[pytest.Item]) -> None:
         rows = [item.callspec.params for item in items]  # type: ignore[attr-defined]
-        try:
-            for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
-                sizes.check_global_batch(batch, self.world.world_size)
-            for spec in {row["workload"] for row in rows if "workload" in row}:
-                workloads.make(spec)
-        except ValueError as error:
-            self.refuse(str(error))
-
-    def _refuse_differences(self, found: list[Any]) -> None:
-        for rank, facts in enumerate(found):
-            if facts is None:
-                self.refuse(f"rank {rank} did not answer before the first case", EXIT_MACHINE)
-            if facts == found[0]:
-                continue
-            zero, other = set(found[0][0]), set(facts[0])
-            differing = sorted(zero ^ other) or ["the order of cases, the size or the seed"]
-            self.refuse(
-                f"rank {rank} collected other cases than rank 0 ({len(other)} against "
-                f"{len(zero)}), the first difference is {differing[0]}; give every rank the same "
-                "files and options"
-            )
-
-    def _gather_provenance(self) -> None:
-        own = provenance.rank_facts(self.world.rank, self.world.local_rank, self.world.device)
-        ranks = self.control.exchange("provenance", own)
-        # Rank 0's view of the software stands for all; hashing the image once is enough.
-        launch = provenance.launch_facts(self.settings.seed, sys.argv) if self.is_voice else {}
-        launch = self.control.exchange("software", launch)[0]
-        self.provenance = provenance.launch_provenance(launch, ranks) | {
-            "backend": self.world.backend,
-            "threads_per_rank": self.world.threads_per_rank,
-        }
-        self.flags = _launch_flags(self.world, self.provenance)
+        for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
+            sizes.check_global_batch(batch, self.world.world_size)
+        for spec in {row["workload"] for row in rows if "workload" in row}:
+            workloads.make(spec)
 
     def _without_measured(self, items: list[pytest.Item]) -> list[pytest.Item]:
         path = self.settings.journal_path
         if not (self.settings.resume and path):
             return items
-        # Rank 0 alone reads: a shared file system may show the others an older file.
-        done = self._resumable(path) if self.is_voice else {}
-        done = self.control.exchange("done", done)[0]
+        facts = preflight.measured_with(self.world, self.settings)
+        done = preflight.done_before(self.control, path, facts, self.provenance)
         leave_out = {"case", "skip"} | ({"fail"} if self.settings.skip_failed else set())
         return [item for item in items if done.get(item.nodeid) not in leave_out]
 
-    def _resumable(self, path: Path) -> dict[str, str]:
-        try:
-            done = journal.outcomes(path)
-            before = journal.rebuild(path)[KEY]["provenance"] if done else self.provenance
-        except ValueError as error:
-            self.refuse(str(error))
-        then, now = pooling_facts(before), pooling_facts(self.provenance)
-        for name in (name for name in now if then[name] != now[name]):
-            self.refuse(
-                f"{path} was measured with {name} {then[name]}, here it is {now[name]}; results "
-                "that differ in it are not pooled: measure into another folder"
-            )
-        return done
-
     def _launch_facts(self) -> dict[str, Any]:
         return {
+            **self.settings.labels,
             "size": self.settings.size_name,
             "rounds": self.settings.size.rounds,
             "warmup_rounds": self.settings.size.warmup_rounds,
+            "measured_with": preflight.measured_with(self.world, self.settings),
             "world_size": self.world.world_size,
             "num_nodes": self.world.num_nodes,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "provenance": self.provenance,
-            **self.settings.labels,
         }
 
     def _blame(self, found: list[Any]) -> str:
@@ -302,18 +272,3 @@ def default_size(device: str | None) -> str:
 
     has_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
     return "node" if has_gpu else "laptop"
-
-
-def _launch_flags(joined: world.World, facts: dict[str, Any]) -> tuple[str, ...]:
-    flags = []
-    hosts = [rank["host"] for rank in facts["ranks"]]
-    on_fullest = max(hosts.count(host) for host in hosts)
-    cores = facts["cores_per_node"]
-    if cores and on_fullest * joined.threads_per_rank > cores:
-        flags.append(
-            f"oversubscribed: {on_fullest} ranks of {joined.threads_per_rank} threads "
-            f"on {cores} cores"
-        )
-    if len(facts["device_names"]) > 1:
-        flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
-    return tuple(flags)

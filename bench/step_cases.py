@@ -94,10 +94,11 @@ def _skip_unless_supported(harness: Harness, precision: str) -> None:
 
     from bench.train_step import unsupported
 
-    # Every rank of a launch has the same kind of device (the preflight compares them).
-    reason = unsupported(precision, harness.device)
-    if reason:
-        pytest.skip(reason)
+    # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
+    found = harness.exchange("support", {"reason": unsupported(precision, harness.device)})
+    reasons = [rank["reason"] for rank in found if rank["reason"]]
+    if reasons:
+        pytest.skip(reasons[0])
 
 
 def _build(

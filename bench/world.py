@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from bench import provenance
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
@@ -69,8 +71,7 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
         return Placement()
     size = _integer(environ, world_size)
-    # Slurm leaves the per-node count unset when only --ntasks was given: then one node has all.
-    per_node = _integer(environ, ranks_per_node) if ranks_per_node in environ else size
+    per_node = _ranks_per_node(environ, ranks_per_node, size)
     found = Placement(_integer(environ, rank), _integer(environ, local_rank), size, per_node)
     if not (0 <= found.rank < size and 0 <= found.local_rank < per_node <= size):
         raise ValueError(
@@ -78,6 +79,14 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
             f"{per_node} ranks per node contradict each other; start with torchrun or srun"
         )
     return found
+
+
+def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
+    """Return ranks per host; Slurm does not say where only --ntasks was given."""
+    if name in environ:
+        return _integer(environ, name)
+    num_nodes = _integer(environ, "SLURM_NNODES") if "SLURM_NNODES" in environ else 1
+    return -(-size // max(1, num_nodes))
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
@@ -95,7 +104,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(provenance.usable_cores())
 
 
 def join(
@@ -121,7 +130,7 @@ def join(
     from torch import distributed
 
     place = placement(environ)
-    threads = _threads(threads_per_rank, place.ranks_per_node)
+    threads = _threads(threads_per_rank, place.ranks_per_node, environ)
     torch.set_num_threads(threads)
     own_device = _device(device, place.local_rank)
     backend = "nccl" if own_device.type == "cuda" else "gloo"
@@ -147,9 +156,12 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def _threads(asked: int | None, ranks_per_node: int) -> int:
+def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"threads_per_rank={asked} is not 1 or more")
+    if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+        # Under srun the usable cores may already be one task's own.
+        return asked or _integer(environ, "SLURM_CPUS_PER_TASK")
     return asked or max(1, usable_cores() // ranks_per_node)
 
 

@@ -232,6 +232,10 @@ def test_more_launches_or_cases_are_no_difference():
     ("world_sizes", "cores", "threads"), [([1, 2], 8, 4), ([1], 8, 8), ([1, 16], 8, 1)]
 )
 def test_threads_are_equal_at_every_world_size(world_sizes, cores, threads):
-    settled = campaign.with_threads(make(world_sizes=world_sizes), cores)
+    settled = campaign.with_threads(make(world_sizes=world_sizes), None, cores)
     assert settled.threads_per_rank == threads
-    assert campaign.with_threads(make(threads_per_rank=3), cores).threads_per_rank == 3
+    assert campaign.with_threads(make(threads_per_rank=3), 2, cores).threads_per_rank == 3
+
+
+def test_a_ladder_that_grows_keeps_the_threads_of_its_ranks():
+    assert campaign.with_threads(make(world_sizes=[1, 2, 4]), 8, cores=8).threads_per_rank == 8

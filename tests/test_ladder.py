@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import journal, ladder
+from bench import journal, ladder, launcher
 from bench.campaign import Campaign, Launch, plan
 from bench.journal import Journal
 from bench.ladder import Ladder, Outcome
@@ -70,8 +70,8 @@ def entry(case, median_s):
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ([], Outcome(W2)),
-        ([("case", "a")], Outcome(W2, measured=1)),
+        ([], Outcome(W2, remaining=2)),
+        ([("case", "a")], Outcome(W2, measured=1, remaining=1)),
         ([("case", "a"), ("skip", "b")], Outcome(W2, measured=1, complete=True)),
         (
             [("case", "a"), ("fail", "b")],
@@ -141,10 +141,7 @@ def test_a_file_that_is_no_campaign_is_refused(rungs):
 def test_the_command_of_a_launch(tmp_path):
     rungs = Ladder(campaign(workload="mlp:width=8,depth=1", rounds=4), tmp_path / "a folder")
     command = rungs.command(W2)
-    assert command[:6] == [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--standalone", "--nproc-per-node", "2"),
-    ]
+    assert command[:6] == launcher.torchrun(2)
     assert command[6:11] == ["-m", "pytest", str(ROOT / "bench"), "-m", "strong or collective"]
     assert command[11:] == [
         *("--size=smoke", "--threads-per-rank=1", "--seed=0"),
@@ -188,8 +185,47 @@ def test_one_driver_at_a_time(tmp_path):
 
     with ladder.only_driver(tmp_path):
         refused = other()
-    assert "ValueError: another lockstep run measures into " in refused.stderr
+    assert f"ValueError: another lockstep run (process {os.getpid()}) measures" in refused.stderr
     assert other().stdout == "alone\n"
+
+
+def test_what_a_killed_driver_left_is_waited_for(tmp_path):
+    script = (
+        "import os, subprocess, sys; from pathlib import Path\n"
+        "from bench.ladder import only_driver\n"
+        "with only_driver(Path(sys.argv[1])) as lock:\n"
+        "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
+        "    print(left.pid, flush=True)\n"
+        "    os._exit(0)"
+    )
+    command = [sys.executable, "-c", script, tmp_path]
+    orphan = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert ladder._runs(orphan.stdout)
+    with ladder.only_driver(tmp_path):
+        assert not ladder._runs(orphan.stdout)
+
+
+class Stubborn(ladder.Ladder):
+    """Launches whose case b always fails, and ends them."""
+
+    def _start(self, launch, on_progress, *, skip_failed):
+        done = ladder.journal.outcomes(self.launch_folder(launch) / "journal.jsonl")
+        log = ladder.journal.Journal(self.launch_folder(launch) / "journal.jsonl")
+        for case in "abcd":
+            if done.get(case) == "case" or (skip_failed and done.get(case) == "fail"):
+                continue
+            if case == "b":
+                log.append({"kind": "fail", "case": case, "reason": "always"})
+                break
+            log.append({"kind": "case", "case": case, "benchmark": entry(case, 0.5)})
+        log.close()
+
+
+def test_a_case_that_failed_before_hides_none_behind_it(rungs):
+    keep(rungs, W2, ("case", "a"), ("fail", "b"), expected=list("abcd"))
+    ended = Stubborn(rungs.campaign, rungs.folder).run(W2, lambda *_: None)
+    assert (ended.measured, ended.remaining, ended.complete) == (3, 0, False)
+    assert [failed["case"] for failed in ended.failed] == ["b"]
 
 
 # What follows starts torchrun, kills the driver, and goes on.

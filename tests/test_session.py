@@ -245,6 +245,11 @@ def test_skips(harness, workload, precision, global_batch):
 def test_skips_alike(harness, workload, precision, global_batch):
     pytest.skip("no rank has bf16")
 
+@pytest.mark.skip(reason="marked")
+@pytest.mark.cases("strong")
+def test_marked(harness, workload, precision, global_batch):
+    measure(harness)
+
 @pytest.mark.cases("strong")
 def test_dies(harness, workload, precision, global_batch):
     if harness.world.rank == 1:
@@ -319,10 +324,10 @@ def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
     document = json.loads((folder / "out.json").read_text())
     measured = [entry["name"].partition("[")[0] for entry in document["benchmarks"]]
     assert measured == ["test_good", "test_last"] == list(kept(folder, "case"))
-    assert list(kept(folder, "skip")) == ["test_skips_alike"]
+    assert list(kept(folder, "skip")) == ["test_skips_alike", "test_marked"]
     assert document[KEY]["complete"] is False
-    assert len(document[KEY]["expected"]) == 7
+    assert len(document[KEY]["expected"]) == 8
     assert len(document[KEY]["failed"]) == 4
     entries = [entry for entry in journal.read(folder / "out.journal.jsonl") if "case" in entry]
-    assert len(entries) == len({entry["case"] for entry in entries}) == 7
+    assert len(entries) == len({entry["case"] for entry in entries}) == 8
     assert "test_wrong" not in sessions[1][0].stdout.partition("benchmark 'strong'")[2]

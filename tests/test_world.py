@@ -96,8 +96,25 @@ def test_the_nodes_hold_all_ranks_and_none_is_empty(world_size, data):
 )
 def test_a_rank_takes_its_share_of_the_cores(monkeypatch, ranks_per_node, threads):
     monkeypatch.setattr(world, "usable_cores", lambda: 12)
-    assert world._threads(None, ranks_per_node) == threads
-    assert world._threads(7, ranks_per_node) == 7
+    assert world._threads(None, ranks_per_node, {}) == threads
+    assert world._threads(7, ranks_per_node, {}) == 7
+
+
+def test_under_srun_a_rank_takes_what_its_task_was_given():
+    given = {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_CPUS_PER_TASK": "6"}
+    assert world._threads(None, 4, given) == 6
+    assert world._threads(2, 4, given) == 2
+
+
+def test_ranks_are_shared_out_over_the_nodes_where_only_ntasks_was_given():
+    environ = {
+        "LOCKSTEP_LAUNCHER": "slurm",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_NNODES": "2",
+    }
+    assert world.placement(environ).ranks_per_node == 2
 
 
 def test_the_usable_cores_are_those_of_the_affinity_mask():

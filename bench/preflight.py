@@ -1,0 +1,146 @@
+"""What the ranks settle before the first case: the same cases, known hosts, results that pool.
+
+Every refusal is raised on all ranks alike: ValueError for what was asked, RuntimeError for what
+the machine did.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import journal, provenance
+from bench.control import Control
+from bench.record import KEY, pooling_facts
+from bench.world import World
+
+if TYPE_CHECKING:
+    from bench.session import Settings
+
+
+def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> None:
+    """Refuse ranks that collected other cases, or were given other options.
+
+    Raises:
+        ValueError: The first difference, and the rank that has it.
+        RuntimeError: A rank did not answer.
+    """
+    digests = control.exchange("collected", _digests(case_ids, settings))
+    for rank, found in enumerate(digests):
+        if found is None:
+            raise RuntimeError(f"rank {rank} did not answer before the first case")
+    if all(found == digests[0] for found in digests):
+        return
+    # Only now the long lists, to name what differs.
+    lists = control.exchange("collected/cases", [list(case_ids), _comparable(settings)])
+    for rank, (ids, options) in enumerate(lists):
+        _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
+
+
+def _digests(case_ids: Sequence[str], settings: "Settings") -> str:
+    content = json.dumps([list(case_ids), _comparable(settings)], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _comparable(settings: "Settings") -> dict[str, Any]:
+    """Return the settings that must be equal; paths may differ where hosts mount them apart."""
+    facts = asdict(settings) | {"journal_path": settings.journal_path is not None}
+    return {name: value for name, value in facts.items() if name != "data_root"}
+
+
+def _refuse_difference(
+    rank: int, ids: list[str], ids_0: list[str], options: dict[str, Any], options_0: dict[str, Any]
+) -> None:
+    if ids != ids_0:
+        differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
+        raise ValueError(
+            f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
+            f"the first difference is {differing[0]}; give every rank the same files and options"
+        )
+    for name in (name for name in options_0 if options[name] != options_0[name]):
+        raise ValueError(
+            f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
+            "give every rank the same options"
+        )
+
+
+def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
+    """Return the launch's provenance, every rank's part in it, equal on all ranks."""
+    own = provenance.rank_facts(world.rank, world.local_rank, world.device)
+    ranks = control.exchange("provenance", own)
+    # Rank 0's view of the software stands for all; hashing the image once is enough.
+    launch = provenance.launch_facts(seed, sys.argv) if world.rank == 0 else {}
+    launch = control.exchange("software", launch)[0]
+    return provenance.launch_provenance(launch, ranks) | {
+        "backend": world.backend,
+        "threads_per_rank": world.threads_per_rank,
+    }
+
+
+def launch_flags(facts: dict[str, Any]) -> list[str]:
+    """Return what is known against any result of a launch from its provenance."""
+    flags = []
+    for host in sorted({rank["host"] for rank in facts["ranks"]}):
+        ranks = [rank for rank in facts["ranks"] if rank["host"] == host]
+        cores = set().union(*(rank["cores"] for rank in ranks))
+        threads = sum(rank["num_threads"] for rank in ranks)
+        if threads > len(cores):
+            flags.append(f"oversubscribed: {threads} threads of ranks on {len(cores)} cores")
+    if len(facts["device_names"]) > 1:
+        flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
+    if facts["git_dirty"]:
+        flags.append("the suite's checkout holds changes that are not committed")
+    return sorted(set(flags))
+
+
+def measured_with(world: World, settings: "Settings") -> dict[str, Any]:
+    """Return what must be equal before a session goes on with another's journal."""
+    return {
+        "world_size": world.world_size,
+        "num_nodes": world.num_nodes,
+        "threads_per_rank": world.threads_per_rank,
+        "seed": settings.seed,
+        **asdict(settings.size),
+    }
+
+
+def done_before(
+    control: Control, path: Path, facts: dict[str, Any], launch_provenance: dict[str, Any]
+) -> dict[str, str]:
+    """Return case -> outcome of the journal to resume, as rank 0 reads it.
+
+    Rank 0 alone reads: a shared file system may show the others an older file.
+
+    Raises:
+        ValueError: The journal is corrupt, or was measured with something that does not pool.
+    """
+    answer: dict[str, Any] = {}
+    if control.rank == 0:
+        try:
+            answer = {"done": _resumable(path, facts, launch_provenance)}
+        except ValueError as error:
+            answer = {"refused": str(error)}
+    answer = control.exchange("done", answer)[0]
+    if "refused" in answer:
+        raise ValueError(answer["refused"])
+    done: dict[str, str] = answer["done"]
+    return done
+
+
+def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    done = journal.outcomes(path)
+    if not done:
+        return {}
+    block = journal.rebuild(path)[KEY]
+    # What went through JSON holds lists where we have tuples.
+    wanted = json.loads(json.dumps(pooling_facts(now) | facts))
+    found = pooling_facts(block["provenance"]) | block["measured_with"]
+    for name in (name for name in wanted if found.get(name) != wanted[name]):
+        raise ValueError(
+            f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
+            "results that differ in it are not pooled: measure into another folder"
+        )
+    return done
