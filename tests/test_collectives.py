@@ -27,17 +27,20 @@ harness = Harness(
 )
 WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}
 
-def verdict(collective):
+def verdict(name, collective):
     whole, part = torch.zeros(8), torch.zeros(4)
     try:
-        collectives._check(harness, collective, whole, part)
+        collectives._check(harness, name, collective, whole, part)
     except RuntimeError as error:
         return str(error)
     return "right"
 
 table = collectives._table()
 found = {
-    name: [verdict(chosen), verdict(replace(chosen, expected=WRONG[chosen.expected]))]
+    name: [
+        verdict(name, chosen),
+        verdict(f"wrong {name}", replace(chosen, expected=WRONG[chosen.expected])),
+    ]
     for name, chosen in table.items()
 }
 print(json.dumps(found))
@@ -83,7 +86,6 @@ def test_right_results_pass_and_wrong_ones_are_caught(run_ranks, tmp_path):
     assert set(zero) == set(COLLECTIVES)
     for name in COLLECTIVES:
         assert zero[name][0] == one[name][0] == "right"
-        assert zero[name][1].startswith("case: rank 0 holds a wrong result, expected [")
-        if name != "reduce":  # only the root is given its result
-            assert one[name][1].startswith("case: rank 1 holds a wrong result, expected [")
-    assert one["reduce"][1] == "right"
+        # Every rank hears of it, also where only the root of a reduce is given the result.
+        for rank in (zero, one):
+            assert rank[name][1].startswith("rank 0 holds a wrong result, expected [")
