@@ -13,6 +13,11 @@ import click
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {
     "run": ("bench.cli:run", "Measure a campaign on this machine."),
+    "plan": ("slurm_templates.cli:plan", "Show the Slurm jobs of a campaign and their cost."),
+    "render": ("slurm_templates.cli:render", "Write the batch scripts of a campaign."),
+    "submit": ("slurm_templates.cli:submit", "Send a campaign's jobs to Slurm."),
+    "status": ("slurm_templates.cli:status", "Say how a campaign's jobs and launches stand."),
+    "collect": ("slurm_templates.cli:collect", "Gather what a campaign's jobs have measured."),
     "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
     "verify": ("bench.trainer.cli:verify", "Check that DDP trains alike at two world sizes."),

@@ -1,0 +1,223 @@
+"""A site: what a centre's Slurm wants to be told, read from a TOML file.
+
+The published JSON Schema is `slurm_templates/site.schema.json`.
+"""
+
+import difflib
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
+
+# What Lockstep itself says to sbatch: said twice, the last one would win unseen.
+OWN_OPTIONS = re.compile(
+    "account|array|chdir|comment|constraint|cpus-per-task|error|export|gpus|gpus-per-(node|task)|"
+    "gres|job-name|mem|nodes|(no-)?requeue|ntasks|ntasks-per-node|open-mode|output|partition|qos|"
+    "reservation|signal|time|wrap"
+)
+# Variables of the script itself, of Slurm, and those that bash does not let be set.
+OWN_VARIABLES = re.compile(
+    "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
+    "results|suite|failed|stopping|number|hosts|image_sha256|hand_on|start|shape|_"
+)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a line break or control character is not allowed; leave it out")
+    return text
+
+
+def _directive_value(text: str) -> str:
+    if not re.fullmatch(r"[\w.,:+@&|*()\[\]/=-]+", text):
+        raise ValueError("a value for sbatch is made of letters, digits and .,:+@&|*()[]/=_- only")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError("not an absolute path; jobs start in another folder, so begin with /")
+    return text
+
+
+def _bindable(text: str) -> str:
+    if "," in text:
+        raise ValueError("a comma separates binds in Apptainer; list each bind by itself")
+    return text
+
+
+def _without_colon(text: str) -> str:
+    if ":" in text:
+        raise ValueError("a colon separates the parts of a bind in Apptainer; use another path")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text, re.ASCII):
+        raise ValueError("not a variable's name; it is made of letters, digits and _")
+    if OWN_VARIABLES.fullmatch(text):
+        raise ValueError("the job script or Slurm sets this variable itself; leave it out")
+    return text
+
+
+def _extra(text: str) -> str:
+    match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
+    if match is None:
+        raise ValueError("not an option of sbatch; write it as --name or --name=value")
+    if OWN_OPTIONS.fullmatch(match[1]):
+        raise ValueError("Lockstep sets this option itself; use the site's keys, or leave it out")
+    if match[2]:
+        _directive_value(match[2])
+    return text
+
+
+Line = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Word = Annotated[Line, AfterValidator(_directive_value)]
+AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
+Bind = Annotated[AbsolutePath, AfterValidator(_bindable)]
+Extra = Annotated[Line, AfterValidator(_extra)]
+Place = Annotated[Bind, AfterValidator(_without_colon)]
+Variable = Annotated[str, AfterValidator(_variable)]
+Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
+
+
+class Container(BaseModel):
+    """The image that the ranks run in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image: AbsolutePath = Field(description="Apptainer image, on storage that all nodes see")
+    binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
+    args: tuple[Line, ...] = Field(default=(), description="further options of apptainer exec")
+
+
+class Site(BaseModel):
+    """What a site file may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema", description="version of this format")
+    name: Line = Field(description="the centre or machine")
+    partition: Word | None = Field(default=None, description="partition of all jobs")
+    account: Word | None = Field(default=None, description="project that pays")
+    qos: Word | None = Field(default=None, description="quality of service")
+    constraint: Word | None = Field(default=None, description="features of the nodes")
+    reservation: Word | None = Field(default=None, description="reservation to run in")
+    gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
+        description="GPUs of one node; 0 measures on CPUs"
+    )
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        default=None, description="type of GPU where the partition has several"
+    )
+    cpus_per_node: Count = Field(description="CPUs of one node, as Slurm counts them")
+    mem: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")] | None = Field(
+        default=None, description="memory of a node for a job, such as 480G; 0 is all of it"
+    )
+    time: Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$")] = Field(
+        description="limit of one job, [days-]HH:MM:SS"
+    )
+    max_ranks_per_node: Count | None = Field(
+        default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
+    )
+    container: Container | None = Field(default=None, description="run in an Apptainer image")
+    modules: tuple[Line, ...] = Field(default=(), description="or load these modules")
+    venv: AbsolutePath | None = Field(default=None, description="and enter this environment")
+    suite: Place | None = Field(
+        default=None, description="checkout of Lockstep; the image's own by default"
+    )
+    scratch: Place | None = Field(
+        default=None, description="folder for data files; beside the results by default"
+    )
+    env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
+    extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
+    shell_before: str = Field(default="", description="shell lines before the first launch")
+    shell_after: str = Field(default="", description="shell lines after the last launch")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        native = bool(self.modules or self.venv)
+        if native == (self.container is not None):
+            both = "both are given" if native else "neither is given"
+            raise ValueError(
+                f"ranks run in a container or with modules and venv, and {both}; keep one"
+            )
+        if native and self.suite is None:
+            raise ValueError(
+                "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"
+            )
+        if self.gpu_type and not self.gpus_per_node:
+            raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
+        return self
+
+    @property
+    def time_s(self) -> int:
+        """Limit of one job in seconds."""
+        days, _, clock = self.time.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def built_in() -> dict[str, Path]:
+    """Return the sites that ship with the suite, name -> file."""
+    folder = Path(str(resources.files("slurm_templates") / "sites"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(source: str) -> Site:
+    """Read a site by its path or its built-in name.
+
+    Raises:
+        ValueError: The file cannot be read, or says something that is not allowed.
+    """
+    path = built_in().get(source, Path(source))
+    try:
+        return Site.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        names = ", ".join(built_in())
+        raise ValueError(
+            f"{path}: {error.strerror}; give a site file, or a built-in one: {names}"
+        ) from error
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_sentence(error)}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ValueError(f"{path}: not a TOML file: {error}") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """Return the first thing that is wrong, in one sentence."""
+    # A misspelt key is missing as well; what was meant shows in the unknown one.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return _unknown(key)
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _unknown(key: str) -> str:
+    prefix, _, name = key.rpartition(".")
+    model = Container if prefix == "container" else Site
+    allowed = [field.alias or name for name, field in model.model_fields.items()]
+    near = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(allowed)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the published JSON Schema of a site file."""
+    return Site.model_json_schema()

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from slurm_templates import site
+from slurm_templates.site import Site
+
+SCHEMA = Path(site.__file__).with_name("site.schema.json")
+REMAKE = (
+    "python -c 'import json; from slurm_templates import site; "
+    "print(json.dumps(site.json_schema(), indent=1))' > slurm_templates/site.schema.json"
+)
+GOOD = """schema = 1
+name = "here"
+gpus_per_node = 4
+cpus_per_node = 64
+time = "01:30:00"
+"""
+IMAGE = '[container]\nimage = "/images/lockstep.sif"\n'
+
+
+def read(tmp_path, text):
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    return site.load(str(path))
+
+
+def test_the_published_schema_is_that_of_the_model():
+    assert json.loads(SCHEMA.read_text()) == site.json_schema(), f"remake it: {REMAKE}"
+
+
+@pytest.mark.parametrize("name", site.built_in())
+def test_the_sites_that_ship_are_good(name):
+    found = site.load(name)
+    jsonschema.validate(found.model_dump(mode="json", by_alias=True), site.json_schema())
+
+
+def test_a_site_without_a_container_names_its_suite(tmp_path):
+    found = read(tmp_path, GOOD + 'modules = ["PyTorch/2.6"]\nsuite = "/home/me/lockstep"\n')
+    assert found.container is None
+    assert found.modules == ("PyTorch/2.6",)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("00:10:00", 600), ("1:00:01", 3601), ("1-00:00:00", 86400), ("2-03:04:05", 183845)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
+    given = {"schema": 1, "name": "x", "gpus_per_node": 0, "cpus_per_node": 1, "time": text}
+    assert Site.model_validate(given | {"container": {"image": "/i"}}).time_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GOOD, "in a container or with modules and venv, and neither is given"),
+        (GOOD + 'venv = "/v"\nsuite = "/s"\n' + IMAGE, "and both are given"),
+        (GOOD + 'venv = "/v"\n', "key 'suite' is missing"),
+        (GOOD + 'partitoin = "gpu"\n' + IMAGE, "unknown key 'partitoin'; did you mean 'partition'"),
+        (GOOD + IMAGE + 'bind = ["/a"]\n', "unknown key 'container.bind'; did you mean 'binds'"),
+        (GOOD.replace("64", '"64"') + IMAGE, "cpus_per_node = '64': input should be a valid int"),
+        (GOOD.replace("time", "tine") + IMAGE, "unknown key 'tine'; did you mean 'time'"),
+        ("schema = 1\n" + IMAGE, "key 'name' is missing"),
+        (GOOD.replace("= 1\n", "= 2\n") + IMAGE, "schema = 2: input should be 1"),
+        (GOOD.replace("01:30:00", "90m") + IMAGE, "time = '90m': string should match"),
+        (GOOD + 'mem = "lots"\n' + IMAGE, "mem = 'lots': string should match"),
+        (GOOD + IMAGE.replace("/images/", ""), "not an absolute path"),
+        (GOOD + 'account = "a\\n#SBATCH --nodes=99"\n' + IMAGE, "a line break or control"),
+        (GOOD + 'account = "a b"\n' + IMAGE, "account = 'a b': a value for sbatch is made of"),
+        (GOOD + 'extra_directives = ["--nodes=9"]\n' + IMAGE, "Lockstep sets this option itself"),
+        (GOOD + 'extra_directives = ["exclusive"]\n' + IMAGE, "not an option of sbatch"),
+        (GOOD + IMAGE + '[env]\n"A B" = "1"\n', "not a variable's name"),
+        (GOOD + IMAGE + '[env]\nfailed = "0"\n', "sets this variable itself"),
+        (GOOD + IMAGE + '[env]\nSLURM_PROCID = "0"\n', "sets this variable itself"),
+        (GOOD.replace("= 4", "= 0") + 'gpu_type = "a"\n' + IMAGE, "but gpus_per_node is 0"),
+        (GOOD + IMAGE + 'binds = ["/a,/b"]\n', "a comma separates binds"),
+        ("schema = \n", "not a TOML file"),
+    ],
+)
+def test_a_bad_site_file_is_refused_in_one_sentence(tmp_path, text, reason):
+    with pytest.raises(ValueError) as caught:
+        read(tmp_path, text)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'site.toml'}: ")
+    assert reason.lower() in said.lower()
+    assert "\n" not in said
+
+
+def test_a_missing_site_file_names_those_that_ship():
+    with pytest.raises(ValueError, match=r"gone\.toml: No such file .*: example, testbed"):
+        site.load("gone.toml")
