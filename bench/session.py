@@ -5,7 +5,6 @@ each case begins with a handshake and ends with one verdict, equal on all ranks.
 """
 
 import gc
-import importlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,7 +91,6 @@ class LaunchSession:
             The items left after those a resumed journal already holds.
         """
         self._check_values(items)
-        _spare_imports_from_collection()
         preflight.compare(self.control, [item.nodeid for item in items], self.settings)
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
@@ -135,6 +133,11 @@ class LaunchSession:
         """Shake hands before a case: every rank must be about to run the same one."""
         self.num_cases += 1
         self.is_in_step = False
+        if self.num_cases == 2:
+            # The first case has imported all that cases import. A case collects garbage before it
+            # is timed; going through a million imported objects each time would cost more than it.
+            gc.collect()
+            gc.freeze()
         there = self.control.exchange(f"{self.num_cases}/enter", nodeid)
         if any(other != nodeid for other in there):
             rank = next(r for r, other in enumerate(there) if other != nodeid)
@@ -238,18 +241,6 @@ class LaunchSession:
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]
         return f"rank {rank} on {facts['host']} ({facts['device']})"
-
-
-def _spare_imports_from_collection() -> None:
-    """Take what torch and its like allocated out of every later garbage collection.
-
-    A case collects before it is timed; going through a million imported objects each time would
-    cost more than the case.
-    """
-    importlib.import_module("bench.step_cases")
-    importlib.import_module("bench.train_step")
-    gc.collect()
-    gc.freeze()
 
 
 def join(settings: Settings) -> LaunchSession:
