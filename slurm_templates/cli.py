@@ -107,12 +107,13 @@ def render(campaign: str, site: str, root: Path, mode: "Mode", *, force: bool) -
       lockstep render campaign.toml --site site.toml
       sbatch results/campaign/jobs/campaign.sh
     """
-    from slurm_templates.results import write_scripts
+    from slurm_templates.results import prepare, write_scripts
 
     chosen, where, results = _read(campaign, site, root)
-    specs = _missing_jobs(chosen, where, results, mode)
-    for path in write_scripts(specs, where, force=force):
-        click.echo(path)
+    with results.alone():
+        specs = prepare(chosen, where, results, mode)
+        for path in write_scripts(specs, where, force=force):
+            click.echo(path)
 
 
 @click.command()
@@ -135,9 +136,10 @@ def submit(campaign: str, site: str, root: Path, mode: "Mode", *, dry_run: bool)
             click.echo(f"# sbatch --parsable {results.jobs_folder / spec.name}.sh")
             click.echo(script_of(spec, where))
         return
-    sent = [spec.name for spec in folders.submit(chosen, where, results, mode)]
-    for name, job_id in zip(sent, results.job_ids()[-len(sent) :], strict=False):
+    sent = 0
+    for name, job_id in folders.submit(chosen, where, results, mode):
         click.echo(f"{name}: job {job_id}")
+        sent += 1
     click.echo(f"Next: lockstep status {results.folder}" if sent else "Nothing is missing.")
 
 

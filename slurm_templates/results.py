@@ -137,26 +137,37 @@ def write_scripts(specs: Sequence[JobSpec], site: Site, *, force: bool) -> list[
     return written
 
 
-def submit(campaign: Campaign, site: Site, results: Results, mode: Mode) -> Iterator[JobSpec]:
-    """Send the jobs of what is missing, and give each one once Slurm has taken it.
+def prepare(campaign: Campaign, site: Site, results: Results, mode: Mode) -> list[JobSpec]:
+    """Claim the folder for a campaign and return the jobs of what it lacks.
+
+    Raises:
+        ValueError: The folder holds other results, or campaign and site do not fit.
+    """
+    settled = settle(campaign, site)
+    specs = jobs(settled, site, results.folder, mode, results.missing(settled))
+    results.claim(settled)
+    return specs
+
+
+def submit(
+    campaign: Campaign, site: Site, results: Results, mode: Mode
+) -> Iterator[tuple[str, str]]:
+    """Send the jobs of what is missing, and give each one's name and id once Slurm has taken it.
 
     Raises:
         ValueError: Jobs of this folder may still write into it, or sbatch refuses the site.
         RuntimeError: Slurm does not answer.
     """
-    settled = settle(campaign, site)
     with results.alone():
         _refuse_unfinished(results)
-        results.claim(settled)
-        specs = jobs(settled, site, results.folder, mode, results.missing(settled))
+        specs = prepare(campaign, site, results, mode)
         for spec, script in zip(specs, write_scripts(specs, site, force=True), strict=True):
-            _send(results, spec, script)
-            yield spec
+            yield spec.name, _send(results, spec, script)
 
 
 def _refuse_unfinished(results: Results) -> None:
     sent = results.submissions()
-    queue = slurm.queue() if sent else {}
+    queue = slurm.queue()  # also where nothing was sent: that Slurm answers is to be known first
     known = {entry["uuid"] for entry in sent} | set(results.job_ids())
     for job_id, job in queue.items():
         if {job_id, job.comment} & known and not job.state.has_ended:
@@ -166,7 +177,7 @@ def _refuse_unfinished(results: Results) -> None:
             )
 
 
-def _send(results: Results, spec: JobSpec, script: Path) -> None:
+def _send(results: Results, spec: JobSpec, script: Path) -> str:
     comment = f"lockstep:{uuid.uuid4()}"
     record = journal.Journal(results.jobs_folder / "submitted.jsonl")
     try:
@@ -179,6 +190,7 @@ def _send(results: Results, spec: JobSpec, script: Path) -> None:
             record.append({"uuid": comment, "refused": str(error)})
             raise
         record.append({"uuid": comment, "id": job_id})
+        return job_id
     finally:
         record.close()
 
