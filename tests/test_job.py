@@ -217,6 +217,7 @@ STUBS = {
         printf '%s\\0' "$1" >>"$SEEN.binds"; shift; exec "$@" """,
     "python3": """
         printf '%s\\0' "$@" >>"$SEEN.arguments"; env -0 >"$SEEN.environment"
+        eval "${STUB_DO:-}"
         exit "${STUB_CODE:-0}" """,
 }
 
@@ -287,6 +288,7 @@ def test_a_failed_launch_fails_the_job_and_not_the_next_launch(stubs, tmp_path):
     ended = execute(render(job, site_of(shell_before="")), stubs, tmp_path, STUB_CODE="3")
     assert ended.returncode == 1
     assert ended.stdout.count("srun ended with 3") == len(job.steps) == 8
+    assert "for the other cases" not in ended.stdout
 
 
 def test_a_launch_with_nothing_left_is_complete(stubs, tmp_path):
@@ -304,6 +306,29 @@ def test_after_the_warning_no_launch_begins(stubs, tmp_path):
     assert ended.returncode == 1
     assert ended.stdout.count("not started, for the time is nearly over") == 8
     assert not (tmp_path / "seen.arguments").exists()
+
+
+def test_the_warning_does_not_end_the_launch_that_runs(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), site_of(), tmp_path)
+    script = render(job, site_of(shell_before=""))
+    ended = execute(script, stubs, tmp_path, STUB_DO="kill -USR1 $PPID; sleep 0.3")
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun ended with 0") == 1
+    assert ended.stdout.count("not started") == 7
+
+
+def test_after_a_failed_case_the_others_are_measured(stubs, tmp_path):
+    (job,) = jobs(small(), site_of(), tmp_path)
+    journal = tmp_path / "launches" / "w1-r0" / "journal.jsonl"
+    # A session and one case that fails, three times; then nothing is left.
+    records = 'printf "session\\ncase\\n" >>"$JOURNAL"; [ $(wc -l <"$JOURNAL") -lt 8 ] || exit 5'
+    script = render(job, site_of(shell_before=""))
+    facts = {"STUB_DO": records, "STUB_CODE": "1", "JOURNAL": str(journal)}
+    ended = execute(script, stubs, tmp_path, **facts)
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun for the other cases ended with 1") == 2
+    assert ended.stdout.count("srun for the other cases ended with 5") == 1
+    assert seen(tmp_path, "arguments").count("--skip-failed") == 3
 
 
 HOSTILE = st.text(
