@@ -90,11 +90,11 @@ class Share:
     is_gpu: bool
 
     def num_nodes(self, world_size: int) -> int:
-        """Return the nodes of a world size, the last of which may be only partly used."""
+        """Return the nodes of a world size."""
         return -(-world_size // self.ranks_per_node)
 
     def on_node(self, world_size: int) -> int:
-        """Return the ranks on the first node."""
+        """Return the ranks on each of its nodes."""
         return min(world_size, self.ranks_per_node)
 
 
@@ -151,6 +151,7 @@ def jobs(
     """
     _check_folder(folder, site)
     campaign = settle(campaign, site)
+    _check_ladder(campaign, site)
     wanted = plan(campaign) if launches is None else launches
     if not wanted:
         return []
@@ -159,6 +160,17 @@ def jobs(
     sizes = sorted({launch.world_size for launch in wanted})
     groups = [[one for one in wanted if one.world_size == size] for size in sizes]
     return [_job(campaign, site, folder, mode, group) for group in groups]
+
+
+def _check_ladder(campaign: Campaign, site: Site) -> None:
+    # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
+    on_node = share(campaign, site).ranks_per_node
+    for world_size in campaign.world_sizes:
+        if world_size > on_node and world_size % on_node:
+            raise ValueError(
+                f"world size {world_size} does not fill nodes of {on_node} ranks on {site.name}; "
+                f"choose {world_size // on_node * on_node} or {-(-world_size // on_node) * on_node}"
+            )
 
 
 def _check_folder(folder: Path, site: Site) -> None:
@@ -246,7 +258,8 @@ def _step(campaign: Campaign, site: Site, own: Share, folder: Path, launch: Laun
     ]
     if own.is_gpu:
         # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
-        shape += [f"--gpus-per-node={_gpus(site, on_node)}", "--gpu-bind=none"]
+        # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
+        shape.append(f"--gpus-per-node={_gpus(site, on_node)}")
     options = tuple(_options(campaign, site, folder, launch))
     return Step(launch.name, launch.world_size, tuple(shape), options)
 

@@ -102,14 +102,14 @@ def test_shellcheck_finds_nothing(name):
 @pytest.mark.parametrize(
     ("world_size", "gpus", "cpus", "most", "expected"),
     [
-        # nodes, ranks on the first node, CPUs of a rank
+        # nodes, ranks on each, CPUs of a rank
         (1, 4, 64, None, (1, 1, 16)),
         (4, 4, 64, None, (1, 4, 16)),
-        (5, 4, 64, None, (2, 4, 16)),
         (8, 4, 64, None, (2, 4, 16)),
         (1024, 8, 96, None, (128, 8, 12)),
         (8, 4, 64, 2, (4, 2, 32)),
-        (3, 0, 8, 2, (2, 2, 4)),
+        (4, 0, 8, 2, (2, 2, 4)),
+        (3, 4, 64, None, (1, 3, 16)),
         (16, 0, 8, None, (2, 8, 1)),
         (4, 4, 63, None, (1, 4, 15)),
     ],
@@ -180,6 +180,7 @@ def test_nothing_missing_needs_no_job():
     ("changes", "site_changes", "reason"),
     [
         ({"device": "cuda"}, {"gpus_per_node": 0, "gpu_type": None}, "has gpus_per_node = 0"),
+        ({"world_sizes": [6], "studies": ["weak"]}, {}, "6 does not fill .* choose 4 or 8"),
         ({"threads_per_rank": 17}, {}, "4 ranks of 17 threads do not fit on the 64 CPUs"),
     ],
 )
