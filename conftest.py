@@ -3,6 +3,7 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
+import time
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ import pytest
 
 from bench import session, sizes, world
 from bench.record import KEY, STUDIES
+
+LAST_WORD_S = 3.0
 
 SETTINGS = pytest.StashKey[session.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
@@ -126,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except ValueError as error:
         _refuse(error)
     except (RuntimeError, OSError) as error:
-        pytest.exit(str(error), returncode=session.EXIT_MACHINE)
+        _exit(error, session.EXIT_MACHINE)
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
@@ -239,7 +242,14 @@ def _refuse(error: ValueError) -> NoReturn:
     """End the session with one sentence, said by rank 0 alone."""
     if _is_voice():
         raise pytest.UsageError(str(error)) from error
-    pytest.exit(str(error), returncode=session.EXIT_USAGE)
+    _exit(error, session.EXIT_USAGE)
+
+
+def _exit(error: Exception, returncode: int) -> NoReturn:
+    if not _is_voice():
+        # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
+        time.sleep(LAST_WORD_S)
+    pytest.exit(str(error), returncode=returncode)
 
 
 def _settings(config: pytest.Config) -> session.Settings:

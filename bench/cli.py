@@ -68,10 +68,14 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     if dry_run:
         _show_plan(ladder, as_json=as_json)
         return 0
-    with ladders.only_driver(folder) as lock:
+    with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         ladder.claim()
         return _measure(ladder, as_json=as_json)
+
+
+def _say_waiting() -> None:
+    click.echo("Waiting for the launch that a killed run left behind to end.", err=True)
 
 
 def _show_plan(ladder: "Ladder", *, as_json: bool) -> None:
@@ -121,6 +125,7 @@ def _facts(outcome: Any) -> dict[str, Any]:
         "launch": outcome.launch.name,
         **vars(outcome.launch),
         "measured": outcome.measured,
+        "skipped": outcome.skipped,
         "failed": outcome.failed,
         "complete": outcome.complete,
     }

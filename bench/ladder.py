@@ -39,6 +39,7 @@ class Outcome:
     Attributes:
         launch: The launch.
         measured: Cases in its journal.
+        skipped: Cases that do not apply here, each with its reason in the journal.
         remaining: Cases that were neither measured, skipped nor failed yet.
         failed: Cases that failed, each with its reason.
         complete: Whether every expected case was measured or skipped.
@@ -46,6 +47,7 @@ class Outcome:
 
     launch: Launch
     measured: int = 0
+    skipped: int = 0
     remaining: int = 0
     failed: tuple[dict[str, str], ...] = ()
     complete: bool = False
@@ -84,6 +86,7 @@ class Ladder:
         return Outcome(
             launch,
             measured=len(document["benchmarks"]),
+            skipped=len(block["skipped"]),
             remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
             failed=tuple(block["failed"]),
             complete=bool(block["complete"]) and asked,
@@ -241,7 +244,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def only_driver(folder: Path) -> Iterator[int]:
+def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Hold the campaign's lock and give its descriptor, for the launches to hold it, too.
 
     The system frees the lock when the last holder has ended, in whatever way: what a killed
@@ -260,6 +263,7 @@ def only_driver(folder: Path) -> Iterator[int]:
                     f"another lockstep run (process {driver}) measures into {folder}; wait for "
                     "it, or --to another folder"
                 )
+            on_wait()
             _wait_for(lock, folder)
         lock.truncate(0)
         lock.write(str(os.getpid()))

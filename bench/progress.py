@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from bench.campaign import Launch
 from bench.ladder import Ladder, Outcome, step_times
@@ -79,7 +80,8 @@ class View:
             return
         state = "done" if outcome.complete else "not complete"
         self._console.print(
-            f"launch {outcome.launch.name}: {outcome.measured} cases measured, {state}",
+            f"launch {outcome.launch.name}: {outcome.measured} cases measured, "
+            f"{outcome.skipped} skipped, {state}",
             highlight=False,
         )
 
@@ -87,17 +89,30 @@ class View:
         self._live.update(Group(self._table(), self._progress))
 
     def _table(self) -> Table:
-        table = Table(title="Step time in ms: median over launches, and how many", box=None)
+        table = Table(title="Median step time in ms (launches)", box=None)
         table.add_column("case", overflow="fold")
         world_sizes = sorted(self._ladder.campaign.world_sizes)
         for world_size in world_sizes:
             table.add_column(f"{world_size} rank{'s' if world_size > 1 else ''}", justify="right")
         found = step_times(self._ladder)
+        names = short_names(list(found))
         for case, by_size in list(found.items())[:MAX_ROWS]:
-            table.add_row(case, *(_cell(by_size.get(n, [])) for n in world_sizes))
+            table.add_row(Text(names[case]), *(_cell(by_size.get(n, [])) for n in world_sizes))
         if len(found) > MAX_ROWS:
             table.add_row(f"and {len(found) - MAX_ROWS} more cases")
         return table
+
+
+def short_names(cases: list[str]) -> dict[str, str]:
+    """Return case -> what tells it from the other cases of its test, for a narrow column."""
+    factors = {case: case.partition("[")[2].rstrip("]").split("-") for case in cases}
+    names = {}
+    for case in cases:
+        test = case.partition("[")[0]
+        others = [factors[o] for o in cases if o != case and o.partition("[")[0] == test]
+        own = [f for f in factors[case] if not others or any(f not in other for other in others)]
+        names[case] = f"{test.removeprefix('test_')} {', '.join(own)}"
+    return names
 
 
 def _cell(step_s: list[float]) -> str:

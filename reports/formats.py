@@ -77,7 +77,7 @@ def duration(seconds: float | None) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
-    plural = noun + ("es" if noun.endswith("ch") else "s")
+    plural = noun + ("es" if noun.endswith("ch") and noun != "epoch" else "s")
     return f"{count} {noun if count == 1 else plural}"
 
 

@@ -71,7 +71,7 @@ def entry(case, median_s):
     [
         ([], Outcome(W2, remaining=2)),
         ([("case", "a")], Outcome(W2, measured=1, remaining=1)),
-        ([("case", "a"), ("skip", "b")], Outcome(W2, measured=1, complete=True)),
+        ([("case", "a"), ("skip", "b")], Outcome(W2, measured=1, skipped=1, complete=True)),
         (
             [("case", "a"), ("fail", "b")],
             Outcome(W2, measured=1, failed=({"case": "b", "reason": "because"},)),

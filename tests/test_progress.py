@@ -1,0 +1,19 @@
+from bench.progress import short_names
+
+
+def test_a_case_is_named_by_what_tells_it_from_the_others_of_its_test():
+    one = "test_strong_scaling[workload=resnet18-global_batch=64]"
+    small = "test_bucket_size[workload=resnet18-bucket_cap_mb=1-local_batch=32]"
+    large = "test_bucket_size[workload=resnet18-bucket_cap_mb=25-local_batch=32]"
+    assert short_names([one, small, large]) == {
+        one: "strong_scaling workload=resnet18, global_batch=64",
+        small: "bucket_size bucket_cap_mb=1",
+        large: "bucket_size bucket_cap_mb=25",
+    }
+
+
+def test_names_stay_apart_where_two_factors_differ():
+    cases = [f"test_x[a={a}-b={b}-c=0]" for a in (1, 2) for b in (1, 2)]
+    names = short_names(cases)
+    assert len(set(names.values())) == len(cases)
+    assert names[cases[0]] == "x a=1, b=1"
