@@ -42,6 +42,8 @@ def missing(reason):
 def testbed():
     if shutil.which("sinfo") is None:
         missing("no Slurm is installed; tests/testbed/install does it")
+    if os.geteuid() != 0:
+        pytest.skip("these tests write beside the ordinary user's files, which only root may")
     asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=False)
     if b"= testbed" not in asked.stdout:
         missing("no testbed is up; tests/testbed/up brings it up")
