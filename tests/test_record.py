@@ -162,7 +162,7 @@ def test_the_schema_misses_every_key(key):
 
 
 def test_the_schema_keeps_unknown_keys():
-    validator().validate(CaseRecord(**STEP).to_dict() | {"later": 1})
+    assert validator().is_valid(CaseRecord(**STEP).to_dict() | {"later": 1})
 
 
 def test_the_schema_describes_a_launch():

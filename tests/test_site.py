@@ -34,6 +34,7 @@ def test_the_published_schema_is_that_of_the_model():
 @pytest.mark.parametrize("name", site.built_in())
 def test_the_sites_that_ship_are_good(name):
     found = site.load(name)
+    assert found.name == name
     jsonschema.validate(found.model_dump(mode="json", by_alias=True), site.json_schema())
 
 
