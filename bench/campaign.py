@@ -3,19 +3,18 @@
 The published JSON Schema is `bench/campaign.schema.json`.
 """
 
-import difflib
 import random
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
-from bench import sizes, workloads
+from bench import inputs, sizes, workloads
 from bench.sizes import CHANGES, Size
 
 Study = Literal[
@@ -23,7 +22,47 @@ Study = Literal[
 ]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 
+Duration = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$")]
+
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
+
+
+def seconds(duration: str) -> int:
+    """Return the seconds of `[days-]HH:MM:SS`, as Slurm writes a time limit."""
+    days, _, clock = duration.rpartition("-")
+    hours, minutes, rest = map(int, clock.split(":"))
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+class Jobs(BaseModel):
+    """What goes into one allocation on a cluster, and what into jobs of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allocation: Literal["ladder", "job", "array"] = Field(
+        default="ladder",
+        description="one allocation for the whole ladder, one job per world size, each after the "
+        "smaller one, or array elements of one case each",
+    )
+    max_running: Count | None = Field(
+        default=None, description="elements of an array that run at once; all by default"
+    )
+    time: Duration | None = Field(
+        default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"
+    )
+    launch_time: Duration | None = Field(
+        default=None, description="what one launch takes at most; then a job asks for their sum"
+    )
+    preflight: bool = Field(default=False, description="check the nodes in a job before the others")
+    collect: bool = Field(default=False, description="collect and report in a job after the others")
+
+    @model_validator(mode="after")
+    def _without_contradiction(self) -> Self:
+        if self.time is not None and self.launch_time is not None:
+            raise ValueError("time and launch_time both set a job's limit; keep one")
+        if self.max_running is not None and self.allocation != "array":
+            raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
+        return self
 
 
 class Campaign(BaseModel):
@@ -55,6 +94,7 @@ class Campaign(BaseModel):
         default=None, description="untimed rounds before them"
     )
     steps_per_round: Count | None = Field(default=None, description="steps in a round")
+    jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")
 
     @field_validator("studies", "world_sizes")
     @classmethod
@@ -80,30 +120,76 @@ class Campaign(BaseModel):
 
 @dataclass(frozen=True)
 class Launch:
-    """One pytest session over one process group."""
+    """One pytest session over one process group.
+
+    Attributes:
+        world_size: Its ranks.
+        repeat: Which visit of that world size, from 0.
+        part: Which of `num_parts` equal parts of the cases, from 1; None for all cases.
+        num_parts: Into how many parts they are cut.
+    """
 
     world_size: int
     repeat: int
+    part: int | None = None
+    num_parts: int | None = None
 
     @property
     def name(self) -> str:
         """Name of the launch's folder."""
-        return f"w{self.world_size}-r{self.repeat}"
+        whole = f"w{self.world_size}-r{self.repeat}"
+        if self.part is None:
+            return whole
+        return f"{whole}-p{self.part:0{len(str(self.num_parts))}}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the launch as a campaign's folder records it."""
+        known = {key: value for key, value in vars(self).items() if value is not None}
+        return {"name": self.name, **known}
 
 
-def plan(campaign: Campaign) -> list[Launch]:
+def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
     """Return the launches in the order they are made.
 
     Repeats are interleaved: each one visits every world size once, in a seeded random order, so
     that a drift of the machine does not look like scaling.
+
+    Args:
+        campaign: What to measure.
+        by_case: Cut each launch into one per case.
     """
     order = random.Random(campaign.seed)  # noqa: S311, no secret
+    num_parts = campaign.num_cases()
     launches = []
     for repeat in range(campaign.repeats):
         block = [Launch(world_size, repeat) for world_size in sorted(campaign.world_sizes)]
+        if by_case:
+            block = [
+                replace(launch, part=part, num_parts=num_parts)
+                for launch, part in product(block, range(1, num_parts + 1))
+            ]
         order.shuffle(block)
         launches += block
     return launches
+
+
+def common_options(campaign: Campaign) -> Iterator[str]:
+    """Yield what pytest is told in every launch of a campaign."""
+    yield from ("-m", " or ".join(campaign.studies))
+    for name in IDENTITY:
+        value = getattr(campaign, name)
+        if value is not None:
+            yield f"--{name.replace('_', '-')}={value}"
+    yield f"--label=campaign={campaign.name}"
+    yield f"--label=studies={','.join(campaign.studies)}"
+
+
+def own_options(launch: Launch) -> Iterator[str]:
+    """Yield what pytest is told in one launch alone."""
+    yield f"--label=launch={launch.name}"
+    yield f"--label=repeat={launch.repeat}"
+    if launch.part is not None:
+        yield f"--part={launch.part}/{launch.num_parts}"
 
 
 def built_in() -> dict[str, Path]:
@@ -122,42 +208,9 @@ def load(source: str, **changes: Any) -> Campaign:
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
     """
-    path = built_in().get(source, Path(source))
-    given = _read(path) | {key: value for key, value in changes.items() if value is not None}
-    try:
-        campaign = Campaign.model_validate(given)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_sentence(error)}") from None
-    _check(campaign, path)
+    campaign = inputs.load(source, Campaign, built_in(), **changes)
+    _check(campaign, built_in().get(source, Path(source)))
     return campaign
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        names = ", ".join(built_in())
-        raise ValueError(
-            f"{path}: {error.strerror}; give a campaign file, or a built-in one: {names}"
-        ) from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ValueError(f"{path}: not a TOML file: {error}") from error
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first thing that is wrong, in one sentence."""
-    # A misspelt key is missing as well; what was meant shows in the unknown one.
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
-    allowed = [field.alias or name for name, field in Campaign.model_fields.items()]
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(allowed)}"
-        return f"unknown key {key!r}; {hint}"
-    if first["type"] == "missing":
-        return f"key {key!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _check(campaign: Campaign, path: Path) -> None:

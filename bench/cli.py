@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from bench.campaign import Campaign
+    from bench.campaign import Campaign, Launch
+    from bench.folder import Outcome
     from bench.ladder import Ladder
 
 
@@ -59,11 +60,13 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     """
     from bench import ladder as ladders
     from bench.campaign import load, with_threads
+    from bench.folder import Folder
     from bench.world import usable_cores
 
     chosen = load(campaign, **changes)
     folder = root / chosen.name
-    chosen = with_threads(chosen, ladders.threads_before(folder), usable_cores())
+    before = Folder(folder).claimed() or {}
+    chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladder = ladders.Ladder(chosen, folder)
     if dry_run:
         _show_plan(ladder, as_json=as_json)
@@ -112,7 +115,8 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
             outcomes.append(ladder.run(launch, view.advance))
             view.end(outcomes[-1])
     if as_json:
-        click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=1))
+        rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in incomplete:
         _explain(ladder, outcome)
@@ -120,10 +124,11 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
     return 1 if incomplete else 0
 
 
-def _facts(outcome: Any) -> dict[str, Any]:
+def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
     return {
-        "launch": outcome.launch.name,
-        **vars(outcome.launch),
+        "launch": launch.name,
+        "world_size": launch.world_size,
+        "repeat": launch.repeat,
         "measured": outcome.measured,
         "skipped": outcome.skipped,
         "failed": outcome.failed,
@@ -131,13 +136,11 @@ def _facts(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _explain(ladder: "Ladder", outcome: Any) -> None:
-    log = ladder.launch_folder(outcome.launch) / "log.txt"
+def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
+    log = ladder.results.launch(outcome.name) / "log.txt"
     for failed in outcome.failed:
-        click.echo(
-            f"{outcome.launch.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True
-        )
-    click.echo(f"{outcome.launch.name} is not complete; its output: {log}", err=True)
+        click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
+    click.echo(f"{outcome.name} is not complete; its output: {log}", err=True)
 
 
 def _gist(reason: str) -> str:

@@ -22,35 +22,14 @@ from typing import IO, Any
 import psutil
 
 from bench import journal
-from bench.campaign import Campaign, Launch, differences, plan
+from bench.campaign import Campaign, Launch, common_options, own_options, plan
+from bench.folder import Folder, Outcome
 from bench.launcher import local_environment, torchrun
-from bench.record import KEY, check_schema
-from bench.sizes import CHANGES
+from bench.record import KEY
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
 PR_SET_PDEATHSIG = 1  # prctl(2)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a launch stands.
-
-    Attributes:
-        launch: The launch.
-        measured: Cases in its journal.
-        skipped: Cases that do not apply here, each with its reason in the journal.
-        remaining: Cases that were neither measured, skipped nor failed yet.
-        failed: Cases that failed, each with its reason.
-        complete: Whether every expected case was measured or skipped.
-    """
-
-    launch: Launch
-    measured: int = 0
-    skipped: int = 0
-    remaining: int = 0
-    failed: tuple[dict[str, str], ...] = ()
-    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,9 +46,10 @@ class Ladder:
     folder: Path
     lock: int | None = None
 
-    def launch_folder(self, launch: Launch) -> Path:
-        """Return where a launch keeps its files."""
-        return self.folder / "launches" / launch.name
+    @property
+    def results(self) -> Folder:
+        """What the folder holds."""
+        return Folder(self.folder)
 
     def outcome(self, launch: Launch) -> Outcome:
         """Return how far a launch has come, by its journal alone.
@@ -77,24 +57,11 @@ class Ladder:
         Raises:
             ValueError: The journal is corrupt.
         """
-        path = self.launch_folder(launch) / "journal.jsonl"
-        if not path.exists() or not journal.current(journal.read(path)):
-            return Outcome(launch)
-        document = journal.rebuild(path)
-        block = document[KEY]
-        asked = set(self.campaign.studies) <= set(block.get("studies", "").split(","))
-        return Outcome(
-            launch,
-            measured=len(document["benchmarks"]),
-            skipped=len(block["skipped"]),
-            remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
-            failed=tuple(block["failed"]),
-            complete=bool(block["complete"]) and asked,
-        )
+        return self.results.outcome(launch.name, self.campaign.studies)
 
     def missing(self) -> list[Launch]:
         """Return the launches that still lack a case, in the order they are made."""
-        return [launch for launch in plan(self.campaign) if not self.outcome(launch).complete]
+        return self.results.missing(self.campaign, plan(self.campaign))
 
     def claim(self) -> None:
         """Write the campaign beside its results, or refuse to mix it with another's.
@@ -102,45 +69,18 @@ class Ladder:
         Raises:
             ValueError: The folder holds results that were measured otherwise.
         """
-        path = self.folder / "campaign.json"
-        if path.exists():
-            self._refuse_other(path)
-        facts = self.campaign.facts() | {
-            "launches": [{"name": launch.name, **vars(launch)} for launch in plan(self.campaign)]
-        }
-        journal.write_atomically(path, json.dumps(facts, indent=1))
-
-    def _refuse_other(self, path: Path) -> None:
-        for key, (then, now) in differences(read_claim(path), self.campaign).items():
-            raise ValueError(
-                f"{self.folder} holds results measured with {key} {then}, now it is {now}; "
-                "give the campaign another name, or --to another folder"
-            )
+        self.results.claim(self.campaign, plan(self.campaign))
 
     def command(self, launch: Launch, *, skip_failed: bool = False) -> list[str]:
         """Return the torchrun command line of a launch."""
         return [
             *torchrun(launch.world_size),
             *("-m", "pytest", str(Path(__file__).parent)),
-            *("-m", " or ".join(self.campaign.studies)),
-            *self._options(launch),
-            *("--resume", "--journal", str(self.launch_folder(launch) / "journal.jsonl")),
+            *common_options(self.campaign),
+            *own_options(launch),
+            *("--resume", "--journal", str(self.results.journal(launch.name))),
             *(("--skip-failed",) if skip_failed else ()),
         ]
-
-    def _options(self, launch: Launch) -> Iterator[str]:
-        for name in ("size", "device", "threads_per_rank", "seed", *CHANGES):
-            value = getattr(self.campaign, name)
-            if value is not None:
-                yield f"--{name.replace('_', '-')}={value}"
-        labels = {
-            "campaign": self.campaign.name,
-            "launch": launch.name,
-            "repeat": launch.repeat,
-            "studies": ",".join(self.campaign.studies),
-        }
-        for name, value in labels.items():
-            yield f"--label={name}={value}"
 
     def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
         """Make one launch, again after a failed case as long as that measures more.
@@ -162,7 +102,7 @@ class Ladder:
     def _start(
         self, launch: Launch, on_progress: Callable[[Launch, int], None], *, skip_failed: bool
     ) -> None:
-        folder = self.launch_folder(launch)
+        folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
@@ -178,7 +118,7 @@ class Ladder:
                 self._wait(process, launch, on_progress)
             finally:
                 _stop(process)
-                self._write_result(launch)
+                self.results.write_result(launch.name)
 
     def _wait(
         self,
@@ -186,7 +126,7 @@ class Ladder:
         launch: Launch,
         on_progress: Callable[[Launch, int], None],
     ) -> None:
-        path = self.launch_folder(launch) / "journal.jsonl"
+        path = self.results.journal(launch.name)
         seen_bytes = -1
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -198,37 +138,6 @@ class Ladder:
                 on_progress(launch, len(journal.outcomes(path)))
             if process.returncode is not None:
                 return
-
-    def _write_result(self, launch: Launch) -> None:
-        folder = self.launch_folder(launch)
-        if journal.outcomes(folder / "journal.jsonl"):
-            journal.write_result(folder / "journal.jsonl", folder / "result.json")
-
-
-def read_claim(path: Path) -> dict[str, Any]:
-    """Return the campaign that a folder of results was measured for.
-
-    Raises:
-        ValueError: The file is no campaign of this format.
-    """
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not a campaign: {error}") from error
-    if not isinstance(stored, dict):
-        raise ValueError(f"{path}: not a campaign: {stored!r} is no object")
-    check_schema(stored, str(path))
-    return stored
-
-
-def threads_before(folder: Path) -> int | None:
-    """Return the threads of a rank that a folder's results were measured with, if there are any.
-
-    Raises:
-        ValueError: The folder holds a file that is no campaign.
-    """
-    path = folder / "campaign.json"
-    return read_claim(path).get("threads_per_rank") if path.exists() else None
 
 
 def _die_with_parent() -> None:
@@ -302,7 +211,7 @@ def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
     """Return case -> world size -> median seconds per step of each launch measured so far."""
     found: dict[str, dict[int, list[float]]] = {}
     for launch in plan(ladder.campaign):
-        path = ladder.launch_folder(launch) / "result.json"
+        path = ladder.results.launch(launch.name) / "result.json"
         if not path.exists():
             continue
         for entry in json.loads(path.read_text(encoding="utf-8"))["benchmarks"]:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.campaign import Launch
-from bench.ladder import Ladder, Outcome, step_times
+from bench.folder import Outcome
+from bench.ladder import Ladder, step_times
 
 MAX_ROWS = 12
 
@@ -40,7 +41,7 @@ class View:
             console=self._console,
         )
         self._num_cases = ladder.campaign.num_cases()
-        self._already = {launch: ladder.outcome(launch).measured for launch in launches}
+        self._already = {launch.name: ladder.outcome(launch).measured for launch in launches}
         total = self._num_cases * len(launches) - sum(self._already.values())
         self._task = self._progress.add_task("starting", total=total)
         self._done = 0
@@ -68,19 +69,19 @@ class View:
 
     def advance(self, launch: Launch, num_ended: int) -> None:
         """Show how many of a launch's cases have ended."""
-        new = max(0, num_ended - self._already[launch])
+        new = max(0, num_ended - self._already[launch.name])
         self._progress.update(self._task, completed=self._done + new)
 
     def end(self, outcome: Outcome) -> None:
         """Count a launch as made and show its points."""
-        self._done += self._num_cases - self._already[outcome.launch]
+        self._done += self._num_cases - self._already[outcome.name]
         self._progress.update(self._task, completed=self._done)
         if self._live.is_started:
             self._draw()
             return
         state = "done" if outcome.complete else "not complete"
         self._console.print(
-            f"launch {outcome.launch.name}: {outcome.measured} cases measured, "
+            f"launch {outcome.name}: {outcome.measured} cases measured, "
             f"{outcome.skipped} skipped, {state}",
             highlight=False,
         )

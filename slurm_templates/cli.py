@@ -52,10 +52,12 @@ def _read(campaign: str, site: str, root: Path) -> "tuple[Campaign, Site, Result
 def _missing_jobs(
     campaign: "Campaign", site: "Site", results: "Results", mode: "Mode"
 ) -> "list[JobSpec]":
+    from bench.campaign import plan as launches_of
     from slurm_templates.job import jobs, settle
 
-    missing = results.missing(settle(campaign, site))
-    return jobs(campaign, site, results.folder, mode, missing)
+    settled = settle(campaign, site)
+    missing = results.missing(settled, launches_of(settled))
+    return jobs(settled, site, results.path, mode, missing)
 
 
 @click.command()
@@ -107,7 +109,7 @@ def render(campaign: str, site: str, root: Path, mode: "Mode", *, force: bool) -
       lockstep render campaign.toml --site site.toml
       sbatch results/campaign/jobs/campaign.sh
     """
-    from slurm_templates.results import prepare, write_scripts
+    from slurm_templates.submission import prepare, write_scripts
 
     chosen, where, results = _read(campaign, site, root)
     with results.alone():
@@ -127,7 +129,7 @@ def submit(campaign: str, site: str, root: Path, mode: "Mode", *, dry_run: bool)
       lockstep submit campaign.toml --site site.toml --dry-run
       lockstep submit campaign.toml --site site.toml
     """
-    from slurm_templates import results as folders
+    from slurm_templates import submission
     from slurm_templates.job import render as script_of
 
     chosen, where, results = _read(campaign, site, root)
@@ -137,10 +139,10 @@ def submit(campaign: str, site: str, root: Path, mode: "Mode", *, dry_run: bool)
             click.echo(script_of(spec, where))
         return
     sent = 0
-    for name, job_id in folders.submit(chosen, where, results, mode):
+    for name, job_id in submission.submit(chosen, where, results, mode):
         click.echo(f"{name}: job {job_id}")
         sent += 1
-    click.echo(f"Next: lockstep status {results.folder}" if sent else "Nothing is missing.")
+    click.echo(f"Next: lockstep status {results.path}" if sent else "Nothing is missing.")
 
 
 folder_argument = click.argument(
@@ -167,7 +169,7 @@ def status(folder: Path, *, as_json: bool) -> None:
     rows = [
         {"id": e["id"], "job": e["job"], "state": s.name, "meaning": s.meaning} for e, s in found
     ]
-    launches = {name: results.progress(name) for name in results.launches()}
+    launches = {name: vars(results.outcome(name)) for name in results.names()}
     if as_json:
         click.echo(json.dumps({"jobs": rows, "launches": launches}, indent=1))
         return
@@ -175,7 +177,7 @@ def status(folder: Path, *, as_json: bool) -> None:
         click.echo(f"{row['job']}, job {row['id'] or '-'}: {row['state']}, {row['meaning']}")
     for name, one in launches.items():
         ended = "complete" if one["complete"] else "not complete"
-        click.echo(f"  {name}: {one['measured']} measured, {one['failed']} failed, {ended}")
+        click.echo(f"  {name}: {one['measured']} measured, {len(one['failed'])} failed, {ended}")
 
 
 @click.command()
@@ -187,9 +189,10 @@ def collect(folder: Path) -> None:
     Example:
       lockstep collect results/campaign
     """
-    from slurm_templates import results as folders
+    from slurm_templates import collection
+    from slurm_templates.results import Results
 
-    made = folders.collect(folders.Results(folder.resolve()))
+    made = collection.collect(Results(folder.resolve()))
     if made["error"]:
         click.echo(f"accounting is left as it was: {made['error']}", err=True)
     click.echo(f"{len(made['launches'])} launches collected\nNext: lockstep report {folder}")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from bench.campaign import IDENTITY, Campaign, Launch, plan
+from bench.campaign import Campaign, Launch, common_options, own_options, plan, seconds
 from slurm_templates.site import Site
 
 Mode = Literal["ladder", "job"]
@@ -198,7 +198,7 @@ def _job(
         folder=str(folder),
         num_nodes=own.num_nodes(largest),
         gpus_per_node=own.on_node(largest) if own.is_gpu else 0,
-        time_s=site.time_s,
+        time_s=seconds(site.time),
         cpus_per_task=own.cpus_per_task,
         directives=tuple(_directives(site, own, folder, name, largest)),
         steps=tuple(_step(campaign, site, own, folder, launch) for launch in launches),
@@ -265,20 +265,9 @@ def _step(campaign: Campaign, site: Site, own: Share, folder: Path, launch: Laun
 
 
 def _options(campaign: Campaign, site: Site, folder: Path, launch: Launch) -> Iterable[str]:
-    yield from ("-m", " or ".join(campaign.studies))
-    for name in IDENTITY:
-        value = getattr(campaign, name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={value}"
-    labels = {
-        "campaign": campaign.name,
-        "launch": launch.name,
-        "repeat": launch.repeat,
-        "studies": ",".join(campaign.studies),
-        "site": site.name,
-    }
-    for name, value in labels.items():
-        yield f"--label={name}={value}"
+    yield from common_options(campaign)
+    yield f"--label=site={site.name}"
+    yield from own_options(launch)
     if site.scratch is not None:
         yield f"--data-root={site.scratch}"
     yield f"--journal={folder}/launches/{launch.name}/journal.jsonl"

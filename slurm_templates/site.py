@@ -3,9 +3,7 @@
 The published JSON Schema is `slurm_templates/site.schema.json`.
 """
 
-import difflib
 import re
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,9 +14,11 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictInt,
-    ValidationError,
     model_validator,
 )
+
+from bench import inputs
+from bench.campaign import Duration
 
 # What Lockstep itself says to sbatch: said twice, the last one would win unseen.
 OWN_OPTIONS = re.compile(
@@ -124,9 +124,7 @@ class Site(BaseModel):
     mem: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")] | None = Field(
         default=None, description="memory of a node for a job, such as 480G; 0 is all of it"
     )
-    time: Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$")] = Field(
-        description="limit of one job, [days-]HH:MM:SS"
-    )
+    time: Duration = Field(description="limit of one job, [days-]HH:MM:SS")
     max_ranks_per_node: Count | None = Field(
         default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
     )
@@ -160,13 +158,6 @@ class Site(BaseModel):
             raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
         return self
 
-    @property
-    def time_s(self) -> int:
-        """Limit of one job in seconds."""
-        days, _, clock = self.time.rpartition("-")
-        hours, minutes, seconds = map(int, clock.split(":"))
-        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
 
 def built_in() -> dict[str, Path]:
     """Return the sites that ship with the suite, name -> file."""
@@ -180,42 +171,7 @@ def load(source: str) -> Site:
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
     """
-    path = built_in().get(source, Path(source))
-    try:
-        return Site.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        names = ", ".join(built_in())
-        raise ValueError(
-            f"{path}: {error.strerror}; give a site file, or a built-in one: {names}"
-        ) from error
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_sentence(error)}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ValueError(f"{path}: not a TOML file: {error}") from error
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first thing that is wrong, in one sentence."""
-    # A misspelt key is missing as well; what was meant shows in the unknown one.
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return _unknown(key)
-    if first["type"] == "missing":
-        return f"key {key!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _unknown(key: str) -> str:
-    prefix, _, name = key.rpartition(".")
-    model = Container if prefix == "container" else Site
-    allowed = [field.alias or name for name, field in model.model_fields.items()]
-    near = difflib.get_close_matches(name, allowed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(allowed)}"
-    return f"unknown key {key!r}; {hint}"
+    return inputs.load(source, Site, built_in())
 
 
 def json_schema() -> dict[str, Any]:

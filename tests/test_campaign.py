@@ -1,6 +1,7 @@
 """Campaign files: what they may say, and which launches follow."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -239,3 +240,43 @@ def test_threads_are_equal_at_every_world_size(world_sizes, cores, threads):
 
 def test_a_ladder_that_grows_keeps_the_threads_of_its_ranks():
     assert campaign.with_threads(make(world_sizes=[1, 2, 4]), 8, cores=8).threads_per_rank == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("00:10:00", 600), ("1:00:01", 3601), ("1-00:00:00", 86400), ("2-03:04:05", 183845)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
+    assert campaign.seconds(text) == seconds
+
+
+def test_a_launch_cut_by_case_holds_every_case_once(file):
+    chosen = campaign.load(file(TOML))
+    parts = campaign.plan(chosen, by_case=True)
+    assert len(parts) == len(campaign.plan(chosen)) * chosen.num_cases()
+    assert len({launch.name for launch in parts}) == len(parts)
+    assert {launch.num_parts for launch in parts} == {chosen.num_cases()}
+
+
+def test_a_part_is_named_so_that_names_sort_by_it():
+    assert Launch(2, 0, 3, 27).name == "w2-r0-p03"
+    assert list(campaign.own_options(Launch(2, 0, 3, 27))) == [
+        "--label=launch=w2-r0-p03",
+        "--label=repeat=0",
+        "--part=3/27",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ('allocation = "node"', "jobs.allocation = 'node': input should be 'ladder', 'job' or"),
+        ("max_runing = 2", "unknown key 'jobs.max_runing'; did you mean 'max_running'?"),
+        ("max_running = 2", "max_running is for allocation = \"array\", not 'ladder'"),
+        ('time = "1 hour"', "jobs.time = '1 hour': string should match pattern"),
+        ('time = "1:00:00"\nlaunch_time = "0:05:00"', "time and launch_time both set"),
+    ],
+)
+def test_a_wrong_table_of_jobs_is_refused_in_one_sentence(file, table, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        campaign.load(file(f"{TOML}[jobs]\n{table}\n"))

@@ -15,8 +15,9 @@ import pytest
 
 from bench import journal, ladder, launcher
 from bench.campaign import Campaign, Launch, plan
+from bench.folder import Outcome
 from bench.journal import Journal
-from bench.ladder import Ladder, Outcome
+from bench.ladder import Ladder
 from bench.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,7 @@ def rungs(tmp_path):
 
 def keep(ladder_, launch, *ends, expected="ab", studies="strong,collective"):
     """Write a launch's journal: a header, then (kind, case) each."""
-    kept = Journal(ladder_.launch_folder(launch) / "journal.jsonl")
+    kept = Journal(ladder_.results.journal(launch.name))
     kept.append(
         {
             "kind": "launch",
@@ -69,20 +70,23 @@ def entry(case, median_s):
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ([], Outcome(W2, remaining=2)),
-        ([("case", "a")], Outcome(W2, measured=1, remaining=1)),
-        ([("case", "a"), ("skip", "b")], Outcome(W2, measured=1, skipped=1, complete=True)),
+        ([], Outcome(W2.name, remaining=2)),
+        ([("case", "a")], Outcome(W2.name, measured=1, remaining=1)),
+        ([("case", "a"), ("skip", "b")], Outcome(W2.name, measured=1, skipped=1, complete=True)),
         (
             [("case", "a"), ("fail", "b")],
-            Outcome(W2, measured=1, failed=({"case": "b", "reason": "because"},)),
+            Outcome(W2.name, measured=1, failed=({"case": "b", "reason": "because"},)),
         ),
-        ([("fail", "b"), ("case", "a"), ("case", "b")], Outcome(W2, measured=2, complete=True)),
+        (
+            [("fail", "b"), ("case", "a"), ("case", "b")],
+            Outcome(W2.name, measured=2, complete=True),
+        ),
     ],
 )
 def test_a_launch_stands_as_its_journal_says(rungs, ends, expected):
     keep(rungs, W2, *ends)
     assert rungs.outcome(W2) == expected
-    assert rungs.outcome(W1) == Outcome(W1)
+    assert rungs.outcome(W1) == Outcome(W1.name)
 
 
 def test_a_launch_of_fewer_studies_than_now_asked_for_is_not_complete(rungs):
@@ -143,10 +147,10 @@ def test_the_command_of_a_launch(tmp_path):
     assert command[:6] == launcher.torchrun(2)
     assert command[6:11] == ["-m", "pytest", str(ROOT / "bench"), "-m", "strong or collective"]
     assert command[11:] == [
-        *("--size=smoke", "--threads-per-rank=1", "--seed=0"),
-        *("--workload=mlp:width=8,depth=1", "--rounds=4"),
-        *("--label=campaign=test", "--label=launch=w2-r0", "--label=repeat=0"),
-        *("--label=studies=strong,collective", "--resume"),
+        *("--size=smoke", "--workload=mlp:width=8,depth=1", "--rounds=4"),
+        *("--seed=0", "--threads-per-rank=1"),
+        *("--label=campaign=test", "--label=studies=strong,collective"),
+        *("--label=launch=w2-r0", "--label=repeat=0", "--resume"),
         *("--journal", str(tmp_path / "a folder" / "launches" / "w2-r0" / "journal.jsonl")),
     ]
     assert rungs.command(W2, skip_failed=True) == [*command, "--skip-failed"]
@@ -163,7 +167,7 @@ def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
     keep(rungs, W2, ("case", "a"), ("case", "b"))
     assert ladder.step_times(rungs) == {}
     for launch in (W1, W2):
-        rungs._write_result(launch)
+        rungs.results.write_result(launch.name)
     assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
 
 
@@ -208,8 +212,8 @@ class Stubborn(ladder.Ladder):
     """Launches whose case b always fails, and ends them."""
 
     def _start(self, launch, on_progress, *, skip_failed):
-        done = ladder.journal.outcomes(self.launch_folder(launch) / "journal.jsonl")
-        log = ladder.journal.Journal(self.launch_folder(launch) / "journal.jsonl")
+        done = ladder.journal.outcomes(self.results.journal(launch.name))
+        log = ladder.journal.Journal(self.results.journal(launch.name))
         for case in "abcd":
             if done.get(case) == "case" or (skip_failed and done.get(case) == "fail"):
                 continue

@@ -17,9 +17,18 @@ MODULES = sorted(
     [*(path for room in ROOMS for path in (ROOT / room).rglob("*.py")), *ROOT.glob("*.py")]
 )
 # What the rooms share: definitions and file formats, without torch or pytest.
-SHARED = {"bench.campaign", "bench.record", "bench.journal", "bench.metrics"}
+SHARED = {
+    "bench.campaign",
+    "bench.folder",
+    "bench.inputs",
+    "bench.journal",
+    "bench.metrics",
+    "bench.record",
+}
 VOCABULARY = (
     "campaign",
+    "folder",
+    "inputs",
     "record",
     "journal",
     "sizes",

@@ -5,7 +5,6 @@ import jsonschema
 import pytest
 
 from slurm_templates import site
-from slurm_templates.site import Site
 
 SCHEMA = Path(site.__file__).with_name("site.schema.json")
 REMAKE = (
@@ -42,15 +41,6 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
     found = read(tmp_path, GOOD + 'modules = ["PyTorch/2.6"]\nsuite = "/home/me/lockstep"\n')
     assert found.container is None
     assert found.modules == ("PyTorch/2.6",)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("00:10:00", 600), ("1:00:01", 3601), ("1-00:00:00", 86400), ("2-03:04:05", 183845)],
-)
-def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
-    given = {"schema": 1, "name": "x", "gpus_per_node": 0, "cpus_per_node": 1, "time": text}
-    assert Site.model_validate(given | {"container": {"image": "/i"}}).time_s == seconds
 
 
 @pytest.mark.parametrize(

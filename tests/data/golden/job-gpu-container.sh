@@ -112,7 +112,7 @@ cd "$results"
 
 # The repeats of one world size.
 shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w8-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
-launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w8-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
+launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r0 --label=repeat=0 --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
+launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r1 --label=repeat=1 --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
 
 exit "$failed"

@@ -111,20 +111,20 @@ cd "$results"
 
 # One allocation for the whole ladder, its repeats interleaved.
 shape=(--nodes=2 --ntasks=4 --ntasks-per-node=2)
-launch w4-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w4-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w4-r0/journal.jsonl --resume
+launch w4-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r0 --label=repeat=0 --journal=/results/ladder/launches/w4-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1)
-launch w1-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w1-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w1-r0/journal.jsonl --resume
+launch w1-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r0 --label=repeat=0 --journal=/results/ladder/launches/w1-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2)
-launch w2-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w2-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w2-r0/journal.jsonl --resume
+launch w2-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r0 --label=repeat=0 --journal=/results/ladder/launches/w2-r0/journal.jsonl --resume
 shape=(--nodes=4 --ntasks=8 --ntasks-per-node=2)
-launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w8-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
+launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r0 --label=repeat=0 --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1)
-launch w1-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w1-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w1-r1/journal.jsonl --resume
+launch w1-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r1 --label=repeat=1 --journal=/results/ladder/launches/w1-r1/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2)
-launch w2-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w2-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w2-r1/journal.jsonl --resume
+launch w2-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r1 --label=repeat=1 --journal=/results/ladder/launches/w2-r1/journal.jsonl --resume
 shape=(--nodes=4 --ntasks=8 --ntasks-per-node=2)
-launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w8-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
+launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r1 --label=repeat=1 --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
 shape=(--nodes=2 --ntasks=4 --ntasks-per-node=2)
-launch w4-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=launch=w4-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --journal=/results/ladder/launches/w4-r1/journal.jsonl --resume
+launch w4-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cpu --threads-per-rank=4 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r1 --label=repeat=1 --journal=/results/ladder/launches/w4-r1/journal.jsonl --resume
 
 exit "$failed"

@@ -108,21 +108,21 @@ cd "$results"
 
 # One allocation for the whole ladder, its repeats interleaved.
 shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w4-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w4-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w4-r0/journal.jsonl --resume
+launch w4-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w4-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1)
-launch w1-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w1-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w1-r0/journal.jsonl --resume
+launch w1-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w1-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2)
-launch w2-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w2-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w2-r0/journal.jsonl --resume
+launch w2-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w2-r0/journal.jsonl --resume
 shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w8-r0 --label=repeat=0 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
+launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1)
-launch w1-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w1-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w1-r1/journal.jsonl --resume
+launch w1-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w1-r1/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2)
-launch w2-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w2-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w2-r1/journal.jsonl --resume
+launch w2-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w2-r1/journal.jsonl --resume
 shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w8-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
+launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
 shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w4-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=launch=w4-r1 --label=repeat=1 --label=studies=strong,weak --label=site=here --data-root=/scratch/me --journal=/results/ladder/launches/w4-r1/journal.jsonl --resume
+launch w4-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w4-r1/journal.jsonl --resume
 
 rm -r /scratch/me/data
 exit "$failed"

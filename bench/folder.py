@@ -1,0 +1,137 @@
+"""A campaign's folder of results: whose it is, and how far each launch has come."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import journal
+from bench.campaign import Campaign, Launch, differences
+from bench.record import KEY, check_schema
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch stands.
+
+    Attributes:
+        name: The launch's name.
+        measured: Cases in its journal.
+        skipped: Cases that do not apply here, each with its reason in the journal.
+        remaining: Cases that were neither measured, skipped nor failed yet.
+        failed: Cases that failed, each with its reason.
+        complete: Whether every expected case was measured or skipped.
+    """
+
+    name: str
+    measured: int = 0
+    skipped: int = 0
+    remaining: int = 0
+    failed: tuple[dict[str, str], ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a campaign's results."""
+
+    path: Path
+
+    @property
+    def claim_file(self) -> Path:
+        """The file that says which campaign the folder is of."""
+        return self.path / "campaign.json"
+
+    def launch(self, name: str) -> Path:
+        """Return where a launch keeps its files."""
+        return self.path / "launches" / name
+
+    def journal(self, name: str) -> Path:
+        """Return the journal of a launch."""
+        return self.launch(name) / "journal.jsonl"
+
+    def names(self) -> list[str]:
+        """Return the names of the launches that have begun."""
+        return sorted(path.parent.name for path in self.path.glob("launches/*/journal.jsonl"))
+
+    def outcome(self, name: str, studies: Collection[str] = ()) -> Outcome:
+        """Return how far a launch has come, by its journal alone.
+
+        Args:
+            name: The launch.
+            studies: What it must have been asked for to be complete.
+
+        Raises:
+            ValueError: The journal is corrupt.
+        """
+        path = self.journal(name)
+        if not path.exists() or not journal.current(journal.read(path)):
+            return Outcome(name)
+        document = journal.rebuild(path)
+        block = document[KEY]
+        asked = set(studies) <= set(block.get("studies", "").split(","))
+        return Outcome(
+            name,
+            measured=len(document["benchmarks"]),
+            skipped=len(block["skipped"]),
+            remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
+            failed=tuple(block["failed"]),
+            complete=bool(block["complete"]) and asked,
+        )
+
+    def missing(self, campaign: Campaign, launches: Sequence[Launch]) -> list[Launch]:
+        """Return the launches that still lack a case, in the order given."""
+        return [one for one in launches if not self.outcome(one.name, campaign.studies).complete]
+
+    def write_results(self) -> list[str]:
+        """Make each launch's JSON from its journal, and return the names of the launches.
+
+        Raises:
+            ValueError: A journal is corrupt.
+        """
+        return [name for name in self.names() if self.write_result(name)]
+
+    def write_result(self, name: str) -> bool:
+        """Make a launch's JSON from its journal, and return whether a case of it has ended.
+
+        Raises:
+            ValueError: The journal is corrupt.
+        """
+        path = self.journal(name)
+        has_ended = bool(journal.outcomes(path))
+        if has_ended:
+            journal.write_result(path, path.with_name("result.json"))
+        return has_ended
+
+    def claim(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
+        """Write the campaign beside its results, or refuse to mix it with another's.
+
+        Raises:
+            ValueError: The folder holds results that were measured otherwise.
+        """
+        for key, (then, now) in differences(self.claimed() or campaign.facts(), campaign).items():
+            raise ValueError(
+                f"{self.path} holds results measured with {key} {then}, now it is {now}; "
+                "give the campaign another name, or --to another folder"
+            )
+        facts = campaign.facts() | {"launches": [launch.facts() for launch in launches]}
+        journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+
+    def claimed(self) -> dict[str, Any] | None:
+        """Return the campaign that the folder's results were measured for, if there are any.
+
+        Raises:
+            ValueError: The file is no campaign of this format.
+        """
+        path = self.claim_file
+        if not path.exists():
+            return None
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not a campaign: {error}") from error
+        if not isinstance(stored, dict):
+            raise ValueError(f"{path}: not a campaign: {stored!r} is no object")
+        check_schema(stored, str(path))
+        return stored
