@@ -68,6 +68,14 @@ pid_of() { # pid_of NAME: print the daemon's pid; fail if it does not run
     pid=$(cat "$RUN/$1.pid" 2>/dev/null) && [ -n "$pid" ] && is_ours "$pid" && echo "$pid"
 }
 
+start() { # start NAME COMMAND...: run a daemon in the foreground of a session of its own
+    local name=$1
+    shift
+    cd "$RUN"
+    LOCKSTEP_TESTBED_DAEMON=yes setsid "$@" </dev/null >"$STATE/log/$name.out" 2>&1 &
+    echo $! >"$RUN/$name.pid"
+}
+
 is_own_configuration() { # whether this machine has no Slurm but the testbed
     [ ! -e "$ETC/slurm.conf" ] || grep -qx ClusterName=testbed "$ETC/slurm.conf"
 }
