@@ -1,0 +1,215 @@
+"""Apptainer as this machine has it: spoken to through spython, and not taken at spython's word.
+
+spython 0.3.14 calls `singularity`, would use sudo, drops exit codes and stops when a program says
+much on stderr. So the command it starts is ours: apptainer, which writes all it says to a log.
+Only what spython does not know (tests of signatures) goes to apptainer directly.
+"""
+
+import re
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# In a folder of its own choice, with all it says in a log; `exec`, so that a signal reaches it.
+LOGGED = 'cd "$1" && log=$2 && shift 2 && exec apptainer "$@" >>"$log" 2>&1'
+TAIL_BYTES = 1 << 16
+LOOK_EVERY_S = 0.2
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def version() -> str:
+    """Return Apptainer's version, such as `1.4.5`.
+
+    Raises:
+        RuntimeError: It is not installed, or does not answer.
+    """
+    if shutil.which("apptainer") is None:
+        raise RuntimeError("apptainer is not installed here, or not on PATH; install or load it")
+    said = ask("--version")
+    if said.code:
+        raise RuntimeError(f"apptainer --version failed: {said.reason}")
+    return said.text.split()[-1]
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command of Apptainer's ended, and what it said."""
+
+    code: int
+    text: str
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in Apptainer's words."""
+        return reason(self.text) or f"it ended with exit code {self.code} and said nothing"
+
+
+def ask(*arguments: str, stdin: int | None = subprocess.DEVNULL) -> Said:
+    """Run a command of Apptainer's."""
+    ended = subprocess.run(
+        ["apptainer", *arguments],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    return Said(ended.returncode, ended.stdout)
+
+
+def reason(text: str) -> str | None:
+    """Return what went wrong by the last words of a log, or None if it does not say."""
+    lines = [COLOUR.sub("", line).strip() for line in text.splitlines()]
+    full = [line for line in lines if "no space left on device" in line.lower()]
+    fatal = [line for line in lines if line.startswith(("FATAL:", "ERROR"))]
+    said = full[-1:] or fatal[-1:] or [line for line in lines if line][-1:]
+    return re.sub(r"^(FATAL|ERROR)\s*:\s*", "", said[0]) if said else None
+
+
+def build(
+    definition: Path,
+    image: Path,
+    options: Sequence[str],
+    folder: Path,
+    log: Path,
+    show: Callable[[str], None],
+) -> None:
+    """Build an image.
+
+    Args:
+        definition: The definition file.
+        image: The file to make.
+        options: Options of `apptainer build`.
+        folder: Where apptainer runs, which names in the definition are relative to.
+        log: What apptainer says is added to this file.
+        show: Called with what apptainer does at the moment, each time it does something else.
+
+    Raises:
+        RuntimeError: apptainer failed.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(_build, definition, image, options, folder, log)
+        step = ""
+        while wait([ended], LOOK_EVERY_S).not_done:
+            if (now := current_step(tail(log))) and now != step:
+                show(step := now)
+    if code := ended.result():
+        raise RuntimeError(_failure(image, code, log))
+
+
+def _build(definition: Path, image: Path, options: Sequence[str], folder: Path, log: Path) -> int:
+    command = ["sh", "-c", LOGGED, "sh", str(folder), str(log), "build"]
+    _, lines = _client(command).build(
+        recipe=str(definition),
+        image=str(image),
+        options=list(options),
+        sudo=False,
+        stream=True,
+        quiet=True,
+    )
+    try:
+        deque(lines, maxlen=0)  # the command runs while its output, of which none is left, is read
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+def _failure(image: Path, code: int, log: Path) -> str:
+    text = tail(log)
+    why = reason(text) or f"it ended with exit code {code}"
+    todo = "all it said"
+    if "no space left" in why.lower():
+        todo = "set APPTAINER_TMPDIR to a folder with room for the unpacked image; all it said"
+    return f"apptainer could not build {image.stem}: {why}; {todo} is in {log}"
+
+
+def _client(command: Sequence[str]) -> Any:
+    """Return spython's client, with the command that it is to start instead of singularity."""
+    from spython.main import Client
+
+    class Ours(type(Client)):  # type: ignore[misc]
+        def _init_command(self, action: str, flags: object = None) -> list[str]:  # noqa: ARG002
+            return list(command)
+
+    return Ours()
+
+
+def inspect(image: Path) -> dict[str, Any]:
+    """Return what an image says of itself: `labels`, `deffile`, `runscript` and so on.
+
+    Raises:
+        ValueError: It is no image that Apptainer reads.
+    """
+    found = _client(["apptainer", "inspect"]).inspect(str(image))
+    if "attributes" not in found:
+        why = reason("\n".join(found["message"])) or f"exit code {found['return_code']}"
+        raise ValueError(f"{image} is no image that Apptainer reads: {why}")
+    attributes: dict[str, Any] = found["attributes"]
+    return attributes
+
+
+def current_step(text: str) -> str | None:
+    """Return what apptainer does by the last of its own lines, such as `Copying bench`."""
+    steps = re.findall(r"^(?:\x1b\[[0-9;]*m)?INFO:(?:\x1b\[0m)?\s+(.*)$", text, re.MULTILINE)
+    return steps[-1].strip() if steps else None
+
+
+def tail(path: Path) -> str:
+    """Return the end of a log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def has_secret_key() -> bool:
+    """Return whether the user's keyring has a key to sign with."""
+    return "Fingerprint:" in ask("key", "list", "--secret").text
+
+
+def sign(image: Path) -> None:
+    """Sign an image by the user's key; a terminal is asked for its password.
+
+    Raises:
+        RuntimeError: apptainer failed.
+    """
+    ended = subprocess.run(["apptainer", "sign", str(image)], check=False)
+    if ended.returncode:
+        raise RuntimeError(f"apptainer sign ended with exit code {ended.returncode}")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What is known of an image's signature.
+
+    Attributes:
+        state: `valid`, `unsigned`, `unknown key` (signed by one that the keyring lacks) or
+            `invalid`.
+        by: Fingerprints of the keys that signed it, where valid.
+        reason: Why it is invalid, in Apptainer's words.
+    """
+
+    state: str
+    by: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+def signature(image: Path) -> Signature:
+    """Return what the keyring of this machine says of an image's signature; no server is asked."""
+    said = ask("verify", "--local", str(image))
+    if not said.code:
+        found = re.findall(r"Fingerprint:\s*([0-9A-Fa-f]+)", said.text)
+        return Signature("valid", tuple(dict.fromkeys(found)))
+    if "signature not found" in said.reason:
+        return Signature("unsigned")
+    if "unknown entity" in said.reason:
+        return Signature("unknown key")
+    return Signature("invalid", reason=said.reason)
