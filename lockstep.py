@@ -22,6 +22,7 @@ COMMANDS = {
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
     "verify": ("bench.trainer.cli:verify", "Check that DDP trains alike at two world sizes."),
     "train": ("bench.trainer.cli:train", "Train a workload with DDP and keep its curves."),
+    "image": ("containers.cli:image", "Build, inspect, verify or hash the image."),
     "system": ("bench.system_cli:system", "Describe this machine, as SYSTEM.md or JSON."),
 }
 
