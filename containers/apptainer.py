@@ -19,6 +19,8 @@ from typing import Any
 LOGGED = 'cd "$1" && log=$2 && shift 2 && exec apptainer "$@" >>"$log" 2>&1'
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
+# What it notes while it packs the image, which takes longest.
+NOTES = ("To see mksquashfs output", "Non-gzip squashfs")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -157,7 +159,8 @@ def inspect(image: Path) -> dict[str, Any]:
 def current_step(text: str) -> str | None:
     """Return what apptainer does by the last of its own lines, such as `Copying bench`."""
     steps = re.findall(r"^(?:\x1b\[[0-9;]*m)?INFO:(?:\x1b\[0m)?\s+(.*)$", text, re.MULTILINE)
-    return steps[-1].strip() if steps else None
+    own = [step.strip() for step in steps if not step.startswith(NOTES)]
+    return own[-1] if own else None
 
 
 def tail(path: Path) -> str:

@@ -149,13 +149,10 @@ def _sources(path: Path, text: str) -> tuple[str, ...]:
     Raises:
         ValueError: spython cannot read the definition.
     """
-    from spython.logger import bot
     from spython.main.parse.parsers import get_parser
 
-    bot.level = -3  # errors only: what it warns of concerns a translation to Docker
     parser = get_parser("singularity")(None, load=False)
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    parser.lines = [re.sub(r"(?i)^(\s*bootstrap:).*", r"\1 docker", line) for line in lines]
+    parser.lines = _for_spython(text)
     try:
         stages = parser.parse().values()
     except Exception as error:  # noqa: BLE001, it names no exceptions of its own
@@ -164,6 +161,19 @@ def _sources(path: Path, text: str) -> tuple[str, ...]:
         ) from None
     copied = [line for stage in stages for line in stage.files]
     return tuple(shlex.split(line)[0] for line in copied)
+
+
+def _for_spython(text: str) -> list[str]:
+    """Return the `%files` sections, and a header that spython can read.
+
+    A blank line comes first in a section, whose first line it would also read as a header's.
+    """
+    found = ["Bootstrap: docker", "From: base"]
+    for section in SECTION.finditer(text):
+        if section[1].lower() == "files":
+            heading, *lines = section[0].strip().splitlines()
+            found += [heading, "", *(line for line in lines if not line.lstrip().startswith("#"))]
+    return found
 
 
 def key(definition: Definition, *others: str) -> str:
