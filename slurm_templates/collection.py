@@ -1,33 +1,231 @@
-"""What jobs have left: the JSON of each launch, and what accounting knows of the jobs."""
+"""What jobs have left: the JSON of each launch, and what is known of the jobs that have ended.
+
+Run again, beside another, or while jobs still run, it makes the same files of what has ended.
+"""
 
 import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench import journal
-from slurm_templates import slurm
-from slurm_templates.results import Results
+from bench.record import KEY
+from slurm_templates import accounting, slurm, standing
+from slurm_templates.results import Job, Results
+
+SCHEMA = 2
+# Seconds between questions while sacct fails, or does not know yet how a job ended: 15 in all.
+WAITS_S = (1, 2, 4, 8)
+# A launch that runs may grow while its JSON is made; the last look is then as good as any.
+MAX_LOOKS = 5
+
+Say = Callable[[str], None]
 
 
-def collect(results: Results) -> dict[str, Any]:
-    """Make each launch's JSON from its journal, and write what accounting knows of the jobs.
+def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
+    """Make each launch's JSON from its journal, and write what is known of the jobs that ended.
 
-    What accounting does not know stays None.
+    What nobody knows stays None; what an earlier `collect` knew is kept.
+
+    Args:
+        results: The campaign's folder.
+        say: Told about what is asked again, and what stays unknown.
+
+    Returns:
+        The names of the launches with results, and the rows of the jobs, as in accounting.json.
 
     Raises:
-        ValueError: A journal is corrupt.
+        ValueError: A journal, or the record of submissions, is corrupt.
     """
-    made = results.write_results()
-    error = None
+    made = [name for name in results.names() if _write_result(results, name)]
+    jobs = results.jobs()
+    rows = _write_accounting(results, jobs, _ask(results, jobs, say)) if jobs else []
+    return {"launches": made, "jobs": rows}
+
+
+def _write_result(results: Results, name: str) -> bool:
+    """Make a launch's JSON, and look once more: another may have written an older one."""
+    path = results.journal(name)
+    has_ended = False
+    for _ in range(MAX_LOOKS):
+        before = path.stat().st_size
+        has_ended = results.write_result(name)
+        if path.stat().st_size == before:
+            break
+    return has_ended
+
+
+def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
+    """Return what accounting knows, asked again while it fails or lags behind what has ended."""
+    known = _kept(results, say)
+    ids = list(dict.fromkeys(job.id.partition("_")[0] for job in jobs if job.id))
+    for wait_s in (*WAITS_S, None):
+        problem, may_change = _ask_once(results, jobs, ids, known)
+        if problem is None:
+            return known
+        if wait_s is None or not may_change:
+            break
+        say(f"{problem}; asked again in {wait_s} s")
+        time.sleep(wait_s)
+    say(f"{'jobs/sacct.txt alone is read' if known else 'accounting is left as it was'}: {problem}")
+    return known
+
+
+def _ask_once(
+    results: Results, jobs: Sequence[Job], ids: Sequence[str], known: dict[str, Any]
+) -> tuple[str | None, bool]:
+    """Add what sacct knows now; return what is amiss, and whether that may pass by itself."""
     try:
-        known = slurm.accounting(results.job_ids())
-    except RuntimeError as failure:
-        known, error = {}, str(failure)
-    rows = [
-        {"id": entry["id"], "job": entry["job"], "accounting": known.get(entry["id"])}
-        for entry in results.submissions()
-    ]
-    document = {"schema": 1, "error": error, "jobs": rows}
-    if rows and error is None:
-        path = results.path / "accounting.json"
-        journal.write_atomically(path, json.dumps(document, indent=1))
-    return document | {"launches": made}
+        fresh = accounting.ask(ids)
+    except RuntimeError as error:
+        return str(error), not accounting.is_absent(error)
+    ended = accounting.has_ended
+    known |= {i: one for i, one in fresh.items() if ended(one) or not ended(known.get(i))}
+    late = [str(job.id) for job in _late(results, jobs, known)]
+    return (_lags(late), True) if late else (None, False)
+
+
+def _lags(late: Sequence[str]) -> str:
+    shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if late[8:] else "")
+    return f"sacct does not say yet how {shown} ended"
+
+
+def _kept(results: Results, say: Say) -> dict[str, Any]:
+    """Return what the job that collects has asked sacct, which its image does not have."""
+    path = results.jobs_folder / "sacct.txt"
+    if not path.exists():
+        return {}
+    found = accounting.read(path.read_text(encoding="utf-8", errors="replace"))
+    if not found:
+        say(f"{path} says nothing about jobs; left aside")
+    return dict(found)
+
+
+def _late(results: Results, jobs: Sequence[Job], known: Mapping[str, Any]) -> list[Job]:
+    """Return the jobs that have left the queue and that sacct does not call ended yet."""
+    open_jobs = [job for job in jobs if job.id and not accounting.has_ended(known.get(job.id))]
+    if not open_jobs:
+        return []
+    try:
+        queue = standing.queued_elements(slurm.queue())
+    except RuntimeError:
+        queue = None
+    exits = results.exits()
+    return [job for job in open_jobs if _has_left(job, queue, known.get(str(job.id)), exits)]
+
+
+def _has_left(
+    job: Job,
+    queue: Mapping[str, slurm.Queued] | None,
+    account: Mapping[str, Any] | None,
+    exits: Mapping[str, Any],
+) -> bool:
+    if queue is not None:
+        return not standing.is_active(queue.get(str(job.id)))
+    raw = (account or {}).get("raw_id") or job.id
+    return str(raw) in exits
+
+
+def _write_accounting(
+    results: Results, jobs: Sequence[Job], known: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Write the rows of the jobs, those of an earlier `collect` kept where nothing newer is known.
+
+    Asking took a while: the file is read again under the lock, so that none undoes another's work.
+    """
+    with results.merging():
+        stored = _stored(results)
+        exits, staging = results.exits(), results.staging()
+        hours = _rank_hours(results, {name for job in jobs for name in job.launches})
+        rows = [_row(job, known, stored, exits, staging, hours) for job in jobs]
+        document = {"schema": SCHEMA, "jobs": rows}
+        journal.write_atomically(results.accounting_file, json.dumps(document, indent=1))
+    return rows
+
+
+def _stored(results: Results) -> dict[str, Mapping[str, Any]]:
+    """Return job id -> its row of an earlier `collect`."""
+    try:
+        document = json.loads(results.accounting_file.read_text(encoding="utf-8"))
+        return {row["id"]: row for row in document["jobs"] if document["schema"] == SCHEMA}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # none yet, or of an earlier schema, which sacct is asked again for
+
+
+def _row(
+    job: Job,
+    known: Mapping[str, Any],
+    stored: Mapping[str, Mapping[str, Any]],
+    exits: Mapping[str, Any],
+    staging: Mapping[str, Any],
+    hours: Mapping[tuple[str, str], float],
+) -> dict[str, Any]:
+    before = stored.get(str(job.id), {})
+    account = _merged(before.get("accounting"), known.get(str(job.id)))
+    ids = [str(one) for one in (account and account["raw_id"], job.id) if one]
+    record = next((exits[one] for one in ids if one in exits), None)
+    staged: Mapping[str, Any] = next((staging[one] for one in ids if one in staging), {})
+    return {
+        "id": job.id,
+        "job": job.name,
+        "kind": job.kind,
+        "launches": list(job.launches),
+        "accounting": account,
+        "exit": record,
+        "stage_in_s": staged.get("stage_in_s"),
+        "stage_out_s": staged.get("stage_out_s"),
+        "measured_rank_hours": _measured(job, account, record, hours),
+    }
+
+
+def _measured(
+    job: Job,
+    account: Mapping[str, Any] | None,
+    record: Mapping[str, Any] | None,
+    hours: Mapping[tuple[str, str], float],
+) -> float | None:
+    """Return the rank-hours that a job measured; None until it has ended, or where not known."""
+    raw_id = account["raw_id"] if account else job.id if record and job.element is None else None
+    if raw_id is None or not job.launches or any(("", name) in hours for name in job.launches):
+        return None
+    return sum(hours.get((raw_id, name), 0.0) for name in job.launches)
+
+
+def _merged(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return what is known of a job that has ended: nothing known is lost again."""
+    if not accounting.has_ended(now):
+        return dict(before) if before else None
+    fresh = {name: value for name, value in (now or {}).items() if value is not None}
+    return {**(now or {}), **(before or {}), **fresh}
+
+
+def _rank_hours(results: Results, names: Iterable[str]) -> dict[tuple[str, str], float]:
+    """Return (SLURM_JOB_ID, launch) -> ranks x hours in timed regions, of the cases it finished.
+
+    On GPUs a rank has one, so these are the GPU-hours that measured something.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for name in names:
+        path = results.journal(name)
+        job_id = ""
+        for entry in journal.read(path) if path.exists() else []:
+            if entry.get("kind") == "launch":
+                job_id = _job_of(entry)
+            elif entry.get("kind") == "case":
+                key = (job_id, name)
+                found[key] = found.get(key, 0.0) + _hours(entry)
+    return found
+
+
+def _job_of(header: Mapping[str, Any]) -> str:
+    """Return the job in which a session wrote to a journal; nothing outside a job."""
+    provenance = header.get("launch", {}).get("provenance") or {}
+    return str((provenance.get("slurm") or {}).get("SLURM_JOB_ID", ""))
+
+
+def _hours(entry: Mapping[str, Any]) -> float:
+    block = entry.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
+    elapsed_s, world_size = block.get("elapsed_s", 0.0), block.get("world_size", 0)
+    return float(elapsed_s * world_size / accounting.HOUR_S)

@@ -3,11 +3,36 @@
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import journal
 from bench.folder import Folder
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of Slurm that was sent: one of its own, or one element of an array.
+
+    Attributes:
+        id: Slurm's id, of an element `ID_K`; None where sbatch never said it.
+        name: The job's name.
+        kind: ladder, job, array, preflight, profile or collect.
+        uuid: The comment by which squeue finds it.
+        sent: When it was sent, as ISO 8601 says it.
+        launches: What it makes.
+        element: Which element of an array; None for a job of its own.
+    """
+
+    id: str | None
+    name: str
+    kind: str
+    uuid: str
+    sent: str
+    launches: tuple[str, ...]
+    element: int | None = None
 
 
 class Results(Folder):
@@ -18,18 +43,67 @@ class Results(Folder):
         """Where scripts, their output and the record of submissions stand."""
         return self.path / "jobs"
 
+    @property
+    def accounting_file(self) -> Path:
+        """What is known of the jobs that have ended."""
+        return self.path / "accounting.json"
+
+    def output(self, job: Job) -> Path:
+        """Return where a job's batch script writes what it says."""
+        return self.jobs_folder / f"slurm-{job.id}.out"
+
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the jobs that were sent, each with its id, or None where sbatch never said it."""
+        """Return the jobs that were sent, each with its id, or None where sbatch never said it.
+
+        Raises:
+            ValueError: The record of submissions is corrupt.
+        """
         path = self.jobs_folder / "submitted.jsonl"
         found: dict[str, dict[str, Any]] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            entry = json.loads(line)
+        for entry in journal.read(path) if path.exists() else []:
+            if "uuid" not in entry:
+                raise ValueError(f"{path}: a line names no uuid; it is no record of submissions")
             found[entry["uuid"]] = found.get(entry["uuid"], {"id": None}) | entry
-        return [entry for entry in found.values() if not entry.get("refused")]
+        return [entry for entry in found.values() if not entry.get("refused") and "job" in entry]
 
     def job_ids(self) -> list[str]:
-        """Return the ids of the jobs that were sent."""
+        """Return the ids of the jobs that were sent, an array's once."""
         return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs that were sent, each element of an array by itself.
+
+        Raises:
+            ValueError: The record of submissions is corrupt.
+        """
+        return [job for entry in self.submissions() for job in _jobs(entry)]
+
+    def exits(self) -> dict[str, dict[str, Any]]:
+        """Return SLURM_JOB_ID -> how the job's own script said that it ended."""
+        found = {}
+        for path in sorted(self.jobs_folder.glob("exit-*.json")):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue  # not a record: the job is then as if it had left none
+            if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
+                found[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
+        return found
+
+    def staging(self) -> dict[str, dict[str, float]]:
+        """Return SLURM_JOB_ID -> seconds that it copied files in and out.
+
+        Raises:
+            ValueError: The record is corrupt.
+        """
+        path = self.jobs_folder / "staging.jsonl"
+        entries = journal.read(path) if path.exists() else []
+        names = ("stage_in_s", "stage_out_s")
+        return {
+            str(one["job_id"]): {name: one[name] for name in names if name in one}
+            for one in entries
+            if "job_id" in one
+        }
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -48,3 +122,25 @@ class Results(Folder):
                     "another folder"
                 ) from None
             yield
+
+    @contextmanager
+    def merging(self) -> Iterator[None]:
+        """Wait until no other `collect` merges what it found, which takes an instant.
+
+        No job holds this lock, nor a command that asks Slurm.
+        """
+        with (self.path / ".collect.lock").open("a") as lock:
+            with suppress(OSError):  # a file system without locks: then two at once may differ
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _jobs(entry: dict[str, Any]) -> Iterator[Job]:
+    launches = tuple(entry.get("launches", ()))
+    own = (entry["job"], entry.get("kind", "ladder"), entry["uuid"], entry.get("time", ""))
+    if entry.get("kind") != "array":
+        yield Job(entry["id"], *own, launches)
+        return
+    for number, launch in enumerate(launches):
+        job_id = entry["id"] and f"{entry['id']}_{number}"
+        yield Job(job_id, *own, (launch,), number)

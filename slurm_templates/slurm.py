@@ -3,59 +3,87 @@
 A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
 """
 
+import getpass
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from slurm_templates import refusals
 
 TIMEOUT_S = 60
-UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-FIELDS = ("JobIDRaw", "State", "ExitCode", "ElapsedRaw", "Submit", "Start", "MaxRSS", "AllocTRES")
+# Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
+ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 }
-# state -> what it means, and what to do
+# state -> what it means
 MEANINGS = {
     "PENDING": "waits",
+    "CONFIGURING": "its nodes are being made ready",
     "RUNNING": "runs",
+    "SUSPENDED": "is suspended, and goes on when Slurm lets it",
     "COMPLETING": "is being ended by Slurm",
-    "COMPLETED": "every launch is complete",
-    "FAILED": "a launch is incomplete; its log.txt says why, submit again measures the rest",
-    "TIMEOUT": "the time limit was reached; submit again measures the rest",
-    "OUT_OF_MEMORY": "a rank needed more memory; raise mem or lower the batch, then submit again",
-    "NODE_FAIL": "a node failed; submit again measures the rest",
-    "PREEMPTED": "another job took its nodes; submit again measures the rest",
-    "CANCELLED": "it was cancelled; submit again measures the rest",
+    "COMPLETED": "its script ended well",
+    "FAILED": "its script ended with an error",
+    "TIMEOUT": "the time limit was reached",
+    "DEADLINE": "its deadline was reached",
+    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not start",
+    "PREEMPTED": "another job took its nodes",
+    "CANCELLED": "it was cancelled",
+    "REVOKED": "another cluster took it",
+    "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
     "unknown": "Slurm gave no answer about it; ask again later",
 }
+# why a pending job waits, or how the reason begins -> in plain words, and what to change
 REASONS = {
+    "None": "until Slurm has looked at it",
     "Priority": "jobs of a higher priority come first",
     "Resources": "until enough nodes are free",
+    "DependencyNeverSatisfied": "for ever: the job it waits for failed; cancel it, then resume",
     "Dependency": "for another job",
-    "PartitionDown": "because its partition is down",
-    "ReqNodeNotAvail": "because its nodes are down or reserved",
-    "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower the site's time",
-    "BadConstraints": "for ever: no node is as asked; change the site's constraint",
-    "JobHeldUser": "because its owner holds it",
-    "JobHeldAdmin": "because an administrator holds it",
-}
-# part of what sbatch says -> the site's key it is about
-REFUSALS = {
-    "account": "account",
-    "partition": "partition",
-    "qos": "qos",
-    "feature": "constraint",
-    "reservation": "reservation",
-    "time limit": "time",
-    "memory": "mem",
-    "gres": "gpu_type",
-    "node count": "partition",
-    "node configuration": "gpus_per_node, cpus_per_node or mem",
-    "more processors": "cpus_per_node",
+    "BeginTime": "until the time it may begin",
+    "JobArrayTaskLimit": "as many elements of the array run as max_running allows",
+    "PartitionDown": "until its partition is up; another partition in the site file may be",
+    "PartitionInactive": "until its partition is up; another partition in the site file may be",
+    "PartitionNodeLimit": "for ever: it asks for more nodes than its partition gives one job; "
+    "lower world_sizes or change partition",
+    "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
+    "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; without "
+    "the site's constraint or reservation it may find others",
+    "NodeDown": "until its nodes are back: they are down",
+    "BadConstraints": "for ever: no node is as asked; change constraint, gpu_type or mem",
+    "Licenses": "until a license is free",
+    "Reservation": "until its reservation begins",
+    "ReservationDeleted": "for ever: its reservation is gone; change reservation",
+    "InvalidAccount": "for ever: the account is not valid; change account",
+    "InvalidQOS": "for ever: the QOS is not valid; change qos",
+    "JobHeldUser": "until its owner lets it go: scontrol release {id}",
+    "JobHeldAdmin": "until an administrator lets it go; ask the cluster's support",
+    "launch_failed_requeued_held": "for ever: it could not be started on its nodes; look at them "
+    "with scontrol show job {id}, then scontrol release {id}",
+    "launch failed requeued held": "for ever: it could not be started on its nodes; look at them "
+    "with scontrol show job {id}, then scontrol release {id}",
+    "QOSMaxJobsPerUserLimit": "until fewer of your jobs run: the QOS limits them",
+    "QOSMaxSubmitJobPerUserLimit": "until fewer of your jobs are queued: the QOS limits them",
+    "QOSMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the QOS; lower time "
+    "or change qos",
+    "QOSGrp": "until jobs of all users of the QOS end: together they are at its limit; another "
+    "qos may be free",
+    "QOS": "a limit of the QOS is reached; fewer ranks, a shorter time or another qos may pass",
+    "AssocGrpGRES": "until jobs of the account end: together they use all its GPUs",
+    "AssocGrp": "until jobs of the account end, or for ever if its budget is spent; ask sshare, "
+    "or change account",
+    "AssocMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the account; "
+    "lower time",
+    "Assoc": "a limit of the account is reached; fewer ranks, a shorter time or another account "
+    "may pass",
+    "MaxMemPerLimit": "for ever: it asks for more memory than allowed; lower mem",
 }
 
 
@@ -64,7 +92,7 @@ class State:
     """What Slurm says of a job.
 
     Attributes:
-        name: Slurm's word, or `unknown`.
+        name: Slurm's word, or `LOST` or `unknown`.
         reason: Why a pending job waits, in Slurm's word.
     """
 
@@ -80,16 +108,34 @@ class State:
     def meaning(self) -> str:
         """The state in plain words."""
         meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
-        if self.name != "PENDING" or self.reason in (None, "None"):
+        if self.name != "PENDING" or not self.reason:
             return meant
-        return f"{meant}: {REASONS.get(str(self.reason), self.reason)}"
+        return f"{meant}: {plain(self.reason)}"
 
 
 UNKNOWN = State("unknown")
 
 
-def ask(*command: str, environ: Mapping[str, str] = os.environ) -> str:
+def plain(reason: str) -> str:
+    """Return why a job waits in plain words, Slurm's own kept where they say more."""
+    word = reason.partition(",")[0]
+    if word in REASONS:
+        known = REASONS[word]
+    else:
+        begins = [key for key in REASONS if word.startswith(key) and key in ("QOS", "QOSGrp",
+                  "Assoc", "AssocGrp", "AssocGrpGRES")]  # fmt: skip
+        if not begins:
+            return reason
+        known = REASONS[max(begins, key=len)]
+    return known if word in ("None", "Priority", "Resources") else f"{known} ({reason})"
+
+
+def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     """Return what one of Slurm's commands says.
+
+    Args:
+        command: The command and its arguments.
+        environ: Its variables; ours by default, with those that make answers readable.
 
     Raises:
         RuntimeError: It is not installed, fails, or does not answer in time.
@@ -97,15 +143,16 @@ def ask(*command: str, environ: Mapping[str, str] = os.environ) -> str:
     try:
         ended = subprocess.run(
             command,
-            env={**environ, "SLURM_TIME_FORMAT": "%s"},
+            env=os.environ | ENVIRONMENT if environ is None else environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError:
-        raise RuntimeError(
+        raise NotInstalledError(
             f"{command[0]} is not installed here; use a login node of the cluster"
         ) from None
     except subprocess.TimeoutExpired:
@@ -118,26 +165,32 @@ def ask(*command: str, environ: Mapping[str, str] = os.environ) -> str:
     return ended.stdout
 
 
-def sbatch(script: Path, comment: str) -> str:
-    """Submit a script and return its job's id.
+class NotInstalledError(RuntimeError):
+    """A command of Slurm that is not on this machine: asking again is of no use."""
+
+
+def sbatch(script: Path, comment: str, *options: str) -> str:
+    """Submit a script and return its job's id; of an array, the id that its elements share.
 
     Args:
         script: The batch script.
         comment: What the job is found by if the answer is lost.
+        options: Further options of sbatch, such as `--dependency=afterok:12`.
 
     Raises:
-        ValueError: sbatch refuses what the site file says.
+        ValueError: sbatch refuses what a site or campaign file says.
         RuntimeError: Slurm does not answer, and has no such job.
     """
     environ = {name: value for name, value in os.environ.items() if _is_harmless(name)}
+    command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
-        said = ask("sbatch", "--parsable", f"--comment={comment}", str(script), environ=environ)
+        said = ask(*command, environ=environ)
     except RuntimeError as error:
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:
             return job_id
-        if key := refused_key(str(error)):
-            raise ValueError(f"{error}; change {key} in the site file") from None
+        if explained := refusals.explain(str(error), getpass.getuser(), ask):
+            raise ValueError(explained) from None
         raise
     return said.strip().partition(";")[0]
 
@@ -147,114 +200,72 @@ def _is_harmless(name: str) -> bool:
     return not name.startswith(("SBATCH_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV"))
 
 
-def refused_key(said: str) -> str | None:
-    """Return the site's key that a refusal is about; None if it is about none."""
-    low = said.lower()
-    return next((key for part, key in REFUSALS.items() if part in low), None)
-
-
 def _find(comment: str) -> str | None:
     try:
-        found = [job_id for job_id, job in queue().items() if job.comment == comment]
+        return next((job.job_id for job in queue().values() if job.comment == comment), None)
     except RuntimeError:
         return None
-    return found[0] if found else None
+
+
+def scancel(job_ids: Iterable[str]) -> None:
+    """Cancel jobs, or single elements of arrays (`7_3`), by one call.
+
+    Raises:
+        RuntimeError: scancel fails.
+    """
+    ask("scancel", *job_ids)
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A job that Slurm still holds."""
+    """A job, or elements of an array, that Slurm still holds.
 
+    Attributes:
+        job_id: Its id; of an array, the id that its elements share.
+        raw_id: The id that the job itself sees as SLURM_JOB_ID.
+        elements: Which elements of an array; None for a job of its own.
+        state: How it stands.
+        submitted: When it was submitted, in seconds of the epoch.
+        comment: What sbatch was given to find it by.
+    """
+
+    job_id: str
+    raw_id: str
+    elements: tuple[int, ...] | None
     state: State
+    submitted: int | None
     comment: str
 
 
 def queue() -> dict[str, Queued]:
     """Return the user's jobs that Slurm still holds, some of which may just have ended.
 
+    The keys are squeue's own: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+
     Raises:
         RuntimeError: squeue fails.
     """
-    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%A|%T|%r|%k")
-    rows = [line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3]
-    return {job_id: Queued(State(name, reason), note) for job_id, name, reason, note in rows}
+    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%V|%k")
+    rows = [line.split("|", 5) for line in said.splitlines() if line.count("|") >= 5]
+    return {row[0]: _queued(*row) for row in rows}
 
 
-def states(job_ids: Sequence[str]) -> dict[str, State]:
-    """Return the state of each job, by one squeue and one sacct call."""
-    found = _queued()
-    missing = [job_id for job_id in job_ids if job_id not in found]
-    found |= {job_id: State(row["state"]) for job_id, row in _accounts(missing).items()}
-    return {job_id: found.get(job_id, UNKNOWN) for job_id in job_ids}
+def _queued(spelt: str, raw_id: str, name: str, reason: str, time: str, note: str) -> Queued:
+    job_id, _, element = spelt.partition("_")
+    submitted = int(time) if time.isdecimal() else None
+    elements = tuple(numbers(element)) if element else None
+    return Queued(job_id, raw_id, elements, State(name, reason), submitted, note)
 
 
-def _queued() -> dict[str, State]:
-    try:
-        return {job_id: job.state for job_id, job in queue().items()}
-    except RuntimeError:
-        return {}
+def numbers(text: str) -> Iterator[int]:
+    """Yield the elements that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
 
-
-def _accounts(job_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    try:
-        return accounting(job_ids)
-    except RuntimeError:
-        return {}
-
-
-def accounting(job_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what accounting knows of each job; jobs it does not know are left out.
-
-    Raises:
-        RuntimeError: sacct fails.
+    What it left out of a text it cut short (`...`) is not made up.
     """
-    if not job_ids:
-        return {}
-    said = ask(
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        f"--jobs={','.join(job_ids)}",
-        f"--format={','.join(FIELDS)}",
-    )
-    return read_accounting(said)
-
-
-def read_accounting(text: str) -> dict[str, dict[str, Any]]:
-    """Return job id -> its row, with the largest memory of its steps, from sacct's output."""
-    rows = [dict(zip(FIELDS, line.split("|"), strict=True)) for line in text.splitlines()]
-    found = {}
-    for row in rows:
-        job_id = row["JobIDRaw"]
-        if "." not in job_id:
-            steps = [r for r in rows if r["JobIDRaw"].partition(".")[0] == job_id]
-            found[job_id] = _job_row(row, steps)
-    return found
-
-
-def _job_row(row: Mapping[str, str], steps: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    memory = [size for step in steps if (size := _bytes(step["MaxRSS"])) is not None]
-    submitted, started = _seconds(row["Submit"]), _seconds(row["Start"])
-    known = submitted is not None and started is not None
-    return {
-        "state": row["State"].partition(" ")[0],
-        "exit_code": row["ExitCode"] or None,
-        "elapsed_s": _seconds(row["ElapsedRaw"]),
-        "queue_wait_s": started - submitted if known else None,  # type: ignore[operator]
-        "max_rss_bytes": max(memory, default=None),
-        "alloc_tres": dict(_pairs(row["AllocTRES"])) or None,
-    }
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    cells = [cell.rpartition("=") for cell in text.split(",") if "=" in cell]
-    return [(name, value) for name, _, value in cells]
-
-
-def _seconds(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
-
-
-def _bytes(text: str) -> int | None:
-    match = re.fullmatch(r"([0-9.]+)([KMGT]?)", text)
-    return round(float(match[1]) * UNITS[match[2]]) if match else None
+    for part in text.strip("[]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
+        if match:
+            first, last, step = match.groups()
+            # No cluster's MaxArraySize is larger (slurm.conf(5) allows 4,000,001).
+            end = min(int(last or first), int(first) + 4_000_001)
+            yield from range(int(first), end + 1, max(1, int(step or 1)))

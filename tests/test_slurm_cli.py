@@ -1,4 +1,4 @@
-"""The commands from a campaign to jobs, as far as they need no Slurm, and how its answers read."""
+"""The commands from a campaign to jobs, as far as they need no Slurm."""
 
 import json
 import os
@@ -11,8 +11,6 @@ import pytest
 
 from bench.journal import Journal
 from bench.record import SCHEMA_VERSION
-from slurm_templates import slurm
-from slurm_templates.results import Results
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = """schema = 1
@@ -138,107 +136,7 @@ def test_other_results_are_not_mixed_in(folder):
     assert "holds results measured with size smoke, now it is node" in ended.stderr
 
 
-def test_where_slurm_gives_no_answer_a_state_is_unknown(folder):
-    sent = Journal(folder / "results/ladder/jobs/submitted.jsonl")
-    sent.append({"uuid": "lockstep:1", "job": "ladder", "time": "now", "launches": []})
-    sent.append({"uuid": "lockstep:1", "id": "17"})
-    sent.append({"uuid": "lockstep:2", "job": "ladder", "time": "now", "launches": []})
-    sent.append({"uuid": "lockstep:2", "refused": "no such partition"})
-    sent.close()
-    keep(folder / "results/ladder/launches/w1-r0/journal.jsonl", "a")
-    ended = lockstep("status results/ladder --json", folder)
-    found = json.loads(ended.stdout)
-    assert [(job["id"], job["state"]) for job in found["jobs"]] == [("17", "unknown")]
-    assert found["launches"]["w1-r0"]["measured"] == 1
-    assert found["launches"]["w1-r0"]["complete"] is False
-
-
-def test_collect_makes_each_launch_s_json_and_invents_no_accounting(folder):
-    launch = folder / "results/ladder/launches/w1-r0"
-    keep(launch / "journal.jsonl", "a")
-    sent = Journal(folder / "results/ladder/jobs/submitted.jsonl")
-    sent.append({"uuid": "lockstep:1", "job": "ladder", "time": "now", "id": "17"})
-    sent.close()
-    ended = lockstep("collect results/ladder", folder)
-    assert ended.returncode == 0
-    assert "accounting is left as it was: sacct is not installed here" in ended.stderr
-    assert json.loads((launch / "result.json").read_text())["benchmarks"][0]["name"] == "a"
-    assert not (folder / "results/ladder/accounting.json").exists()
-
-
-def test_two_commands_do_not_change_a_folder_at_once(tmp_path):
-    results = Results(tmp_path)
-    said = "another lockstep command works in"
-    with results.alone(), pytest.raises(ValueError, match=said), results.alone():
-        pytest.fail("both hold the lock")
-
-
-SACCT = """\
-12|NODE_FAIL|1:0|95|1000|1030||cpu=8,gres/gpu:h100=4,mem=12G,node=2
-12.batch|CANCELLED|0:15|95|1030|1030|2048K|cpu=4,node=1
-12.0|FAILED|1:0|90|1031|1031|1.5G|cpu=8,node=2
-13|CANCELLED by 1000|0:0|0|2000|None||
-14|PENDING|0:0|0|3000|Unknown||
-"""
-
-
-def test_accounting_is_read_and_what_it_does_not_know_is_none():
-    found = slurm.read_accounting(SACCT)
-    assert found["12"] == {
-        "state": "NODE_FAIL",
-        "exit_code": "1:0",
-        "elapsed_s": 95,
-        "queue_wait_s": 30,
-        "max_rss_bytes": 1610612736,
-        "alloc_tres": {"cpu": "8", "gres/gpu:h100": "4", "mem": "12G", "node": "2"},
-    }
-    assert found["13"]["state"] == "CANCELLED"
-    assert found["13"]["queue_wait_s"] is None
-    assert found["14"]["max_rss_bytes"] is None
-    assert found["14"]["alloc_tres"] is None
-    assert set(found) == {"12", "13", "14"}
-
-
-@pytest.mark.parametrize(
-    ("said", "key"),
-    [
-        ("Batch job submission failed: Invalid account or account/partition comb", "account"),
-        ("Invalid qos specification", "qos"),
-        ("Invalid partition name specified", "partition"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "time"),
-        ("Memory specification can not be satisfied", "mem"),
-        ("Invalid feature specification", "constraint"),
-        ("Invalid generic resource (gres) specification", "gpu_type"),
-        ("Requested reservation is invalid", "reservation"),
-        ("More processors requested than permitted", "cpus_per_node"),
-        ("Socket timed out on send/recv operation", None),
-    ],
-)
-def test_a_refusal_names_the_site_s_key(said, key):
-    assert slurm.refused_key(f"sbatch said: sbatch: error: {said}") == key
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        (slurm.State("PENDING", "Priority"), "waits: jobs of a higher priority come first"),
-        (slurm.State("PENDING", "Strange"), "waits: Strange"),
-        (slurm.State("PENDING", "None"), "waits"),
-        (slurm.State("NODE_FAIL", "None"), "a node failed; submit again measures the rest"),
-        (slurm.State("SUSPENDED"), "Slurm calls it SUSPENDED"),
-        (slurm.UNKNOWN, "Slurm gave no answer about it; ask again later"),
-    ],
-)
-def test_a_state_is_said_in_plain_words(state, said):
-    assert state.meaning == said
-
-
-def test_only_what_has_ended_has_ended():
-    assert slurm.State("TIMEOUT").has_ended
-    assert not any(slurm.State(name).has_ended for name in ("RUNNING", "COMPLETING", "unknown"))
-
-
-@pytest.mark.parametrize("command", ["plan", "render", "submit", "status", "collect"])
+@pytest.mark.parametrize("command", ["plan", "render", "submit"])
 def test_each_command_s_help_has_an_example(command, tmp_path):
     ended = lockstep(f"{command} --help", tmp_path)
     assert ended.returncode == 0

@@ -1,0 +1,108 @@
+"""What is to be done about a job that has ended badly, in one sentence."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_templates.results import Results
+from slurm_templates.standing import QUIET_S, Standing
+
+GIB = 1024**3
+# A peak this near to the request is what the limit let it have.
+NEAR = 0.9
+# 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
+KILLED = ("137:0", "0:9", "9:0")
+MAX_GIST = 160
+TAIL_BYTES = 8192
+MINUTE_S = 60
+# How Slurm names a node in what a job's output holds at its end.
+_NODE = re.compile(r"Node failure on ([\w.-]+)|ON ([\w.-]+) CANCELLED .* DUE TO NODE FAILURE")
+
+
+def advise(standing: Standing, results: Results, folder: str) -> str | None:
+    """Return what to do about a job; None where nothing is to be done.
+
+    Args:
+        standing: The job.
+        results: The campaign's folder.
+        folder: The folder as it is typed in a command.
+    """
+    state = standing.state.name
+    if state == "RUNNING" and (standing.quiet_s or 0) > QUIET_S:
+        minutes = (standing.quiet_s or 0) / MINUTE_S
+        return f"it wrote nothing for {minutes:.0f} min: stalled? Look at its log"
+    if not standing.is_bad:
+        return None
+    cause = _cause(standing, results)
+    return "; ".join(filter(None, (cause, f"lockstep resume {folder} measures the rest")))
+
+
+def _cause(standing: Standing, results: Results) -> str | None:
+    state = standing.state.name
+    if state == "OUT_OF_MEMORY":
+        return f"{_memory(standing)}: raise mem in the site file, or lower the batch"
+    if state in ("TIMEOUT", "DEADLINE"):
+        return "raise time in the campaign's [jobs] or in the site file, for fewer jobs"
+    if state in ("NODE_FAIL", "BOOT_FAIL"):
+        return _failed_node(standing, results)
+    if state == "FAILED":
+        return _failure(standing, results)
+    return f"see {results.output(standing.job)}" if state == "LOST" else None
+
+
+def gist(path: Path) -> str | None:
+    """Return the last line of a file that tells of an error, else its last line; None without."""
+    lines = [" ".join(line.split()) for line in _tail(path).splitlines()]
+    lines = ["".join(filter(str.isprintable, line)) for line in lines if line]
+    telling = [line for line in lines if re.search(r"error|exception|killed|fatal", line, re.I)]
+    chosen = (telling or lines)[-1:]
+    return chosen[0][:MAX_GIST] if chosen else None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _memory(standing: Standing) -> str:
+    account: Mapping[str, object] = standing.account or {}
+    used, asked = account.get("memory_bytes"), account.get("requested_bytes")
+    if not isinstance(used, int) or not isinstance(asked, int):
+        return "how much it used is not known"
+    return f"it used {used / GIB:.1f} of {asked / GIB:.1f} GiB"
+
+
+def _failure(standing: Standing, results: Results) -> str:
+    if standing.record and standing.record.get("stopped"):
+        return "it stopped in order before its time limit"
+    account = standing.account or {}
+    if account.get("exit_code") in KILLED:
+        near = (account.get("memory_efficiency") or 0.0) >= NEAR
+        cause = "so raise mem in the site file" if near else "so look at its log first"
+        return (
+            "a process of it was killed, by hand or for memory, which Slurm cannot tell apart "
+            f"without cgroups; {_memory(standing)}, {cause}"
+        )
+    log = _log(standing, results)
+    said = gist(log)
+    return f"{log} says: {said}" if said else f"see {log}"
+
+
+def _log(standing: Standing, results: Results) -> Path:
+    """Return the log of the launch that wrote last, else the output of the job's script."""
+    logs = [results.launch(name) / "log.txt" for name in standing.job.launches]
+    there = [path for path in logs if path.exists()]
+    output = results.output(standing.job)
+    return max(there, key=lambda path: path.stat().st_mtime) if there else output
+
+
+def _failed_node(standing: Standing, results: Results) -> str | None:
+    found = _NODE.findall(_tail(results.output(standing.job)))
+    if found:
+        return f"{''.join(found[-1])} failed"
+    nodes = (standing.account or {}).get("nodes")
+    return f"its nodes were {nodes}" if nodes else None

@@ -1,0 +1,189 @@
+"""A campaign's standing as plain data and as text, arrays summarised."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from slurm_templates.advice import advise
+from slurm_templates.results import Results
+from slurm_templates.standing import Campaign, Standing, counts
+
+# A thousand elements or launches are counted; so many of those that need a look are named.
+MAX_NAMED = 8
+# state -> how a summary of an array calls the elements in it
+SHORT = {
+    "COMPLETED": "done",
+    "RUNNING": "run",
+    "COMPLETING": "end",
+    "PENDING": "wait",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "TIMEOUT": "over time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "preempted",
+}
+# The state that an array has as a whole is the first of these that an element is in.
+ORDER = ("RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
+
+
+def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
+    """Return how a campaign stands as JSON has it: a row for each job, an array being one."""
+    return {
+        "jobs": [_row(group, campaign, results, folder) for group in _groups(campaign.jobs)],
+        "launches": {name: vars(one) for name, one in campaign.launches.items()},
+        "num_planned": len(campaign.planned),
+        "num_complete": campaign.num_complete,
+        "abandoned": campaign.abandoned,
+        "errors": list(campaign.errors),
+    }
+
+
+def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return how a campaign stands, as it is read on a terminal."""
+    text = []
+    for row in facts(campaign, results, folder)["jobs"]:
+        text += _job_lines(row)
+    text += _launch_lines(campaign)
+    return text + _command_lines(campaign, results, folder)
+
+
+def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
+    return [list(group) for _, group in groupby(standings, key=lambda one: one.job.uuid)]
+
+
+def _row(
+    group: Sequence[Standing], campaign: Campaign, results: Results, folder: str
+) -> dict[str, Any]:
+    head = _representative(group)
+    job, account = head.job, head.account or {}
+    launches = [name for one in group for name in one.job.launches]
+    array = {} if job.element is None else _array(group, results, folder)
+    return {
+        "id": _array_id(job.id),
+        "job": job.name,
+        "kind": job.kind,
+        "state": head.state.name,
+        "reason": head.state.reason if head.state.name == "PENDING" else None,
+        "meaning": head.state.meaning.replace("{id}", str(job.id)),
+        "advice": advise(head, results, shlex.quote(folder)),
+        "queue_wait_s": head.wait_s,
+        "elapsed_s": account.get("elapsed_s"),
+        "nodes": account.get("nodes"),
+        "num_launches": len(launches),
+        "num_complete": sum(map(campaign.is_complete, launches)),
+        "script": str(results.jobs_folder / f"{job.name}.sh"),
+        "log": _log(head, results),
+        **array,
+    }
+
+
+def _representative(group: Sequence[Standing]) -> Standing:
+    """Return the element whose state tells most of its array: what goes on, else what is wrong."""
+
+    def rank(one: Standing) -> int:
+        name = one.state.name
+        return ORDER.index(name) if name in ORDER else len(ORDER) + (not one.is_bad)
+
+    return min(group, key=rank)
+
+
+def _array(group: Sequence[Standing], results: Results, folder: str) -> dict[str, Any]:
+    bad = [one for one in group if one.is_bad]
+    return {
+        "elements": counts(group),
+        "ended_badly": [
+            {
+                "id": one.job.id,
+                "state": one.state.name,
+                "launch": one.job.launches[0],
+                "advice": advise(one, results, shlex.quote(folder)),
+            }
+            for one in bad
+        ],
+    }
+
+
+def _array_id(job_id: str | None) -> str | None:
+    return job_id.partition("_")[0] if job_id else None
+
+
+def _log(standing: Standing, results: Results) -> str | None:
+    job = standing.job
+    if job.id is None:
+        return None
+    path = results.output(job)
+    return str(path if job.element is None else path.with_name(f"slurm-{_array_id(job.id)}_*.out"))
+
+
+def _job_lines(row: Mapping[str, Any]) -> list[str]:
+    title = f"{row['job']}, job {row['id'] or '-'}"
+    text = [f"{title}: {row['state']}, {row['meaning']}"]
+    if "elements" in row:
+        text = [f"{title}, array: {_summary(row['elements'])}"]
+        if row["state"] == "PENDING":
+            text.append(f"  {row['meaning']}")
+        text += _bad_elements(row["ended_badly"])
+    elif row["advice"]:
+        text.append(f"  {row['advice']}")
+    facts_of = []
+    if row["queue_wait_s"] is not None:
+        verb = "waits for" if row["state"] == "PENDING" else "waited"
+        facts_of.append(f"{verb} {_clock(row['queue_wait_s'])}")
+    if row["elapsed_s"] is not None and "elements" not in row:
+        facts_of.append(f"ran {_clock(row['elapsed_s'])}")
+    if row["num_launches"]:
+        facts_of.append(f"{row['num_complete']} of {row['num_launches']} launches complete")
+    text += [f"  {'; '.join(facts_of)}"] if facts_of else []
+    return text + ([f"  log: {row['log']}"] if row["log"] else [])
+
+
+def _summary(elements: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in elements.items())
+
+
+def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
+    text = [
+        f"  {one['id']} ({one['launch']}): {one['state']}; {one['advice']}"
+        for one in bad[:MAX_NAMED]
+    ]
+    return text + (
+        [f"  and {len(bad) - MAX_NAMED} more; --json names them"] if bad[MAX_NAMED:] else []
+    )
+
+
+def _launch_lines(campaign: Campaign) -> list[str]:
+    text = [f"launches: {campaign.num_complete} of {len(campaign.planned)} complete"]
+    begun = [one for one in campaign.launches.values() if not one.complete]
+    text += [
+        f"  {one.name}: {one.measured} measured, {len(one.failed)} failed, {one.remaining} left"
+        for one in begun[:MAX_NAMED]
+    ]
+    if begun[MAX_NAMED:]:
+        text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
+    return text
+
+
+def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return commands to copy, with the ids and paths they need."""
+    typed = shlex.quote(folder)
+    open_jobs = [one for one in campaign.jobs if not one.has_ended and one.job.id]
+    ids = ",".join(dict.fromkeys(str(_array_id(one.job.id)) for one in open_jobs))
+    running = [one for one in open_jobs if one.state.name == "RUNNING"]
+    text = []
+    if running:
+        text.append(f"tail -f {shlex.quote(str(results.output(running[0].job)))}")
+    if ids:
+        text += [f"squeue --start --jobs={ids}", f"scancel {ids.replace(',', ' ')}"]
+        text.append(f"lockstep status {typed} --watch")
+    else:
+        text.append(f"lockstep {'resume' if campaign.abandoned else 'collect'} {typed}")
+    return ["Next:", *(f"  {line}" for line in text)]
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as people say it: 45 s, 12 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
