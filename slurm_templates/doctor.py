@@ -1,0 +1,183 @@
+"""Whether a machine, a site and an image are fit to measure: the checks, in a table, and a page."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slurm_templates import image_checks, machine_checks, slurm_checks, variables
+from slurm_templates.checks import Finding, Subject, not_needed, ok, warning
+
+WIDTH = 80
+STATUS_WIDTH = 12
+NAME_WIDTH = 18
+
+
+def nccl_variables(subject: Subject) -> Finding:
+    """Whether the variables of NCCL and gloo exist and have values they can have."""
+    environ = dict(subject.environ) | (subject.site.rank_environment() if subject.site else {})
+    found = variables.problems(environ)
+    if found:
+        details = [f"{one.message}; {one.action}" for one in found]
+        action = "correct them in the site's [env], or where they are exported"
+        return warning(f"{len(found)} doubtful", action, *details)
+    names = [name for name in environ if name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
+    return ok(f"{len(names)} set, all known") if names else not_needed("none is set")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table: a check, what it is called and where it is listed."""
+
+    group: str
+    name: str
+    run: Callable[[Subject], Finding]
+
+
+CHECKS = (
+    Check("This machine", "Python", machine_checks.python),
+    Check("This machine", "lockstep run", machine_checks.measuring),
+    Check("This machine", "GPUs", machine_checks.gpus),
+    Check("This machine", "Threads", machine_checks.threads),
+    Check("This machine", "Open files", machine_checks.open_files),
+    Check("This machine", "Locked memory", machine_checks.locked_memory),
+    Check("This machine", "Foreign packages", machine_checks.foreign_packages),
+    Check("This machine", "Clock", machine_checks.clock),
+    Check("Network", "Interface", machine_checks.network),
+    Check("Network", "NCCL variables", nccl_variables),
+    Check("Storage", "Data", machine_checks.data_storage),
+    Check("Storage", "Scratch", machine_checks.scratch_storage),
+    Check("Storage", "Results", machine_checks.results_storage),
+    Check("Image", "Apptainer", image_checks.apptainer),
+    Check("Image", "User namespaces", image_checks.namespaces),
+    Check("Image", "FUSE", image_checks.fuse),
+    Check("Image", "Image file", image_checks.image),
+    Check("Image", "Image's Python", image_checks.image_runs),
+    Check("Image", "GPU driver", image_checks.gpu_driver),
+    Check("Slurm", "Slurm", slurm_checks.answers),
+    Check("Slurm", "Partition", slurm_checks.partition),
+    Check("Slurm", "Time limit", slurm_checks.time_limit),
+    Check("Slurm", "Account", slurm_checks.account),
+    Check("Slurm", "Accounting", slurm_checks.accounting),
+    Check("Slurm", "Job arrays", slurm_checks.array_size),
+    Check("Slurm", "Nodes", slurm_checks.nodes),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A check and what it has found."""
+
+    group: str
+    name: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All results, and what follows from them.
+
+    Attributes:
+        results: In the table's order.
+        runs_here: Whether `lockstep run` can measure on this machine.
+        submits: Whether a site is given and nothing that its jobs need is missing.
+    """
+
+    results: tuple[Result, ...]
+    runs_here: bool
+    submits: bool
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many checks have each status."""
+        return Counter(result.finding.status for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """3 where nothing can run, 1 where a check failed, 0 otherwise."""
+        if not (self.runs_here or self.submits):
+            return 3
+        return 1 if self.counts["missing"] else 0
+
+    @property
+    def verdict(self) -> str:
+        """What can be done here, in one sentence."""
+        if self.runs_here and self.submits:
+            return "`lockstep run` can measure here, and the site's jobs can be submitted."
+        if self.submits:
+            return "The site's jobs can be submitted; `lockstep run` cannot measure here."
+        if self.runs_here:
+            return "`lockstep run` can measure on this machine."
+        return "Nothing can be measured from here; you can still plan, render and report."
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON would say it."""
+        rows = [
+            {"group": row.group, "check": row.name, **asdict(row.finding)} for row in self.results
+        ]
+        return {
+            "checks": rows,
+            "runs_here": self.runs_here,
+            "submits": self.submits,
+            "exit_code": self.exit_code,
+        }
+
+
+def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Diagnosis:
+    """Make every check.
+
+    Args:
+        subject: What is examined.
+        say: Told the name of each check before it is made.
+    """
+    results = []
+    for check in CHECKS:
+        say(check.name)
+        results.append(Result(check.group, check.name, _find(check, subject)))
+    status = {result.name: result.finding.status for result in results}
+    cluster = [r.finding.status for r in results if r.group in ("Image", "Slurm")]
+    return Diagnosis(
+        results=tuple(results),
+        runs_here=status["lockstep run"] == "ok",
+        submits=subject.site is not None and status["Slurm"] == "ok" and "missing" not in cluster,
+    )
+
+
+def _find(check: Check, subject: Subject) -> Finding:
+    try:
+        return check.run(subject)
+    except (OSError, RuntimeError) as error:
+        return warning(f"it cannot be checked: {error}", "nothing to do if a trial job works")
+
+
+def page(diagnosis: Diagnosis) -> str:
+    """Return the results as text of 80 columns."""
+    lines: list[str] = []
+    for group in dict.fromkeys(result.group for result in diagnosis.results):
+        lines += [group, *_rows([r for r in diagnosis.results if r.group == group]), ""]
+    counts = ", ".join(f"{number} {status}" for status, number in diagnosis.counts.items())
+    return "\n".join([*lines, f"{counts}.", *_wrapped(diagnosis.verdict, "", "")])
+
+
+def _rows(results: Sequence[Result]) -> Iterator[str]:
+    indent = " " * (2 + STATUS_WIDTH + NAME_WIDTH)
+    for result in results:
+        found = result.finding
+        head = f"  {found.status:{STATUS_WIDTH}}{result.name:{NAME_WIDTH}}"
+        yield from _wrapped(found.says, head, indent)
+        for detail in found.details:
+            yield from _wrapped(detail, f"{indent}- ", f"{indent}  ")
+        if found.action:
+            yield from _wrapped(found.action, f"{indent}-> ", f"{indent}   ")
+
+
+def _wrapped(text: str, first: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,191 @@
+"""Checks of the container runtime and of the site's image."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+from slurm_templates.checks import (
+    Finding,
+    Subject,
+    missing,
+    not_needed,
+    ok,
+    output,
+    probe,
+    torch_in_words,
+    warning,
+)
+from slurm_templates.site import Container
+
+GB = 10**9
+NO_IMAGE = "the site's ranks run in no image"
+NO_SITE = "no site file names an image"
+# Since 1.1 Apptainer mounts an image without setuid, by user namespaces and FUSE (its release
+# notes); the jobs need no more than that.
+LEAST_APPTAINER = (1, 1)
+NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
+# Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
+CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
+APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+
+
+def _container(subject: Subject) -> Container | Finding:
+    if subject.site is None:
+        return not_needed(NO_SITE)
+    return subject.site.container or not_needed(NO_IMAGE)
+
+
+def apptainer(subject: Subject) -> Finding:
+    """Whether Apptainer is here, and new enough."""
+    wanted = _container(subject)
+    if shutil.which("apptainer") is None:
+        if isinstance(wanted, Finding):
+            return not_needed(f"not on PATH; {wanted.says}")
+        if shutil.which("singularity"):
+            return missing(
+                "only singularity is on PATH; jobs call apptainer", "install or load Apptainer"
+            )
+        return missing("not on PATH", "load its module or ask for it, or use modules and a venv")
+    said = output(["apptainer", "--version"]).strip()
+    numbers = re.search(r"([0-9]+)\.([0-9]+)", said)
+    if numbers and (int(numbers[1]), int(numbers[2])) < LEAST_APPTAINER:
+        return warning(f"{said} is old", "ask for 1.1 or newer, which runs without setuid")
+    return ok(said.removeprefix("apptainer version "))
+
+
+def _needs_namespaces() -> bool:
+    """Whether this Apptainer starts without setuid."""
+    try:
+        return "APPTAINER_SUID_INSTALL=1" not in output(["apptainer", "buildcfg"])
+    except RuntimeError:
+        return True
+
+
+def namespaces(subject: Subject) -> Finding:  # noqa: ARG001, every check is asked alike
+    """Whether an ordinary user may make user namespaces."""
+    if shutil.which("apptainer") is None:
+        return not_needed("Apptainer is not here")
+    if not _needs_namespaces():
+        return not_needed("this Apptainer is installed with setuid")
+    refusals = {
+        NAMESPACES: _says(NAMESPACES, "0"),
+        CLONE: _says(CLONE, "0"),
+        APPARMOR: _says(APPARMOR, "1"),
+    }
+    for path, is_refused in refusals.items():
+        if is_refused:
+            return missing(
+                f"ordinary users may make none: {path} says {path.read_text().strip()}",
+                "ask for this setting to be changed, or for apptainer-suid",
+            )
+    try:
+        output(["unshare", "--user", "--map-root-user", "true"])
+    except RuntimeError as error:
+        return missing(f"the kernel refuses one: {error}", "ask for user namespaces")
+    return ok("an ordinary user may make them")
+
+
+def _says(path: Path, value: str) -> bool:
+    return path.exists() and path.read_text(encoding="ascii").strip() == value
+
+
+def fuse(subject: Subject) -> Finding:  # noqa: ARG001
+    """Whether an ordinary user can mount an image."""
+    if shutil.which("apptainer") is None:
+        return not_needed("Apptainer is not here")
+    if not _needs_namespaces():
+        return not_needed("this Apptainer mounts images with setuid")
+    device = Path("/dev/fuse")
+    if not device.exists():
+        return missing("/dev/fuse is not there", "ask for modprobe fuse")
+    mode = device.stat().st_mode
+    if not mode & stat.S_IROTH or not mode & stat.S_IWOTH:
+        return missing(
+            f"/dev/fuse is {stat.filemode(mode)}: others than its owner cannot use it",
+            "ask for chmod 666 /dev/fuse",
+        )
+    if not (helper := _squashfuse()):
+        return missing(
+            "neither squashfuse_ll nor squashfuse is installed", "ask for the package squashfuse"
+        )
+    return ok(f"/dev/fuse is open to all, {helper}")
+
+
+def _squashfuse() -> str | None:
+    """Return the first program that Apptainer can mount an image with."""
+    config = output(["apptainer", "buildcfg"])
+    libexec = re.search(r"^LIBEXECDIR=(.+)$", config, re.MULTILINE)
+    own = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
+    names = ("squashfuse_ll", "squashfuse")
+    found = (shutil.which(name, path=path) for name in names for path in (own, None))
+    return next(filter(None, found), None)
+
+
+def image(subject: Subject) -> Finding:
+    """Whether the image can be read, and is the one that was built."""
+    wanted = _container(subject)
+    if isinstance(wanted, Finding):
+        return wanted
+    path = Path(wanted.image)
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return missing(
+            f"{path}: {error.strerror}", "lockstep image build, or correct container.image"
+        )
+    says = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
+    recorded = _recorded(path)
+    if recorded is None:
+        return ok(f"{says}; no record of how it was built")
+    if recorded != digest:
+        return missing(
+            f"{says}, but it was built as {recorded[:12]}", "build or copy the image again"
+        )
+    return ok(f"{says}, as it was built")
+
+
+def _recorded(image_file: Path) -> str | None:
+    """Return the hash in the record that `lockstep image build` leaves beside an image."""
+    try:
+        record = json.loads(image_file.with_name(f"{image_file.name}.json").read_text("utf-8"))
+        return str(record["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def image_runs(subject: Subject) -> Finding:
+    """Whether Python in the image loads all that measuring needs."""
+    wanted = _container(subject)
+    if isinstance(wanted, Finding):
+        return wanted
+    if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
+        return not_needed("there is no image that Apptainer could run")
+    binds = [f"--bind={bind}" for bind in wanted.binds]
+    options = ["--cleanenv", *(["--nv"] if subject.wants_gpus else []), *binds, *wanted.args]
+    command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
+    try:
+        facts = probe([*command, "python3"], Path("/"))
+    except RuntimeError as error:
+        trial = f"apptainer exec {wanted.image} python3 -c 'import torch'"
+        is_root = os.geteuid() == 0  # which some machines give less than all capabilities
+        return missing(str(error), f"try{' as an ordinary user' if is_root else ''}: {trial}")
+    says = torch_in_words(facts)
+    if subject.wants_gpus and not (facts["cuda"] or facts["rocm"]):
+        return missing(f"{says}: it cannot use GPUs", "build it on a base with CUDA or ROCm")
+    if facts["cuda"] and subject.wants_gpus and facts["nccl"] is None:
+        return missing(f"{says}: without NCCL", "build it on a base whose torch has NCCL")
+    return ok(says)
+
+
+def gpu_driver(subject: Subject) -> Finding:
+    """Whether `apptainer --nv` finds a driver, which it does not say itself."""
+    if not subject.wants_gpus or isinstance(_container(subject), Finding):
+        return not_needed("no image of the site uses GPUs")
+    if Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists():
+        return ok("a driver is here for the image to use")
+    return not_needed("none here, and --nv does not say so; look on a node: srun lockstep doctor")

@@ -1,0 +1,666 @@
+"""What `lockstep doctor` finds, check by check, on machines that stand-ins make up."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from slurm_templates import checks, doctor, image_checks, machine_checks, slurm_checks
+from slurm_templates.checks import Finding, Subject
+from slurm_templates.cluster import Accounts, Cluster, Kind, Node, Partition
+from slurm_templates.doctor import Diagnosis, Result
+from slurm_templates.site import Site
+
+ROOT = Path(__file__).parents[1]
+AS_USER = Path(__file__).parent / "testbed" / "as-user"
+PROBED = {
+    "torch": "2.9.0",
+    "pytest-benchmark": "5.3.1",
+    "cuda": "13.0",
+    "rocm": None,
+    "nccl": "2.28.3",
+    "gloo": True,
+    "gpus": 4,
+}
+
+
+def site(**changes):
+    usual = {
+        "schema": 1,
+        "name": "here",
+        "partition": "gpu",
+        "gpus_per_node": 4,
+        "cpus_per_node": 64,
+        "time": "01:00:00",
+        "container": {"image": "/images/lockstep.sif"},
+    }
+    return Site.model_validate(usual | changes)
+
+
+def cluster(**changes):
+    """A cluster of two GPU nodes, with what differs from it in its partition or in itself."""
+    kind = Kind(num_gpus=4, gpu_type="a100", num_cpus=64, num_sockets=2, memory_mib=512_000)
+    nodes = changes.pop("nodes", None) or [
+        Node(f"n{i}", kind, frozenset({"ib"}), frozenset({"gpu"}), is_here=True) for i in (1, 2)
+    ]
+    own = {name: changes.pop(name) for name in list(changes) if name in Partition.__annotations__}
+    usual = {"max_time": "1-00:00:00", "max_nodes": None, "accounts": None, "qos": None}
+    partition = Partition(
+        **{"name": "gpu", "is_default": True, "is_up": True, "nodes": tuple(nodes)} | usual | own
+    )
+    known = {"version": "22.05.8", "max_array_size": 1001, "keeps_accounts": True}
+    return Cluster(**{"name": "here", "partitions": (partition,)} | known | changes)
+
+
+def subject(tmp_path, slurm=None, **changes):
+    made = Subject(**{"environ": {}, "results": tmp_path / "results"} | changes)
+    if slurm is not None:
+        made.__dict__["slurm"] = slurm  # as if it had been asked
+    return made
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Put a shell script on PATH under a command's name, with nothing else but the system's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/sbin:/usr/bin:/bin")
+
+    def make(name, script):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def test_every_check_says_what_to_do_where_something_is_amiss(tmp_path):
+    diagnosis = doctor.examine(subject(tmp_path, "slurm is not installed here"))
+    assert len(diagnosis.results) == len(doctor.CHECKS) == len({r.name for r in diagnosis.results})
+    for result in diagnosis.results:
+        amiss = result.finding.status in ("warning", "missing")
+        assert result.finding.says
+        assert bool(result.finding.action) == amiss, result
+
+
+def test_a_check_that_breaks_is_a_warning_and_not_the_end(tmp_path):
+    def broken(subject):
+        raise PermissionError(13, "Permission denied", "/sys/thing")
+
+    found = doctor._find(doctor.Check("g", "n", broken), subject(tmp_path))
+    assert found.status == "warning"
+    assert "/sys/thing" in found.says
+
+
+def diagnosis(*findings, runs_here=True, submits=False):
+    results = tuple(Result("Group", f"check {i}", found) for i, found in enumerate(findings))
+    return Diagnosis(results, runs_here, submits)
+
+
+@pytest.mark.parametrize(
+    ("findings", "can", "code", "verdict"),
+    [
+        ([checks.ok("x")], (True, False), 0, "`lockstep run` can measure on this machine."),
+        ([checks.warning("x", "y")], (True, False), 0, "`lockstep run` can measure"),
+        ([checks.missing("x", "y")], (True, False), 1, "`lockstep run` can measure"),
+        ([checks.ok("x")], (False, True), 0, "The site's jobs can be submitted; "),
+        ([checks.ok("x")], (True, True), 0, "and the site's jobs can be submitted."),
+        ([checks.missing("x", "y")], (False, False), 3, "you can still plan, render and report"),
+    ],
+)
+def test_the_exit_code_says_what_can_be_done(findings, can, code, verdict):
+    found = diagnosis(*findings, runs_here=can[0], submits=can[1])
+    assert found.exit_code == code
+    assert verdict in found.verdict
+
+
+def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    found = doctor.examine(subject(tmp_path, "scontrol is not installed here"))
+    assert found.exit_code == 3
+    assert "no torch, torchvision, pytest, pytest_benchmark" in doctor.page(found)
+
+
+def test_the_page_is_aligned_and_fits_a_terminal():
+    words = "a word and another " * 12
+    found = diagnosis(
+        checks.ok("short"),
+        checks.warning(words, words, words),
+        checks.missing("x", "y"),
+        checks.not_needed("z"),
+    )
+    lines = doctor.page(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    texts = [line for line in lines if line.startswith("  ")]
+    assert {len(line) - len(line[32:]) for line in texts} == {32}
+    assert all(line[31] == " " and line[32] != "" for line in texts)
+    assert lines[-2] == "1 ok, 1 warning, 1 missing, 1 not needed."
+
+
+# The machine
+
+
+@pytest.mark.parametrize(
+    ("omp", "status"),
+    [(None, "ok"), ("1", "ok"), ("100000", "warning"), ("many", "warning"), ("-1", "warning")],
+)
+def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, status):
+    environ = {"SLURM_JOB_ID": "1"} | ({} if omp is None else {"OMP_NUM_THREADS": omp})
+    assert machine_checks.threads(subject(tmp_path, environ=environ)).status == status
+
+
+def test_few_open_files_are_a_warning_with_the_command_that_helps():
+    limit = machine_checks.LEAST_OPEN_FILES - 1
+    code = (
+        "import resource; from slurm_templates import machine_checks as m;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}));"
+        "print(m.open_files(None))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"status='warning', says='ulimit -n is {limit}; many" in ended.stdout
+    assert f"ulimit -n {limit}" in ended.stdout
+
+
+def test_packages_from_elsewhere_are_named(tmp_path):
+    leak = machine_checks.foreign_packages(subject(tmp_path, environ={"PYTHONPATH": "/old"}))
+    assert (leak.status, leak.says) == ("warning", "PYTHONPATH is set: /old")
+    assert machine_checks.foreign_packages(
+        subject(tmp_path, environ={"PYTHONNOUSERSITE": "1"})
+    ).status == ("ok")
+
+
+def test_packages_at_home_are_seen_and_counted(tmp_path):
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    own = tmp_path / "lib" / version / "site-packages"
+    (own / "torch-1.0.dist-info").mkdir(parents=True)
+    code = "import os; from slurm_templates import checks, machine_checks as m; " + (
+        "print(m.foreign_packages(checks.Subject(os.environ, None)))"
+    )
+    # In a virtual environment the user's packages are not seen; this asks what it was made from.
+    base = getattr(sys, "_base_executable", sys.executable)
+    paths = [str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))]
+    ended = subprocess.run(
+        [base, "-c", f"import sys; sys.path[:0] = {paths}; {code}"],
+        env={"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"status='warning', says='1 packages of {own}" in ended.stdout
+
+
+@pytest.fixture
+def links(tmp_path, monkeypatch):
+    """Make the network interfaces of a machine: name -> state and Mbit/s."""
+
+    def make(**states):
+        folder = tmp_path / "net"
+        for name, (state, speed) in states.items():
+            (folder / name).mkdir(parents=True)
+            (folder / name / "operstate").write_text(f"{state}\n")
+            (folder / name / "speed").write_text(f"{speed}\n")
+        found = machine_checks.interfaces(folder)
+        monkeypatch.setattr(machine_checks, "interfaces", lambda: found)
+        return found
+
+    return make
+
+
+def test_the_fast_interface_comes_first(links):
+    up = ("up", 1000)
+    states = {"eth0": up, "eth1": ("up", 100_000), "hsn0": up, "ib1": up, "ib0": ("down", 1)}
+    others = {"lo": ("unknown", 0), "docker0": up, "veth1a": up, "bond0": up}
+    assert links(**states, **others) == ["ib1", "hsn0", "bond0", "eth1", "eth0"]
+
+
+def test_a_fast_interface_is_proposed_for_the_site_file(links, tmp_path):
+    links(ib0=("up", 200_000), eth0=("up", 1000))
+    found = machine_checks.network(subject(tmp_path))
+    assert found.status == "ok"
+    assert 'put interface = "ib0"' in found.says
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"interface": "ib0"}, "ok"),
+        ({"interface": "ib"}, "ok"),
+        ({"interface": "hsn0"}, "warning"),
+        ({"env": {"NCCL_SOCKET_IFNAME": "=ib0,eth0"}}, "ok"),
+        ({"env": {"NCCL_SOCKET_IFNAME": "ib0,eth7"}}, "warning"),
+        ({"env": {"NCCL_SOCKET_IFNAME": "^docker0,lo"}}, "ok"),
+        ({"env": {"GLOO_SOCKET_IFNAME": "lo"}}, "ok"),
+    ],
+)
+def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes, status):
+    links(ib0=("up", 200_000), eth0=("up", 1000))
+    assert machine_checks.network(subject(tmp_path, site=site(**changes))).status == status
+
+
+def test_doubtful_nccl_variables_are_named(tmp_path):
+    environ = {"NCCL_P2P_LEVEL": "NVLNK"}
+    found = doctor.nccl_variables(subject(tmp_path, environ=environ))
+    assert found.status == "warning"
+    assert "NCCL_P2P_LEVEL" in found.details[0]
+    in_site = doctor.nccl_variables(subject(tmp_path, site=site(env=environ)))
+    assert in_site.details == found.details
+    assert doctor.nccl_variables(subject(tmp_path)).status == "not needed"
+
+
+# Storage
+
+
+def mounted(monkeypatch, folder, kind):
+    """Let a folder be the mount point of a file system of some type."""
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
+    mounts += [SimpleNamespace(mountpoint=str(folder), fstype=kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **options: mounts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("nfs", "warning"),
+        ("nfs4", "warning"),
+        ("fuse.sshfs", "warning"),
+        ("fuse.s3fs", "warning"),
+        ("overlay", "warning"),
+        ("lustre", "ok"),
+        ("beegfs", "ok"),
+        ("xfs", "ok"),
+        ("tmpfs", "ok"),
+        ("newfs", "ok"),
+    ],
+)
+def test_data_on_slow_storage_is_a_warning_that_names_its_type(tmp_path, monkeypatch, kind, status):
+    mounted(monkeypatch, tmp_path, kind)
+    (tmp_path / "data").mkdir()
+    found = machine_checks.data_storage(subject(tmp_path, data=tmp_path / "data"))
+    assert found.status == status
+    assert f"{tmp_path}/data: {kind}, " in found.says
+
+
+def test_data_that_are_not_there_are_missing(tmp_path):
+    found = machine_checks.data_storage(subject(tmp_path, data=tmp_path / "gone"))
+    assert (found.status, found.says) == ("missing", f"{tmp_path}/gone does not exist")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("nfs4", "ok"), ("ext4", "ok"), ("tmpfs", "warning"), ("overlay", "warning")],
+)
+def test_results_belong_where_they_stay(tmp_path, monkeypatch, kind, status):
+    mounted(monkeypatch, tmp_path, kind)
+    found = machine_checks.results_storage(subject(tmp_path))
+    assert found.status == status
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_real_memory_is_known_as_such():
+    memory = Path("/dev/shm")  # noqa: S108, nothing stays there
+    if not memory.is_dir():
+        pytest.skip(f"no {memory} on this system")
+    found = machine_checks.results_storage(Subject({}, memory / "results"))
+    assert found.says.startswith(f"{memory}/results: tmpfs, memory; ")
+
+
+def test_a_folder_that_cannot_be_written_is_missing():
+    found = machine_checks.results_storage(Subject({}, Path("/proc/results")))
+    assert found.status == "missing"
+
+
+def test_a_clock_that_differs_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks, "_clock_skew_s", lambda folder: -3.21)
+    found = machine_checks.results_storage(subject(tmp_path))
+    assert found.status == "warning"
+    assert "its clock is -3.2 s from this machine's" in found.says
+
+
+def test_the_clock_of_a_local_disk_is_this_machine_s(tmp_path):
+    assert abs(machine_checks._clock_skew_s(tmp_path)) < 0.5
+
+
+# The image
+
+
+def in_image(tmp_path, **changes):
+    image = tmp_path / "lockstep.sif"
+    image.write_bytes(b"squashed")
+    return subject(tmp_path, site=site(container={"image": str(image)}, **changes)), image
+
+
+def test_an_image_is_compared_with_its_record(tmp_path):
+    given, image = in_image(tmp_path)
+    assert "no record" in image_checks.image(given).says
+    record = tmp_path / "lockstep.sif.json"
+    record.write_text(json.dumps({"sha256": sha256(b"squashed").hexdigest()}))
+    assert image_checks.image(given).says.endswith("as it was built")
+    image.write_bytes(b"sqvashed")
+    found = image_checks.image(given)
+    assert found.status == "missing"
+    assert f"but it was built as {sha256(b'squashed').hexdigest()[:12]}" in found.says
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", "\xff"])
+def test_a_record_that_cannot_be_read_says_nothing(tmp_path, record):
+    given, _ = in_image(tmp_path)
+    (tmp_path / "lockstep.sif.json").write_bytes(record.encode("latin-1"))
+    assert image_checks.image(given).status == "ok"
+
+
+def test_an_image_that_is_not_there_is_missing(tmp_path):
+    found = image_checks.image(subject(tmp_path, site=site()))
+    assert (found.status, found.says) == (
+        "missing",
+        "/images/lockstep.sif: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize(
+    ("probed", "status", "says"),
+    [
+        ({}, "ok", "torch 2.9.0 with CUDA 13.0, NCCL 2.28.3, gloo; 4 GPU(s) seen"),
+        ({"gpus": 0}, "ok", "no GPU seen"),
+        ({"cuda": None, "nccl": None}, "missing", "it cannot use GPUs"),
+        ({"cuda": None, "rocm": "6.4"}, "ok", "ROCm 6.4"),
+        ({"nccl": None}, "missing", "without NCCL"),
+    ],
+)
+def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, status, says):
+    given, image = in_image(tmp_path)
+    facts = json.dumps(PROBED | probed)
+    stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo a banner; echo '{facts}'")
+    found = image_checks.image_runs(given)
+    assert found.status == status
+    assert says in found.says
+    argv = (tmp_path / "argv").read_text()
+    assert argv.startswith("exec --cleanenv --nv --env PYTHONNOUSERSITE=1 ")
+    assert f"{image} python3 -c" in argv
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("printf '\\033[31mFATAL: \\033[0m  image is broken\\n\\033[0m' >&2; exit 255", "image is"),
+        ("echo 'E: x' >&2; echo 'ModuleNotFoundError: No module torch' >&2; exit 1", "ModuleNotF"),
+        ("exit 7", "it ended with 7"),
+        ("echo hello", "and no facts"),
+    ],
+)
+def test_an_image_that_does_not_work_says_why_in_a_line(tmp_path, stand_in, script, says):
+    given, _ = in_image(tmp_path)
+    stand_in("apptainer", script)
+    found = image_checks.image_runs(given)
+    assert found.status == "missing"
+    assert says in found.says
+    assert "\x1b" not in found.says
+    assert "\n" not in found.says
+
+
+def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    stand_in("singularity", "exit 0")
+    given, _ = in_image(tmp_path)
+    assert image_checks.apptainer(given).says == (
+        "only singularity is on PATH; jobs call apptainer"
+    )
+    assert image_checks.apptainer(subject(tmp_path)).status == "not needed"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [("apptainer version 1.4.5", "ok"), ("apptainer version 1.0.3-1", "warning"), ("?", "ok")],
+)
+def test_an_old_apptainer_is_a_warning(tmp_path, stand_in, said, status):
+    stand_in("apptainer", f"echo '{said}'")
+    assert image_checks.apptainer(subject(tmp_path)).status == status
+
+
+@pytest.mark.parametrize("switch", ["NAMESPACES", "CLONE", "APPARMOR"])
+def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switch):
+    stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=0")
+    closed = tmp_path / "switch"
+    closed.write_text("1\n" if switch == "APPARMOR" else "0\n")
+    monkeypatch.setattr(image_checks, switch, closed)
+    found = image_checks.namespaces(subject(tmp_path))
+    assert found.status == "missing"
+    assert "ordinary users may make none" in found.says
+    assert found.action == "ask for this setting to be changed, or for apptainer-suid"
+
+
+def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
+    stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
+    assert image_checks.namespaces(subject(tmp_path)).status == "not needed"
+    assert image_checks.fuse(subject(tmp_path)).status == "not needed"
+
+
+# Slurm
+
+
+def test_slurm_that_is_not_there_is_missing_only_to_a_site(tmp_path):
+    absent = "scontrol is not installed here; use a login node of the cluster"
+    assert slurm_checks.answers(subject(tmp_path, absent)).status == "not needed"
+    assert slurm_checks.answers(subject(tmp_path, absent, site=site())).status == "missing"
+    silent = "scontrol gave no answer within 60 s; ask again later"
+    assert slurm_checks.answers(subject(tmp_path, silent)).status == "missing"
+
+
+DOWN = Node(
+    "n1", cluster().partitions[0].nodes[0].kind, frozenset(), frozenset({"gpu"}), is_here=False
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs", "status", "says"),
+    [
+        ({}, {}, "ok", "gpu: 2 of 2 nodes are as the site says, 2 in service"),
+        ({"partition": "gpux"}, {}, "missing", "gpux: there is no such partition"),
+        ({"partitions": {"debug": {}}}, {}, "missing", "debug: there is no such partition"),
+        ({}, {"is_up": False}, "missing", "gpu is not up"),
+        ({"gpus_per_node": 8}, {}, "missing", "gpus_per_node 8 over 4"),
+        ({"gpu_type": "h100"}, {}, "missing", "gpu_type h100 is not a100"),
+        ({"cpus_per_node": 65}, {}, "missing", "cpus_per_node 65 over 64"),
+        ({"mem": "501G"}, {}, "missing", "mem 513024 MiB over 512000"),
+        ({"mem": "500G"}, {}, "ok", "2 in service"),
+        ({"mem": "512000"}, {}, "ok", "2 in service"),
+        ({"constraint": "nvlink"}, {}, "missing", "constraint nvlink is no feature"),
+        ({"constraint": "ib"}, {}, "ok", "2 in service"),
+        ({"constraint": "a&b"}, {}, "ok", "2 in service"),
+        ({}, {"nodes": [DOWN]}, "warning", "none is in service"),
+    ],
+)
+def test_the_site_s_nodes_are_compared_with_slurm_s(tmp_path, changes, differs, status, says):
+    given = subject(tmp_path, cluster(**differs), site=site(**changes))
+    found = slurm_checks.partition(given)
+    assert (found.status, says in found.says) == (status, True), found
+
+
+def test_nodes_of_two_kinds_are_a_warning(tmp_path):
+    nodes = list(cluster().partitions[0].nodes)
+    other = Kind(num_gpus=4, gpu_type="h100", num_cpus=64, num_sockets=2, memory_mib=512_000)
+    nodes.append(Node("n3", other, frozenset(), frozenset({"gpu"}), is_here=True))
+    given = subject(tmp_path, cluster(nodes=nodes), site=site())
+    assert "3 of 3 nodes are as the site says, of 2 kinds" in slurm_checks.partition(given).says
+    typed = subject(tmp_path, cluster(nodes=nodes), site=site(gpu_type="h100"))
+    assert slurm_checks.partition(typed).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "status"),
+    [
+        ("01:00:00", "01:00:00", "ok"),
+        ("01:00:01", "01:00:00", "missing"),
+        ("2-00:00:00", None, "ok"),
+        ("23:59:59", "1-00:00:00", "ok"),
+    ],
+)
+def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit, status):
+    examined = subject(tmp_path, cluster(max_time=limit), site=site(time=given))
+    assert slurm_checks.time_limit(examined).status == status
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs", "status", "says"),
+    [
+        ({}, {}, "ok", "mine, QOS the default"),
+        ({"account": "theirs"}, {}, "ok", "theirs, "),
+        ({"account": "other"}, {}, "missing", "other is not yours"),
+        ({"account": "mine"}, {"accounts": ("theirs",)}, "missing", "mine may not use gpu"),
+        ({"qos": "high"}, {}, "ok", "QOS high"),
+        ({"qos": "urgent"}, {}, "missing", "QOS urgent is not yours"),
+        ({"qos": "high"}, {"qos": ("normal",)}, "missing", "QOS high may not use gpu"),
+        ({}, {"keeps_accounts": False}, "not needed", "keeps no accounts"),
+    ],
+)
+def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status, says):
+    own = Accounts("mine", ("mine", "theirs"), ("normal", "high"))
+    monkeypatch.setattr(slurm_checks.clusters, "accounts", lambda user: own)
+    given = subject(tmp_path, cluster(**differs), site=site(**changes))
+    found = slurm_checks.account(given)
+    assert (found.status, says in found.says) == (status, True), found
+
+
+def test_arrays_must_fit_into_slurm_s_limit(tmp_path):
+    fits = subject(tmp_path, cluster(), site=site())
+    assert slurm_checks.array_size(fits) == Finding("ok", "up to 1000 elements in one array")
+    over = subject(tmp_path, cluster(), site=site(max_array_size=5000))
+    assert slurm_checks.array_size(over).action == "max_array_size = 1001 in the site file"
+
+
+def test_accounting_that_fails_is_a_warning(tmp_path, stand_in):
+    given = subject(tmp_path, cluster())
+    stand_in("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert slurm_checks.accounting(given).says == "sacct: Slurm accounting storage is disabled"
+    stand_in("sacct", "exit 0")
+    assert slurm_checks.accounting(given).status == "ok"
+
+
+def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
+    stand_in(
+        "srun", f'echo "$@" >{tmp_path}/argv; echo n2 n2.local ib0 lo; echo n1 n1.local ib0 lo'
+    )
+    chosen = site(account="mine", gpu_type="a100", interface="ib0")
+    given = subject(tmp_path, cluster(), site=chosen, asks_nodes=True)
+    found = slurm_checks.nodes(given)
+    assert found.status == "ok"
+    assert found.details == ("n1, host n1.local: ib0, lo", "n2, host n2.local: ib0, lo")
+    assert (
+        (tmp_path / "argv")
+        .read_text()
+        .startswith(
+            "--nodes=2 --ntasks=2 --ntasks-per-node=1 --partition=gpu --account=mine "
+            "--gpus-per-node=a100:1 --time=00:01:00 "
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo n1 h1 ib0; echo n2 h2 eth0", "n2: no interface ib0, which the site names"),
+        ("echo n1 h1 ib0", "1 of 2 nodes have answered"),
+        ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
+        ("exit 3", "srun ended with 3"),
+    ],
+)
+def test_nodes_that_do_not_answer_as_they_should_are_missing(tmp_path, stand_in, script, says):
+    stand_in("srun", script)
+    given = subject(tmp_path, cluster(), site=site(interface="ib0"), asks_nodes=True)
+    found = slurm_checks.nodes(given)
+    assert (found.status, found.says) == ("missing", says)
+
+
+def test_a_queue_that_is_too_long_ends_with_a_sentence_and_no_job(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setattr(slurm_checks, "NODES_TIMEOUT_S", 1)
+    cancelled = tmp_path / "cancelled"
+    stand_in("srun", f"trap 'touch {cancelled}; exit 1' TERM\nwhile :; do sleep 0.1; done")
+    started = time.monotonic()
+    found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
+    assert time.monotonic() - started < 20
+    assert "no nodes within 1 s, the queue is too long" in found.says
+    assert cancelled.exists()
+
+
+# The command
+
+
+def lockstep(*arguments, cwd, **environ):
+    """Run the command as it is typed."""
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", "doctor", *arguments],
+        cwd=cwd,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_examined_by_a_program(tmp_path):
+    ended = lockstep("--json", cwd=tmp_path, PATH="/nowhere")
+    facts = json.loads(ended.stdout)
+    assert ended.stderr == ""
+    assert ended.returncode == facts["exit_code"] == 0
+    assert facts["runs_here"]
+    found = {row["check"]: row["status"] for row in facts["checks"]}
+    assert found["lockstep run"] == "ok"
+    assert found["Slurm"] == "not needed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_site_file_is_refused_before_any_check(tmp_path):
+    (tmp_path / "site.toml").write_text("schema = 1\npartitoin = 'x'\n")
+    ended = lockstep("--site", "site.toml", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "Error: site.toml: unknown key 'partitoin'; did you mean 'partition'?\n"
+    )
+
+
+def test_help_loads_neither_checks_nor_torch(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", ROOT / "lockstep.py", "doctor", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(re.findall(r"\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
+    assert not loaded & {"torch", "pydantic", "slurm_templates.doctor"}
+    assert "  lockstep doctor --site site.toml --slurm" in ended.stdout
+
+
+def missing(reason):
+    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_two_nodes_of_the_testbed_answer(tmp_path, stand_in):
+    if os.geteuid() != 0:
+        pytest.skip("only root may start a job as the testbed's user")
+    asked = subprocess.run([AS_USER, "sinfo"], capture_output=True, text=True, check=False)
+    if "debug" not in asked.stdout:
+        missing("no testbed is up; tests/testbed/up brings it up")
+    stand_in("srun", f'exec "{AS_USER}" srun "$@"')
+    chosen = site(partition="debug", account="project", gpus_per_node=2, cpus_per_node=4)
+    found = slurm_checks.nodes(subject(tmp_path, site=chosen, asks_nodes=True))
+    assert found.status == "ok", found
+    host = socket.gethostname()
+    assert [line.partition(": ")[0] for line in found.details] == [
+        f"node1, host {host}",
+        f"node2, host {host}",
+    ]

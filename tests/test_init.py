@@ -1,0 +1,491 @@
+"""What `lockstep init` writes: from many clusters' own words, on a laptop, and on the testbed."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import campaign as campaigns
+from slurm_templates import cluster as clusters
+from slurm_templates import init, slurm
+from slurm_templates import site as sites
+from slurm_templates.cluster import Accounts
+from slurm_templates.init import Surroundings
+
+ROOT = Path(__file__).parents[1]
+
+# As Slurm 22.05 prints them; what a case does not change is as on a plain cluster.
+NODE = """NodeName={name} Arch=x86_64 CoresPerSocket=32
+   CPUAlloc=0 {cpus} CPULoad=0.49
+   AvailableFeatures={features}
+   ActiveFeatures={features}
+   Gres={gres}
+   NodeAddr={name} NodeHostName={name} Version=22.05.8
+   OS=Linux 5.14.0-284.el9.x86_64 #1 SMP PREEMPT_DYNAMIC Thu Jan 1 00:00:00 UTC 2026
+   RealMemory={memory} AllocMem=0 FreeMem=17382 Sockets={sockets} Boards=1
+   State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   Partitions={partitions}
+   CfgTRES=cpu=128,mem=512000M,billing=128,gres/gpu=4
+   Reason=Gres=gpu:liar:99 is what the comment says [root@2026-01-01T00:00:00]
+
+"""
+PARTITION = """PartitionName={name}
+   AllowGroups=ALL AllowAccounts={accounts} AllowQos=ALL
+   AllocNodes=ALL Default={default} QoS=N/A
+   DefaultTime=NONE DisableRootJobs=NO {exclusive} GraceTime=0 Hidden=NO
+   MaxNodes={max_nodes} MaxTime={max_time} MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED
+   Nodes=n[1-2]
+   PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO
+   State={state} TotalCPUs=16 TotalNodes=4 SelectTypeParameters=NONE
+
+"""
+CONFIG = """Configuration data as of 2026-11-21T09:14:01
+AccountingStorageType   = {storage}
+ClusterName             = {name}
+MaxArraySize            = {array}
+SLURM_VERSION           = {version}
+
+Slurmctld(primary) at head is UP
+"""
+
+
+def node(name, gres="(null)", **changes):
+    usual = {
+        "cpus": "CPUEfctv=128 CPUTot=128",
+        "features": "(null)",
+        "memory": 512000,
+        "sockets": 2,
+        "state": "IDLE",
+        "partitions": "gpu",
+    }
+    return NODE.format(name=name, gres=gres, **usual | changes)
+
+
+def partition(name="gpu", **changes):
+    usual = {
+        "accounts": "ALL",
+        "default": "NO",
+        "exclusive": "ExclusiveUser=NO",
+        "max_nodes": "UNLIMITED",
+        "max_time": "1-00:00:00",
+        "state": "UP",
+    }
+    return PARTITION.format(name=name, **usual | changes)
+
+
+def cluster(*texts, **changes):
+    usual = {
+        "storage": "accounting_storage/slurmdbd",
+        "name": "here",
+        "array": 1001,
+        "version": "22.05.8",
+    }
+    nodes = "".join(text for text in texts if text.startswith("NodeName"))
+    partitions = "".join(text for text in texts if text.startswith("PartitionName"))
+    return clusters.parse(CONFIG.format(**usual | changes), partitions, nodes)
+
+
+def around(**changes):
+    usual = {
+        "interfaces": ("eth0",),
+        "images": (Path("/images/lockstep.sif"),),
+        "has_apptainer": True,
+        "venv": None,
+        "modules": (),
+        "suite": Path("/home/me/lockstep"),
+        "scratch": None,
+        "num_cores": 4,
+        "num_gpus": 0,
+    }
+    return Surroundings(**usual | changes)
+
+
+MANY = [node(f"n{i}", "gpu:a100:4(S:0-3)") for i in range(40)]
+# cluster -> what the site file says of it, and the campaign's ladder
+CLUSTERS = {
+    "typed GPUs with sockets": (
+        [partition(default="YES"), *MANY],
+        {"partition": "gpu", "gpus_per_node": 4, "gpu_type": None, "cpus_per_node": 128},
+        [1, 2, 4, 8, 16],
+    ),
+    "AMD": (
+        [
+            partition("standard-g", max_time="2-00:00:00", max_nodes=1024),
+            node("nid1", "gpu:mi250x:8(S:0-7)", partitions="standard-g"),
+            node("nid2", "gpu:mi250x:8(S:0-7)", partitions="standard-g"),
+        ],
+        {"gpus_per_node": 8, "gpu_runtime": "rocm", "time": "02:00:00"},
+        [1, 2, 4, 8, 16],
+    ),
+    "no type": ([partition(), node("n1", "gpu:3")], {"gpus_per_node": 3}, [1, 2, 3]),
+    "no GPUs": (
+        [partition("batch"), node("n1", partitions="batch"), node("n2", partitions="batch")],
+        {"gpus_per_node": 0, "max_ranks_per_node": 2, "gpu_type": None},
+        [1, 2, 4],
+    ),
+    "no gres field, old Slurm": (
+        [partition(), node("n1", cpus="CPUTot=64").replace("   Gres=(null)\n", "")],
+        {"gpus_per_node": 0, "cpus_per_node": 64},
+        [1, 2],
+    ),
+    "CPUs kept from jobs": (
+        [partition(), node("n1", "gpu:4", cpus="CPUEfctv=120 CPUTot=128")],
+        {"cpus_per_node": 120},
+        [1, 2, 4],
+    ),
+    "several partitions, the default without GPUs": (
+        [
+            partition("cpu", default="YES"),
+            partition("gpu", max_time="08:00:00"),
+            partition("devel", max_time="00:30:00", max_nodes=1),
+            partition("other"),
+            node("c1", partitions="cpu"),
+            *[node(f"g{i}", "gpu:h100:4(S:0-1),nvme:1", partitions="gpu,devel") for i in (1, 2)],
+            node("v1", "gpu:v100:2", partitions="other"),
+        ],
+        {
+            "partition": "gpu",
+            "partitions": {"gpu": ("08:00:00", 2), "devel": ("00:30:00", 1)},
+            "gpus_per_node": 4,
+        },
+        [1, 2, 4, 8],
+    ),
+    "the default of several with GPUs": (
+        [
+            partition("a"),
+            partition("b", default="YES"),
+            node("n1", "gpu:4", partitions="a"),
+            node("n2", "gpu:2", partitions="b"),
+        ],
+        {"partition": "b", "gpus_per_node": 2},
+        [1, 2],
+    ),
+    "mixed types": (
+        [
+            partition(),
+            *[node(f"a{i}", "gpu:a100:4(S:0-1)") for i in range(5)],
+            node("h1", "gpu:h100:8(S:0-1)"),
+        ],
+        {"gpus_per_node": 4, "gpu_type": "a100", "constraint": None},
+        [1, 2, 4, 8, 16],
+    ),
+    "mixed processors": (
+        [
+            partition(),
+            *[node(f"a{i}", "gpu:a100:4", features="rome,ib") for i in range(3)],
+            node("b1", "gpu:a100:4", cpus="CPUTot=192", features="genoa,ib"),
+        ],
+        {"cpus_per_node": 128, "constraint": "rome", "gpu_type": None},
+        [1, 2, 4, 8],
+    ),
+    "nodes without GPUs among them": (
+        [partition(), node("c1"), node("c2"), node("g1", "gpu:a100:2")],
+        {"gpus_per_node": 2, "gpu_type": None},
+        [1, 2],
+    ),
+    "memory that differs a little": (
+        [partition(), node("n1", "gpu:4", memory=515000), node("n2", "gpu:4", memory=512000)],
+        {"gpus_per_node": 4, "constraint": None},
+        [1, 2, 4, 8],
+    ),
+    "no time limit": (
+        [partition(max_time="UNLIMITED"), node("n1", "gpu:4")],
+        {"time": "02:00:00", "partitions": {"gpu": (None, 1)}},
+        [1, 2, 4],
+    ),
+    "a short limit": (
+        [partition(max_time="00:15:00"), node("n1", "gpu:4")],
+        {"time": "00:15:00"},
+        [1, 2, 4],
+    ),
+    "a limit of one node": ([partition(max_nodes=1), *MANY], {"gpus_per_node": 4}, [1, 2, 4]),
+    "GPUs in a number that no batch divides": (
+        [partition(), node("n1", "gpu:6"), node("n2", "gpu:6")],
+        {"gpus_per_node": 6},
+        [1, 2, 4, 6, 12],
+    ),
+    "one GPU": ([partition(), node("n1", "gpu:t4:1")], {"gpus_per_node": 1}, [1]),
+    "a partition that is down": (
+        [
+            partition("a", state="DOWN"),
+            partition("b"),
+            node("n1", "gpu:8", partitions="a,b"),
+        ],
+        {"partition": "b"},
+        [1, 2, 4, 8],
+    ),
+    "a partition for others": (
+        [
+            partition("a", accounts="physics,chemistry"),
+            partition("b", accounts="mine"),
+            node("n1", "gpu:8", partitions="a"),
+            node("n2", "gpu:4", partitions="b"),
+        ],
+        {"partition": "b", "account": "mine"},
+        [1, 2, 4],
+    ),
+    "Slurm 24.05 and later": (
+        [
+            partition(exclusive="ExclusiveUser=NO ExclusiveTopo=NO", max_time="7-00:00:00"),
+            node("n1", "gpu:nvidia_h100_80gb_hbm3:8(S:0-1)", state="IDLE+DYNAMIC_NORM"),
+        ],
+        {"gpus_per_node": 8, "gpu_type": None},
+        [1, 2, 4, 8],
+    ),
+    "names with all that Slurm allows": (
+        [partition("gpu.big+1"), node("n1", "gpu:4", partitions="gpu.big+1")],
+        {"partition": "gpu.big+1", "partitions": {"gpu.big+1": ("1-00:00:00", 1)}},
+        [1, 2, 4],
+    ),
+}
+OWN = Accounts("mine", ("mine", "theirs"), ("normal", "high"))
+
+
+def load(tmp_path, name, text):
+    """Read a text as the commands read its file."""
+    path = tmp_path / name
+    path.write_text(text)
+    return (sites if name == "site.toml" else campaigns).load(str(path))
+
+
+def said(site):
+    """Return a site's values as the table above writes them."""
+    limits = {name: (limit.time, limit.max_nodes) for name, limit in site.partitions.items()}
+    return dict(site) | {"partitions": limits}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_s_words_become_files_that_load(name, tmp_path):
+    texts, facts, world_sizes = CLUSTERS[name]
+    found = cluster(*texts)
+    site = load(tmp_path, "site.toml", init.site_file(found, OWN, around()).text)
+    assert {key: said(site)[key] for key in facts} == facts
+    chosen = init.choose(found, OWN)
+    campaign = load(tmp_path, "campaign.toml", init.cluster_campaign(chosen).text)
+    assert list(campaign.world_sizes) == world_sizes
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_each_commented_key_is_one_that_a_site_file_may_set(name):
+    text = init.site_file(cluster(*CLUSTERS[name][0]), OWN, around()).text
+    known = set(sites.Site.model_fields) | set(sites.Container.model_fields) | {"NCCL_DEBUG"}
+    off = [line[2:].partition(" = ")[0] for line in text.splitlines() if line.startswith("# ")]
+    keys = {key for key in off if key.isidentifier()}
+    assert {"qos", "reservation", "scratch", "binds"} <= keys <= known
+
+
+def test_the_inventory_lists_each_kind_of_node():
+    texts = CLUSTERS["mixed types"][0]
+    text = init.site_file(cluster(*texts), OWN, around()).text
+    rows = [line.split() for line in text.splitlines() if line.startswith("#   gpu*")]
+    assert rows == [
+        ["#", "gpu*", "5", "4", "x", "a100", "128", "500", "GiB", "1-00:00:00"],
+        ["#", "gpu*", "1", "8", "x", "h100", "128", "500", "GiB", "1-00:00:00"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:a100:2(S:0-1)", ("a100", 2)),
+        ("gpu:a100:2(S:0,1),nvme:1(S:0)", ("a100", 2)),
+        ("craynetwork:4,gpu:mi250:8(S:0-3)", ("mi250", 8)),
+        ("gpu:v100:1(S:0),gpu:a100:3(S:1)", ("a100", 3)),
+        ("gpu:4", (None, 4)),
+        ("gpu", (None, 1)),
+        ("gpu:a100:no_consume:4", ("a100", 4)),
+        ("gpu:1g.5gb:7(IDX:0-6)", ("1g.5gb", 7)),
+        ("(null)", (None, 0)),
+        ("", (None, 0)),
+        ("shard:8,mps:400", (None, 0)),
+    ],
+)
+def test_gres_is_read_in_all_its_forms(gres, gpus):
+    assert clusters.parse_gres(gres) == gpus
+
+
+@given(st.text())
+def test_no_gres_breaks_its_reader(text):
+    gpu_type, num = clusters.parse_gres(text)
+    assert num >= 0
+    assert num or gpu_type is None
+
+
+@given(st.integers(1, 16), st.integers(1, 64))
+def test_a_ladder_grows_and_fills_its_nodes(ranks_per_node, num_nodes):
+    found = init.ladder(ranks_per_node, num_nodes)
+    assert found[0] == 1
+    assert found == sorted(set(found))
+    assert ranks_per_node in found
+    assert found[-1] <= ranks_per_node * num_nodes
+    assert all(size < ranks_per_node or size % ranks_per_node == 0 for size in found)
+
+
+def test_without_accounts_the_account_is_left_to_be_filled_in(tmp_path):
+    found = cluster(*CLUSTERS["one GPU"][0], storage="(null)")
+    assert not found.keeps_accounts
+    text = init.site_file(found, Accounts(), around()).text
+    assert '# account = "PROJECT"' in text
+    assert load(tmp_path, "site.toml", text).account is None
+
+
+def test_a_user_s_default_account_is_proposed_and_the_others_named():
+    text = init.site_file(cluster(*CLUSTERS["one GPU"][0]), OWN, around()).text
+    (line,) = [line for line in text.splitlines() if line.startswith("account")]
+    assert line.split() == ["account", "=", '"mine"', "#", "or", "theirs"]
+
+
+def test_accounts_are_read_from_associations():
+    text = "me|mine|mine|normal,high\nme|mine|theirs|normal\n"
+    assert clusters.parse_accounts(text) == OWN
+    assert clusters.parse_accounts("") == Accounts()
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "set_to"),
+    [
+        (("ib0", "eth0"), "ib0"),
+        (("hsn0", "hsn1"), "hsn0"),
+        (("bond0",), "bond0"),
+        (("eth0",), None),
+        ((), None),
+    ],
+)
+def test_a_fast_interface_is_set_and_another_only_proposed(interfaces, set_to, tmp_path):
+    found = cluster(*CLUSTERS["one GPU"][0])
+    text = init.site_file(found, OWN, around(interfaces=interfaces)).text
+    assert load(tmp_path, "site.toml", text).interface == set_to
+    assert f'interface = "{(*interfaces, "ib0")[0]}"' in text
+
+
+def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
+    draft = init.site_file(cluster(*CLUSTERS["one GPU"][0]), OWN, around(images=()))
+    assert draft.to_fill_in == ("image",)
+    with pytest.raises(ValueError, match=r"^\S+: container\.image = 'FILL IN: path of an image"):
+        load(tmp_path, "site.toml", draft.text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"venv": Path("/home/me/venv")}, {"venv": "/home/me/venv", "modules": ()}),
+        ({"modules": ("PyTorch/2.6", "PyTorch/2.9")}, {"modules": ("PyTorch/2.9",)}),
+    ],
+)
+def test_where_there_is_no_apptainer_ranks_run_beside_it(changes, facts, tmp_path):
+    seen = around(has_apptainer=False, images=(), **changes)
+    draft = init.site_file(cluster(*CLUSTERS["one GPU"][0]), OWN, seen)
+    site = load(tmp_path, "site.toml", draft.text)
+    assert {key: getattr(site, key) for key in facts} == facts
+    assert site.suite == "/home/me/lockstep"
+    assert draft.to_fill_in == ()
+
+
+def test_what_slurm_says_cannot_leave_its_comment_or_string(tmp_path):
+    texts = [partition(), node("n1", "gpu:4", features='a"\x1b[31m\x85b,#c')]
+    found = cluster(*texts, name='our "best" \\ cluster')
+    site = load(tmp_path, "site.toml", init.site_file(found, OWN, around()).text)
+    assert site.name == 'our "best" \\ cluster'
+
+
+def test_a_cluster_without_nodes_is_refused_in_a_sentence():
+    with pytest.raises(RuntimeError, match="here shows no partition with nodes; "):
+        init.choose(cluster(partition()), OWN)
+
+
+def lockstep(arguments, cwd, path):
+    """Run the command with only these folders on PATH."""
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", "init", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_laptop_gets_a_campaign_and_is_told_so(tmp_path):
+    ended = lockstep([], tmp_path, "/nowhere")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["campaign.toml"]
+    assert "No Slurm is installed here" in ended.stdout
+    assert "Next: lockstep run campaign.toml" in ended.stdout
+    assert campaigns.load(str(tmp_path / "campaign.toml")).size in ("laptop", "node")
+
+
+def test_no_file_is_replaced_unless_it_is_asked_for(tmp_path):
+    (tmp_path / "campaign.toml").write_text("mine")
+    ended = lockstep(["--site", "example"], tmp_path, "/nowhere")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("Error: campaign.toml exist")
+    assert [path.name for path in tmp_path.iterdir()] == ["campaign.toml"]
+    assert (tmp_path / "campaign.toml").read_text() == "mine"
+    assert lockstep(["--site", "example", "--force"], tmp_path, "/nowhere").returncode == 0
+    assert campaigns.load(str(tmp_path / "campaign.toml")).world_sizes == (1, 2, 4, 8, 16)
+    assert sites.load(str(tmp_path / "site.toml")).name == "example"
+
+
+def test_a_dry_run_prints_both_files_and_writes_none(tmp_path):
+    ended = lockstep(["--site", "example", "--dry-run", "new"], tmp_path, "/nowhere")
+    assert list(tmp_path.iterdir()) == []
+    _, site, campaign = ended.stdout.split("# ---- new/")
+    assert tomllib.loads(site.partition("\n")[2])["name"] == "example"
+    assert tomllib.loads(campaign.partition("\n")[2])["name"] == "first"
+
+
+def test_a_site_that_does_not_ship_is_refused(tmp_path):
+    ended = lockstep(["--site", "nowhere"], tmp_path, "/nowhere")
+    assert ended.returncode == 2
+    assert ended.stderr == "Error: no built-in site 'nowhere'; choose from example, testbed\n"
+
+
+def test_a_silent_controller_is_an_error_and_no_laptop(tmp_path):
+    script = "#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact controller' >&2; exit 1"
+    (tmp_path / "scontrol").write_text(script)
+    (tmp_path / "scontrol").chmod(0o755)
+    ended = lockstep([tmp_path / "new"], tmp_path, f"{tmp_path}:/usr/bin:/bin")
+    assert ended.returncode == 3
+    assert "Unable to contact controller" in ended.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_images_are_found_beside_the_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(["old.sif", "new.sif"]):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (age, age))
+    assert init.look_around(tmp_path, {}).images == (tmp_path / "new.sif", tmp_path / "old.sif")
+
+
+def missing(reason):
+    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def shown():
+    try:
+        return slurm.ask("scontrol", "show", "config")
+    except RuntimeError:
+        return ""
+
+
+@pytest.mark.slurm
+def test_the_testbed_s_own_files_load(tmp_path):
+    if "= testbed" not in shown():
+        missing("no testbed is up; tests/testbed/up brings it up")
+    (tmp_path / "my.sif").touch()
+    made = init.drafts(tmp_path, {})
+    site = load(tmp_path, "site.toml", made["site.toml"].text)
+    assert (site.name, site.partition, site.gpus_per_node) == ("testbed", "gpu", 2)
+    assert said(site)["partitions"] == {"gpu": ("1-00:00:00", 4), "debug": ("00:15:00", 2)}
+    assert site.max_array_size == 1001
+    campaign = load(tmp_path, "campaign.toml", made["campaign.toml"].text)
+    assert campaign.world_sizes == (1, 2, 4, 8)
