@@ -3,6 +3,8 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
+import os
+import signal
 import time
 import warnings
 from collections.abc import Generator
@@ -14,6 +16,7 @@ import pytest
 
 from bench import session, sizes, world
 from bench.record import KEY, STUDIES
+from bench.session import EXIT_STOPPED
 
 LAST_WORD_S = 3.0
 
@@ -44,6 +47,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
     "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
     "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
+    "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
+    "--stop-file": {
+        "type": Path,
+        "metavar": "PATH",
+        "help": "end in order, with exit code 75, before the next case once this file exists",
+    },
     "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
     "--label": {
         "action": "append",
@@ -94,6 +103,7 @@ def pytest_collection(session: pytest.Session) -> None:
     try:
         _changes(session.config.option)
         _labels(session.config.option)
+        _part(session.config.option)
     except ValueError as error:
         _refuse(error)
 
@@ -120,20 +130,28 @@ def _tolerate_warnings(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if item.get_closest_marker("cases")]
-    if not measured or config.option.collectonly:
+    if not measured:
         return
     try:
-        launch = config.stash[SESSION] = session.join(_settings(config))
-        chosen = launch.prepare(measured)
-        launch.open_journal([item.nodeid for item in measured], _document(config))
+        chosen = session.of_part(measured, _part(config.option))
+        if not config.option.collectonly:
+            chosen = _begin(config, chosen)
     except ValueError as error:
         _refuse(error)
     except (RuntimeError, OSError) as error:
         _exit(error, session.EXIT_MACHINE)
-    for item in chosen:
-        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured or item in chosen]
+
+
+def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
+    """Join the other ranks and return the cases that are left to measure."""
+    launch = config.stash[SESSION] = session.join(_settings(config))
+    chosen = launch.prepare(expected)
+    launch.open_journal([item.nodeid for item in expected], _document(config))
+    for item in chosen:
+        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
+    return chosen
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -155,6 +173,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = item.config.stash.get(SESSION, None)
     if launch is not None and item.get_closest_marker("cases"):
         launch.enter(item.nodeid)
+        if launch.stopped:
+            raise item.session.Interrupted(launch.stopped)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -223,7 +243,21 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         try:
             return (yield)
         finally:
+            _flush(session.config)
+            if launch.stopped:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             launch.close()
+            if launch.stopped:
+                # Once one rank has ended, a launcher kills those still on their way out, and with
+                # them the exit code. All that is to be written is: they end at once, together.
+                os._exit(EXIT_STOPPED)
+
+
+def _flush(config: pytest.Config) -> None:
+    """Let out what rank 0 says: a launcher ends all ranks as soon as one has ended."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.flush()
 
 
 @pytest.fixture
@@ -271,6 +305,8 @@ def _read_settings(config: pytest.Config) -> session.Settings:
         journal_path=_journal_path(option),
         resume=option.resume,
         skip_failed=option.skip_failed,
+        part=_part(option),
+        stop_file=option.stop_file,
         data_root=option.data_root,
         labels=_labels(option),
     )
@@ -288,6 +324,10 @@ def _labels(option: Any) -> dict[str, str]:
         if "=" not in label:
             raise ValueError(f"--label {label!r} is not NAME=VALUE")
     return dict(label.split("=", 1) for label in option.label)
+
+
+def _part(option: Any) -> tuple[int, int] | None:
+    return None if option.part is None else session.parse_part(option.part)
 
 
 def _journal_path(option: Any) -> Path | None:

@@ -62,6 +62,20 @@ class Control:
             )
         return list(values)
 
+    def part(self) -> None:
+        """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
+
+        Raises:
+            RuntimeError: Rank 0 did not come in time.
+        """
+        there = self.exchange("leaving", "here")
+        if self.rank > 0:
+            self._store.set(f"left/{self.rank}", json.dumps("left"))
+            return
+        deadline = time.monotonic() + self._timeout_s
+        for rank in (rank for rank, given in enumerate(there) if rank > 0 and given):
+            self._get(f"left/{rank}", deadline)
+
     def _get(self, key: str, deadline: float) -> Any:
         left_ms = int((deadline - time.monotonic()) * 1e3)
         try:

@@ -48,7 +48,7 @@ def _digests(case_ids: Sequence[str], settings: "Settings") -> str:
 def _comparable(settings: "Settings") -> dict[str, Any]:
     """Return the settings that must be equal; paths may differ where hosts mount them apart."""
     facts = asdict(settings) | {"journal_path": settings.journal_path is not None}
-    return {name: value for name, value in facts.items() if name != "data_root"}
+    return {name: facts[name] for name in facts if name not in ("data_root", "stop_file")}
 
 
 def _refuse_difference(
@@ -91,6 +91,8 @@ def launch_flags(facts: dict[str, Any]) -> list[str]:
             flags.append(f"oversubscribed: {threads} threads of ranks on {len(cores)} cores")
     if len(facts["device_names"]) > 1:
         flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
+    if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
     if facts["git_dirty"]:
         flags.append("the suite's checkout holds changes that are not committed")
     return sorted(set(flags))

@@ -2,9 +2,15 @@
 
 Every rank runs the same session. Before the first case the ranks compare what they collected;
 each case begins with a handshake and ends with one verdict, equal on all ranks.
+
+Every rank exits with pytest's codes (1 failed case, 4 wrong options, 5 nothing selected), or with
+75: ended in order because the stop file is there, 76: ranks out of step, 78: the machine cannot
+measure.
 """
 
 import gc
+import os
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 Outcome = Literal["passed", "failed", "skipped"]
 
 EXIT_USAGE = 4
+EXIT_STOPPED = 75
 EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
@@ -44,6 +51,8 @@ class Settings:
         journal_path: Where finished cases are kept; None keeps none.
         resume: Leave out the cases the journal already holds.
         skip_failed: With resume, leave out those that failed, too.
+        part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
+        stop_file: Once this file exists, the launch ends before its next case; None for never.
         data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
     """
@@ -57,6 +66,8 @@ class Settings:
     journal_path: Path | None
     resume: bool
     skip_failed: bool
+    part: tuple[int, int] | None
+    stop_file: Path | None
     data_root: Path
     labels: dict[str, str]
 
@@ -66,6 +77,10 @@ class LaunchSession:
     """The state of one launch on one rank.
 
     Attributes:
+        num_cases: Cases entered in this session.
+        num_expected: Cases of the launch, those of an earlier session included.
+        num_left: Cases that are not finished yet.
+        stopped: Why the launch ends before its next case; empty while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
     """
 
@@ -77,6 +92,9 @@ class LaunchSession:
     flags: tuple[str, ...] = ()
     journal: Journal | None = None
     num_cases: int = 0
+    num_expected: int = 0
+    num_left: int = 0
+    stopped: str = ""
     is_in_step: bool = False
 
     @property
@@ -94,7 +112,9 @@ class LaunchSession:
         preflight.compare(self.control, [item.nodeid for item in items], self.settings)
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
-        return self._without_measured(items)
+        chosen = self._without_measured(items)
+        self.num_expected, self.num_left = len(items), len(chosen)
+        return chosen
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
         """Begin this session's part of the journal, on rank 0.
@@ -130,7 +150,10 @@ class LaunchSession:
         )
 
     def enter(self, nodeid: str) -> None:
-        """Shake hands before a case: every rank must be about to run the same one."""
+        """Shake hands before a case: every rank must be about to run the same one.
+
+        Where the stop file is there, `stopped` says so on every rank, and the case is not to run.
+        """
         self.num_cases += 1
         self.is_in_step = False
         if self.num_cases == 2:
@@ -138,14 +161,33 @@ class LaunchSession:
             # is timed; going through a million imported objects each time would cost more than it.
             gc.collect()
             gc.freeze()
-        there = self.control.exchange(f"{self.num_cases}/enter", nodeid)
-        if any(other != nodeid for other in there):
-            rank = next(r for r, other in enumerate(there) if other != nodeid)
+        # Rank 0 looks for all: a shared file system may show the others an older folder.
+        mine = {"case": nodeid, "stop": self.is_voice and self._is_stop_asked()}
+        there = self.control.exchange(f"{self.num_cases}/enter", mine)
+        cases = [other and other["case"] for other in there]
+        if any(case != nodeid for case in cases):
+            rank = next(r for r, case in enumerate(cases) if case != nodeid)
             pytest.exit(
-                f"rank {rank} is at {there[rank] or 'no case'} while rank {self.world.rank} is at "
+                f"rank {rank} is at {cases[rank] or 'no case'} while rank {self.world.rank} is at "
                 f"{nodeid}; nothing measured from here on could be trusted",
                 returncode=EXIT_OUT_OF_STEP,
             )
+        if there[0]["stop"]:
+            self.is_in_step = True
+            self.stopped = self._where_it_stands()
+
+    def _is_stop_asked(self) -> bool:
+        path = self.settings.stop_file
+        # Unlike Path.exists, this raises for no path: the other ranks wait for an answer.
+        return path is not None and os.path.exists(path)  # noqa: PTH110
+
+    def _where_it_stands(self) -> str:
+        path = self.settings.journal_path
+        return (
+            f"{self.settings.stop_file} exists: {self.num_expected - self.num_left} of "
+            f"{self.num_expected} cases are finished, {self.num_left} are left; remove it and "
+            f"run again{f' with --resume --journal={path}' if path else ''}"
+        )
 
     def verdict(self, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
         """Return the outcome of a case that holds on all ranks, and its reason.
@@ -159,6 +201,7 @@ class LaunchSession:
         outcomes = {rank["outcome"] if rank else "silent" for rank in found}
         if len(outcomes) == 1 and outcome != "failed":
             self.is_in_step = True
+            self.num_left -= 1
             return outcome, reason
         return "failed", self._blame(found)
 
@@ -186,12 +229,11 @@ class LaunchSession:
     def close(self) -> None:
         """Leave the other ranks."""
         gc.unfreeze()
-        if self.is_in_step:
-            # Rank 0 may serve the store: it stays until the others have read the last verdict.
-            self.control.exchange("leaving", self.world.rank)
         if self.journal:
             self.journal.close()
         world.leave()
+        if self.is_in_step:
+            self.control.part()
 
     def _check_values(self, items: list[pytest.Item]) -> None:
         rows = [item.callspec.params for item in items]  # type: ignore[attr-defined]
@@ -215,6 +257,7 @@ class LaunchSession:
             "size": self.settings.size_name,
             "rounds": self.settings.size.rounds,
             "warmup_rounds": self.settings.size.warmup_rounds,
+            "part": self.settings.part,
             "measured_with": preflight.measured_with(self.world, self.settings),
             "world_size": self.world.world_size,
             "num_nodes": self.world.num_nodes,
@@ -255,6 +298,36 @@ def join(settings: Settings) -> LaunchSession:
     )
     control = Control(joined.store, joined.rank, joined.world_size, settings.timeout_s)
     return LaunchSession(settings, joined, control, ReplayClock())
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Read `K/N`, K from 1 to N.
+
+    Raises:
+        ValueError: It is written otherwise.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    part = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise ValueError(f"--part {text!r} is not K/N with K from 1 to N, such as 3/27")
+    return part
+
+
+def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
+    """Return the K-th of N parts of the items: every N-th from the K-th on.
+
+    Raises:
+        ValueError: That part holds nothing.
+    """
+    if part is None:
+        return items
+    number, num_parts = part
+    if number > len(items):
+        raise ValueError(
+            f"--part {number}/{num_parts} holds no case, for {len(items)} are selected; "
+            f"choose a part from 1 to {len(items)}"
+        )
+    return items[number - 1 :: num_parts]
 
 
 def default_size(device: str | None) -> str:

@@ -93,5 +93,26 @@ def test_without_rank_0_there_is_no_answer(server):
         one.exchange("x", 1)
 
 
+def test_ranks_part_when_all_are_there_and_rank_0_last(server):
+    ended = []
+
+    def act(control):
+        time.sleep(0.1 * control.rank)
+        control.part()
+        ended.append(control.rank)
+
+    at_once(ranks(server, 4, 30), act)
+    assert sorted(ended[:-1]) == [1, 2, 3]
+    assert ended[-1] == 0
+
+
+def test_a_rank_that_is_gone_is_waited_for_once(server):
+    zero, one, _ = ranks(server, 3, SHORT_S)
+    start = time.monotonic()
+    at_once([zero, one], Control.part)
+    assert time.monotonic() - start < 2 * SHORT_S
+
+
 def test_one_rank_needs_no_store():
+    Control(HashStore(), 0, 1, 0.1).part()
     assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]

@@ -5,12 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench import journal
 from bench.record import KEY, CaseRecord
+from bench.session import of_part
 
 pytestmark = pytest.mark.slow
 
@@ -185,6 +190,10 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
         (["--rounds", "0"], "rounds=0 is not 1 or more"),
         (["--label", "campaign"], "--label 'campaign' is not NAME=VALUE"),
         (["--threads-per-rank", "0"], "threads_per_rank=0 is not 1 or more"),
+        (["--part", "4/3"], "--part '4/3' is not K/N with K from 1 to N, such as 3/27"),
+        (["--part", "0/3"], "--part '0/3' is not K/N with K from 1 to N, "),
+        (["--part", "one"], "--part 'one' is not K/N with K from 1 to N, "),
+        (["--part", "2/3"], "--part 2/3 holds no case, for 1 are selected; choose a part from "),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_sentence(run_ranks, tmp_path, options, sentence):
@@ -208,6 +217,118 @@ def test_caps_beyond_the_gradients_are_one_and_the_same_bucket(run_ranks, tmp_pa
     fifty, hundred = (entry["extra_info"][KEY]["details"] for entry in document["benchmarks"])
     # ResNet-18 has 11 181 642 parameters of 4 bytes at 10 classes: 42.7 MiB, less than either cap.
     assert fifty["bucket_bytes"] == hundred["bucket_bytes"] == [4 * 11_181_642]
+
+
+@given(st.integers(1, 60), st.integers(1, 90))
+def test_the_parts_hold_every_case_once(num_cases, num_parts):
+    items = list(range(num_cases))
+    parts = [of_part(items, (k, num_parts)) for k in range(1, min(num_cases, num_parts) + 1)]
+    assert sorted(item for part in parts for item in part) == items
+    assert all(part == sorted(part) for part in parts)
+    if num_parts > num_cases:
+        with pytest.raises(ValueError, match="holds no case"):
+            of_part(items, (num_parts, num_parts))
+
+
+COLLECTIVE = (*SMOKE, "-m", "collective", "--benchmark-json", "out.json")
+
+
+def short(names):
+    return [name.partition("::")[2] for name in names]
+
+
+@pytest.fixture(scope="module")
+def collectives(run_ranks, tmp_path_factory):
+    """The names of the collective cases, in the order they are collected."""
+    arguments = [*SMOKE, "-m", "collective", "--collect-only", "-q"]
+    (ended,) = run_ranks([arguments], tmp_path_factory.mktemp("collected"))
+    return short(line for line in ended.stdout.splitlines() if "::" in line)
+
+
+def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collectives):
+    arguments = [*COLLECTIVE, "--part", "2/3", "--resume"]
+    ended = run_ranks([arguments] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["name"] for entry in document["benchmarks"]] == collectives[1::3]
+    assert short(document[KEY]["expected"]) == collectives[1::3]
+    assert (document[KEY]["complete"], document[KEY]["part"]) == (True, [2, 3])
+
+    lines = (tmp_path / "out.journal.jsonl").read_text().splitlines()
+    cut = tmp_path / "out.journal.jsonl"
+    cut.write_text("\n".join(lines[:-1]) + "\n")
+    ended = run_ranks([arguments] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    assert " 1 passed" in ended[0].stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["name"] for entry in document["benchmarks"]] == collectives[1::3]
+    assert [rank.returncode for rank in run_ranks([arguments] * 2, tmp_path)] == [5, 5]
+
+
+def test_ranks_of_other_parts_are_refused(run_ranks, tmp_path):
+    zero, one = run_ranks(
+        [[*COLLECTIVE, "--part", "1/2"], [*COLLECTIVE, "--part", "2/2"]], tmp_path
+    )
+    (sentence,) = errors(zero)
+    assert sentence.startswith("ERROR: rank 1 collected other cases than rank 0 (5 against 5), ")
+    assert (zero.returncode, one.returncode) == (4, 4)
+
+
+def stop_once_measured(folder, num_cases):
+    """Make the stop file once so many cases stand in the journal, the launch's head beside."""
+    path = folder / "out.journal.jsonl"
+    while not (path.exists() and path.read_bytes().count(b"\n") > num_cases):
+        time.sleep(0.02)
+    (folder / "stop").touch()
+
+
+def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
+    tmp_path, clean_environ, collectives
+):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", "2", *COLLECTIVE, "--stop-file", "stop"),
+    ]
+    options = {"cwd": tmp_path, "env": clean_environ, "capture_output": True, "text": True}
+    stopper = threading.Thread(target=stop_once_measured, args=(tmp_path, 2), daemon=True)
+    stopper.start()
+    stopped = subprocess.run(command, **options, check=False)
+    stopper.join(timeout=0)
+    assert stopped.stderr.count("exitcode  : 75 ") == 2, stopped.stderr
+    done = kept(tmp_path, "case", full=True)
+    assert 2 <= len(done) < len(collectives)
+    assert (
+        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} are left; remove it "
+        "and run again with --resume --journal=out.journal.jsonl"
+    ) in stopped.stdout
+    assert f" {len(done)} passed" in stopped.stdout
+    assert "Traceback" not in stopped.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["name"] for entry in document["benchmarks"]] == collectives[: len(done)]
+    assert len(document[KEY]["expected"]) == 10
+    assert document[KEY]["complete"] is False
+
+    (tmp_path / "stop").unlink()
+    resumed = subprocess.run([*command, "--resume"], **options, check=False)
+    assert resumed.returncode == 0, resumed.stdout
+    assert f" {10 - len(done)} passed" in resumed.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["name"] for entry in document["benchmarks"]] == collectives
+    assert document[KEY]["complete"] is True
+    entries = journal.read(tmp_path / "out.journal.jsonl")
+    assert short(entry["case"] for entry in entries if "case" in entry) == collectives
+
+
+def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
+    (tmp_path / "stop").touch()
+    ended = run_ranks(
+        [[*COLLECTIVE, "--stop-file", "stop"]] + [[*COLLECTIVE, "--stop-file", "elsewhere"]] * 2,
+        tmp_path,
+        launcher="slurm",
+    )
+    assert [rank.returncode for rank in ended] == [75, 75, 75]
+    assert "stop exists: 0 of 10 cases are finished, 10 are left; " in ended[0].stdout
+    assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
 
 
 FAULTY = """
@@ -278,11 +399,11 @@ def faulty(tmp_path_factory, run_ranks):
     return folder, sessions
 
 
-def kept(folder, kind):
-    """Return short case name -> entry of one kind in the journal."""
+def kept(folder, kind, *, full=False):
+    """Return short case name, or with its parameters, -> entry of one kind in the journal."""
     entries = journal.read(folder / "out.journal.jsonl")
     return {
-        entry["case"].partition("::")[2].partition("[")[0]: entry
+        entry["case"].partition("::")[2].partition("]" if full else "[")[0]: entry
         for entry in entries
         if entry["kind"] == kind
     }
