@@ -29,6 +29,7 @@ ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_", "GLOO_",
 ENVIRONMENT_NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TOKENIZERS_PARALLELISM",
     "TORCH_DISTRIBUTED_DEBUG",
@@ -41,6 +42,7 @@ SLURM_NAMES = (
     "SLURM_JOB_NODELIST",
     "SLURM_NNODES",
     "SLURM_STEP_ID",
+    "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
 )
 # What a launch has only where its ranks drive GPUs; a CUDA build of torch on a CPU used none.
@@ -174,19 +176,34 @@ def package_version(distribution: str) -> str | None:
 
 
 def git_facts(root: Path) -> dict[str, Any]:
-    """Return commit and dirtiness of a checkout; `LOCKSTEP_COMMIT` names it where git cannot.
+    """Return commit and dirtiness of the suite: its checkout's, else what its image was built of.
 
     Dirty means that tracked files differ from the commit; results lying about do not count.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     # An installation inside somebody else's checkout must not borrow that checkout's commit.
     if top is None or Path(top) != root.resolve():
-        return {"git_commit": os.environ.get("LOCKSTEP_COMMIT") or None, "git_dirty": None}
+        return _built_of(root)
     changes = _git(root, "status", "--porcelain", "--untracked-files=no")
     return {
         "git_commit": _git(root, "rev-parse", "HEAD"),
         "git_dirty": None if changes is None else bool(changes),
     }
+
+
+def _built_of(root: Path) -> dict[str, Any]:
+    """Return what an image's builder left: a commit, with `-dirty` after it where files differed.
+
+    The file `COMMIT` stands beside the suite it speaks of; the variable `LOCKSTEP_COMMIT` of an
+    image would also speak of a checkout bound into it, so it counts for none.
+    """
+    text = read_text(root / "COMMIT")
+    if text is None and not (root / ".git").exists():
+        text = os.environ.get("LOCKSTEP_COMMIT")
+    found = re.fullmatch(r"([0-9a-f]{7,64})(-dirty)?", text or "")
+    if not found:
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": found[1], "git_dirty": found[2] is not None}
 
 
 def _git(root: Path, *arguments: str) -> str | None:

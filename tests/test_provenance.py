@@ -2,13 +2,15 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from bench import provenance, record
+from bench import preflight, provenance, record
 
+UNKNOWN = {"git_commit": None, "git_dirty": None}
 HAS_GIT = pytest.mark.skipif(shutil.which("git") is None, reason="git is not on PATH")
 
 
@@ -75,10 +77,39 @@ def test_a_checkout_of_another_owner_is_read_all_the_same(checkout):
 def test_without_git_the_image_names_the_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("LOCKSTEP_COMMIT", "abc1234")
-    expected = {"git_commit": "abc1234", "git_dirty": None}
-    assert provenance.git_facts(tmp_path) == expected
+    assert provenance.git_facts(tmp_path) == {"git_commit": "abc1234", "git_dirty": False}
     monkeypatch.delenv("LOCKSTEP_COMMIT")
-    assert provenance.git_facts(tmp_path) == {"git_commit": None, "git_dirty": None}
+    assert provenance.git_facts(tmp_path) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "commit", "dirty"),
+    [
+        ("a1" * 20 + "\n", "a1" * 20, False),
+        ("a1" * 20 + "-dirty\n", "a1" * 20, True),
+        ("", None, None),
+        ("unknown\n", None, None),
+        ("a1" * 20 + "\n" + "b2" * 20, None, None),
+    ],
+)
+def test_the_file_an_image_holds_names_the_commit_it_was_built_of(tmp_path, text, commit, dirty):
+    (tmp_path / "COMMIT").write_text(text)
+    assert provenance.git_facts(tmp_path) == {"git_commit": commit, "git_dirty": dirty}
+
+
+def test_the_file_beside_the_suite_comes_before_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_COMMIT", "b2" * 20)
+    (tmp_path / "COMMIT").write_text("a1" * 20)
+    assert provenance.git_facts(tmp_path)["git_commit"] == "a1" * 20
+
+
+@HAS_GIT
+def test_a_checkout_bound_into_an_image_is_not_taken_for_the_images_suite(checkout, monkeypatch):
+    head = git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("LOCKSTEP_COMMIT", "b2" * 20)
+    assert provenance.git_facts(checkout) == {"git_commit": head, "git_dirty": False}
+    monkeypatch.setenv("PATH", "")
+    assert provenance.git_facts(checkout) == UNKNOWN
 
 
 def test_the_environment_keeps_what_steers_communication_and_no_secret():
@@ -88,6 +119,9 @@ def test_the_environment_keeps_what_steers_communication_and_no_secret():
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "UCX_TLS": "rc",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     }
     left_out = {
         "HOME": "/home/a",
@@ -100,8 +134,17 @@ def test_the_environment_keeps_what_steers_communication_and_no_secret():
     assert provenance.environment(left_out | kept) == kept
 
 
+@pytest.mark.parametrize(("level", "flagged"), [("DETAIL", 1), ("detail", 1), ("INFO", 0)])
+def test_checks_of_every_collective_are_a_flag(level, flagged):
+    facts = {"ranks": [], "device_names": [], "git_dirty": False}
+    facts["environment"] = {"TORCH_DISTRIBUTED_DEBUG": level}
+    flags = preflight.launch_flags(facts)
+    assert len([flag for flag in flags if "TORCH_DISTRIBUTED_DEBUG" in flag]) == flagged
+
+
 def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
-    job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2"}
+    job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"}
+    job |= {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "1"}
     assert provenance.slurm_facts(job | {"SLURM_CONF": "/etc/slurm.conf"}) == job
     assert provenance.slurm_facts({"HOME": "/"}) == {}
 
@@ -144,6 +187,7 @@ def test_a_rank_on_this_cpu_is_described():
 
     facts = provenance.rank_facts(3, 1, torch.device("cpu"))
     assert (facts["rank"], facts["local_rank"], facts["device"]) == (3, 1, "cpu")
+    assert facts["host"] == socket.gethostname()
     assert facts["pid"] == os.getpid()
     assert facts["cores"] == sorted(os.sched_getaffinity(0))
     assert facts["num_threads"] == torch.get_num_threads()
