@@ -144,6 +144,7 @@ _RECORD_TYPES: dict[str, tuple[type, ...]] = {
 _LAUNCH_TYPES: dict[str, tuple[type, ...]] = {
     "provenance": (dict, type(None)), "world_size": _WHOLE_OR_NONE,
     "expected": (list, type(None)), "skipped": (list, type(None)), "failed": (list, type(None)),
+    "part": (list, type(None)),
 }  # fmt: skip
 _PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
     "ranks": (list, type(None)), "environment": (dict, type(None)),
@@ -152,8 +153,10 @@ _PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
 _LISTED_TYPES: dict[str, tuple[type, ...]] = {
     "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,),
     "peak_memory_bytes": _NUMBER,
-    "flags": (str,),
+    "flags": (str,), "part": _WHOLE,
 }  # fmt: skip
+# Launches that agree in all of these are one. Parts of an array may start in the same second.
+_ONE_LAUNCH = ("launch", "campaign", "started", "part")
 # No round lasts 30,000 years, and sums of longer ones leave the range of numbers.
 LONGEST_ROUND_S = 1e12
 
@@ -194,6 +197,7 @@ def load(paths: Iterable[Path]) -> Results:
         raise ValueError("the files hold no result; measure first, or import a table")
     _refuse_mixed_launches(results.launches)
     _refuse_mixed_cases(results.rows)
+    _order_parts(results)
     _flag_unequal_ranks(results)
     return results
 
@@ -316,6 +320,9 @@ def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     if facts:
         record.check_schema(facts, str(path))
     _check_types(facts, _LAUNCH_TYPES, str(path))
+    part = facts.get("part")
+    if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
+        raise ValueError(f"{path}: part is {part}, not [K, N] with K from 1 to N; measure it again")
     _check_types(facts.get("provenance") or {}, _PROVENANCE_TYPES, str(path))
     return facts
 
@@ -340,8 +347,8 @@ def _launch_name(path: Path, facts: Mapping[str, Any], results: Results) -> str:
     plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
     name = str(facts.get("launch") or plain)
     for other in results.launches:
-        same = (facts.get("launch"), facts.get("campaign"), facts.get("started"))
-        if facts and same == tuple(other.facts.get(k) for k in ("launch", "campaign", "started")):
+        same = all(facts.get(name) == other.facts.get(name) for name in _ONE_LAUNCH)
+        if facts and same:
             raise ValueError(
                 f"{path}: launch {name} is already read from {other.path}; give each launch once, "
                 "since a copy is no repeat"
@@ -523,6 +530,32 @@ def _refuse_difference(one: Row, two: Row) -> None:
                 f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
                 f"{getattr(two, name)} in launch {two.launch}; report them apart"
             )
+
+
+def _order_parts(results: Results) -> None:
+    """Order the rows of launches measured in parts as one launch of all cases has them.
+
+    Tables and effects follow that order; part K of N holds every N-th case from the K-th on.
+    """
+    if not any(launch.facts.get("part") for launch in results.launches):
+        return
+    groups: dict[tuple[str, ...], int] = {}
+    places: dict[tuple[str, str], tuple[int, int]] = {}
+    for launch in results.launches:
+        number, num_parts = launch.facts.get("part") or (1, 1)
+        group = groups.setdefault(_whole(launch), len(groups))
+        for index, case in enumerate(launch.facts.get("expected") or []):
+            name = str(case).partition(".py::")[2] or str(case)  # as the result has it
+            places[launch.name, name] = (group, index * num_parts + number)
+    last = (len(groups), 0)
+    results.rows.sort(key=lambda row: places.get((row.launch, row.case), last))
+
+
+def _whole(launch: Launch) -> tuple[str, ...]:
+    """Return what the parts of one launch have in common."""
+    if not launch.facts.get("part"):
+        return (launch.name,)
+    return tuple(str(launch.facts.get(name)) for name in ("campaign", "world_size", "repeat"))
 
 
 def _flag_unequal_ranks(results: Results) -> None:

@@ -1,5 +1,6 @@
 import copy
 import functools
+import itertools
 import json
 import math
 import os
@@ -22,9 +23,72 @@ from bench.journal import Journal
 from bench.record import KEY
 from reports.load import load
 from reports.page import page
-from reports.scaling import series_of
+from reports.scaling import series_of, table
 
 CASE = "strong[64]"
+
+
+def settings(world_size, drift):
+    """Return six settings of one sensitivity study and a strong case, each with its own time."""
+    factors = [
+        {"workload": "mlp", "precision": precision, "bucket_cap_mb": cap}
+        for precision in ("fp32", "bf16")
+        for cap in (1, 25, 50)
+    ]
+    cases = {
+        f"sensitivity[{index}]": record(
+            "sensitivity", world_size, drift * 0.01 * (7 - index) ** 0.5,
+            factors=own, precision=own["precision"],
+        )
+        for index, own in enumerate(factors)
+    }  # fmt: skip
+    return cases | {CASE: record("strong", world_size, drift * 0.1 / world_size**0.9)}
+
+
+def tree_of_settings(root, num_parts, skipped=()):
+    """Write two sizes of three repeats, each as one launch or as so many parts of one."""
+    for world_size, repeat in itertools.product((1, 2), range(3)):
+        cases = settings(world_size, 1 + 0.01 * repeat * world_size)
+        for number in range(1, num_parts + 1):
+            expected = list(cases)[number - 1 :: num_parts]
+            mine = {name: cases[name] for name in expected if name not in skipped}
+            name = f"w{world_size}-r{repeat}" + (f"-p{number:02d}" if num_parts > 1 else "")
+            facts = {"repeat": repeat, "expected": [f"bench/test_x.py::{n}" for n in expected]}
+            facts |= {"skipped": [{"case": n, "reason": "no bf16"} for n in skipped]}
+            facts |= {"part": [number, num_parts] if num_parts > 1 else None}
+            write(root, document(name, world_size, mine, **facts))
+    return root
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 7])
+@pytest.mark.parametrize("skipped", [(), ("sensitivity[3]",)])
+def test_what_is_measured_in_parts_reports_as_one_launch_of_all_cases(tmp_path, num_parts, skipped):
+    def reported(root, num_parts):
+        results = load([tree_of_settings(root, num_parts, skipped)])
+        series = series_of(results.rows)
+        made = page(results, series, 0.8)
+        studies = [s for s in made["sections"] if s["id"] in ("strong", "sensitivity")]
+        assert len(studies) == 2
+        return table(series), studies, made["verdicts"], made["warnings"]
+
+    whole = reported(tmp_path / "whole", 1)
+    assert reported(tmp_path / "parts", num_parts) == whole
+    assert {point["num_launches"] for point in whole[0]} == {3}
+    assert any("Best setting of" in text for text in whole[1][-1]["lead"])
+
+
+def test_parts_that_start_in_the_same_second_need_no_name(tmp_path):
+    for number in (1, 2):
+        part = document("", 1, {f"case {number}": record()}, part=[number, 2])
+        (tmp_path / f"{number}.json").write_text(json.dumps(part))
+    assert len(load([tmp_path]).rows) == 2
+
+
+@pytest.mark.parametrize("part", [[0, 2], [3, 2], [1], [1, 2, 3], ["1", 2], "1/2"])
+def test_a_part_that_is_none_is_refused(tmp_path, part):
+    path = write(tmp_path, document("w1-r0", 1, {CASE: record()}, part=part))
+    with pytest.raises(ValueError, match=f"{path}: part "):
+        load([path])
 
 
 def one_launch(**changes):
