@@ -1,0 +1,333 @@
+"""What is found in a batch script: each rule on a bad and a good one, whole scripts, noise."""
+
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_templates.lint import RULES, lint, load
+from slurm_templates.shell import SBATCH_OPTIONS, Reader, Script
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests" / "data"
+HEAD = "#!/bin/bash\n#SBATCH --time=10\n#SBATCH --no-requeue\n"
+TWO_NODES = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
+SRUN = "srun --kill-on-bad-exit=1"
+# rule -> (a script that breaks it, one that breaks none); both follow HEAD
+EXAMPLES = {
+    "DIRECTIVE-LATE": ("cd /tmp\n#SBATCH --mem=1G\n", "#SBATCH --mem=1G\ncd /tmp\n"),
+    "DIRECTIVE-SPELLING": ("# SBATCH --mem=1G\n", "# SBATCH options come first.\n"),
+    "DIRECTIVE-OFF": ("##SBATCH --mem=1G\n", "## SBATCH: all of them\n"),
+    "DIRECTIVE-OPTION": ("#SBATCH --nodess=2\n", "#SBATCH --container-image=a.sqsh --nodes=1\n"),
+    "DIRECTIVE-VARIABLE": ("#SBATCH -o $HOME/%j.out\n", "#SBATCH -o %j.out\n"),
+    "NO-TASKS-PER-NODE": (
+        f"#SBATCH -N 2 -n 8\n{SRUN} python a.py\n",
+        f"#SBATCH -N 2 -n 8 --ntasks-per-node=4\n{SRUN} python a.py\n",
+    ),
+    "OUTPUT-FOLDER": ("#SBATCH -o nowhere/%j.out\n", "#SBATCH -o /no/such/place/%j.out\n"),
+    "GPU-PER-TASK": (
+        f"{TWO_NODES}#SBATCH --gpus-per-task=1\n{SRUN} python a.py\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-task=4\n{SRUN} torchrun a.py\n",
+    ),
+    "SIGNAL-STEPS": ("#SBATCH --signal=USR1@60\n", "#SBATCH --signal=B:USR1@60\n"),
+    "EXPORT-NAMES": ("srun --export=DATA hostname\n", "srun --export=ALL,DATA=/d hostname\n"),
+    "EXPORT-COMMA": ("#SBATCH --export=ALL,A=1,2\n", "#SBATCH --export=ALL,A=1,B=2\n"),
+    "HARD-ACCOUNT": ("#SBATCH -A me\n", "#SBATCH -p gpu\n"),
+    "TASKS-X-NPROC": (
+        f"{TWO_NODES}GPUS=4\n{SRUN} bash -c 'torchrun --nproc-per-node $GPUS a.py'\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 a.py\n",
+    ),
+    "TORCHRUN-ONE-NODE": (
+        "#SBATCH -N 2 --ntasks-per-node=1\ntorchrun --nnodes=2 a.py\n",
+        "#SBATCH -N 1\ntorchrun --standalone a.py\n",
+    ),
+    "PROFILER-AROUND-SRUN": (
+        f"nsys profile -o trace {SRUN} python a.py\n",
+        f"{SRUN} nsys profile -o 'trace-%q{{SLURM_PROCID}}' python a.py\n",
+    ),
+    "CONTAINER-AROUND-SRUN": (
+        f"apptainer exec a.sif bash -c '{SRUN} python a.py'\n",
+        f"{SRUN} apptainer exec a.sif bash -c 'python a.py'\n",
+    ),
+    "NODE-RANK-BATCH": (
+        f'{TWO_NODES}{SRUN} bash -c "python a.py --node_rank=$SLURM_NODEID"\n',
+        f"{TWO_NODES}{SRUN} bash -c 'python a.py --node_rank=$SLURM_NODEID'\n"
+        f'{SRUN} bash -c "RANK=\\$SLURM_PROCID python a.py"\n',
+    ),
+    "SACCT-IN-JOB": (
+        'used=$(sacct -n -j "$SLURM_JOB_ID" -o MaxRSS)\n',
+        'before=$(sacct -n -j "$1" -o State)\n',
+    ),
+    "INSTALL-IN-JOB": ("python3 -m pip install --user x\n", "echo pip install x was done before\n"),
+    "VERSION-AS-FILE": ("need package>=1.0\n", "need 'package>=1.0'; test $((a>=1)); ((b>=c))\n"),
+    "MASTER-PORT": (
+        "torchrun --rdzv-endpoint=$(hostname):29500 a.py\n",
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\n",
+    ),
+    "MASTER-ADDR": (
+        f"{TWO_NODES}export MASTER_ADDR=127.0.0.1\n",
+        "#SBATCH -N 1\nexport MASTER_ADDR=127.0.0.1\n",
+    ),
+    "NO-KILL": (f"{TWO_NODES}srun python a.py\n", f"{TWO_NODES}srun -K1 python a.py\n"),
+    "NO-CPUS": (
+        f"#SBATCH -c 8\n{SRUN} python a.py\n",
+        f"#SBATCH -c 8\nexport SRUN_CPUS_PER_TASK=8\n{SRUN} python a.py\n",
+    ),
+    "MODULE-PURGE": ("module load CUDA\n", "ml --force purge\nml CUDA\nmodule load Python\n"),
+    "TWO-ENVIRONMENTS": (
+        "source venv/bin/activate\napptainer run a.sif\n",
+        "source venv/bin/activate\npython a.py\n",
+    ),
+    "EXIT-CODE": (
+        f"{SRUN} python a.py\necho done\n",
+        f"{SRUN} python a.py\nrc=$?\necho done\nexit $rc\n",
+    ),
+    "CLEANENV": (
+        f"{TWO_NODES}{SRUN} apptainer exec -e a.sif python a.py\n",
+        f"{TWO_NODES}{SRUN} apptainer exec -e --env-file ranks a.sif python a.py\n",
+    ),
+    "CONTAINALL": (
+        f"{TWO_NODES}{SRUN} singularity run -C a.sif\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} singularity run -C a.sif\n",
+    ),
+    "NO-NV": (
+        "#SBATCH --gres=gpu:1\napptainer --quiet exec -B /data a.sif nvidia-smi\n",
+        "#SBATCH --gres=gpu:1\napptainer --quiet exec -B /data --nv a.sif nvidia-smi\n",
+    ),
+    "NCCL-VARIABLE": ("export NCCL_P2P_LEVEL=NVLINK\n", "export NCCL_P2P_LEVEL=NVL\n"),
+    "INTERFACE-MISSING": ("NCCL_SOCKET_IFNAME=^eth,lo ls\n", "NCCL_SOCKET_IFNAME=^lo ls\n"),
+    "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=INFO python a.py\n", "export NCCL_DEBUG=WARN\n"),
+    "HARD-INTERFACE": ("export GLOO_SOCKET_IFNAME=eth0\n", "export GLOO_SOCKET_IFNAME=$FAST\n"),
+}  # fmt: skip
+# those that are about the head itself
+WHOLE = {
+    "SHEBANG": ("echo\n", "#!/bin/sh\necho\n"),
+    "CRLF": (HEAD.replace("\n", "\r\n"), HEAD),
+    "NO-TIME": ("#!/bin/bash\n#SBATCH -n 1 --no-requeue\n", HEAD),
+    "REQUEUE": ("#!/bin/bash\n#SBATCH --time=1\n", "#!/bin/bash\n#SBATCH -t 1 --requeue\n"),
+}
+INTERFACES = ("lo", "eth0")
+
+
+def findings(text):
+    return lint(Script("job.sh", text), INTERFACES)
+
+
+def names(text):
+    return {one.rule for one in findings(text)}
+
+
+@pytest.mark.parametrize("rule", [one.name for one in RULES])
+def test_each_rule_finds_the_bad_and_leaves_the_good(rule):
+    head = "" if rule in WHOLE else HEAD
+    bad, good = (WHOLE | EXAMPLES)[rule]
+    assert rule in names(head + bad)
+    assert findings(head + good) == []
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_what_is_not_run_is_not_judged(rule):
+    quoted = "cat <<'END' >other.sh\n" + EXAMPLES[rule][0] + "END\n"
+    assert findings(HEAD + quoted) == []
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "golden").glob("*.sh")), ids=lambda path: path.stem)
+def test_the_scripts_that_lockstep_renders_are_clean(path):
+    assert [str(one) for one in lint(load(str(path)))] == []
+
+
+# script -> the lines and rules that a reader should find
+SEEDS = {
+    "good.sbatch": "",
+    "seed_torchrun.sbatch": "1 REQUEUE, 4 HARD-ACCOUNT, 8 GPU-PER-TASK, 10 OUTPUT-FOLDER, "
+    "11 SIGNAL-STEPS, 13 MODULE-PURGE, 15 DIRECTIVE-LATE, 17 INSTALL-IN-JOB, 17 VERSION-AS-FILE, "
+    "19 MASTER-ADDR, 20 MASTER-PORT, 21 NCCL-VARIABLE, 22 NCCL-VARIABLE, 23 INTERFACE-MISSING, "
+    "23 HARD-INTERFACE, 24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
+    "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
+    "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-SPELLING, "
+    "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, 13 NODE-RANK-BATCH, "
+    "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 25 SACCT-IN-JOB, 25 EXIT-CODE",
+    "seed_container.sbatch": "1 NO-TIME, 6 DIRECTIVE-VARIABLE, 8 DIRECTIVE-OPTION, "
+    "10 TWO-ENVIRONMENTS, 14 CLEANENV, 14 CONTAINALL, 14 NO-NV, 16 NODE-RANK-BATCH, "
+    "19 MASTER-PORT, 20 CONTAINER-AROUND-SRUN, 20 NO-CPUS, 20 NO-NV",
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_whole_scripts_show_their_errors_and_no_others(name):
+    found = lint(load(str(DATA / "lint" / name)), INTERFACES)
+    assert ", ".join(f"{one.line} {one.rule}" for one in found) == SEEDS[name]
+
+
+def test_a_finding_names_place_fact_reason_and_action():
+    (found,) = [one for one in findings(HEAD + EXAMPLES["TASKS-X-NPROC"][0]) if "X" in one.rule]
+    assert str(found) == (
+        "job.sh:6: TASKS-X-NPROC error: srun starts 4 tasks on a node and each torchrun 4 "
+        "workers, 16 in all: several ranks then share a GPU, or never meet; use "
+        "--ntasks-per-node=1 with torchrun, or start python itself in each task"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        # Options, launcher and image stand in variables and arrays.
+        ('a=(--ntasks-per-node=4 -K1)\nr="torchrun --nproc_per_node=2"\nsrun "${a[@]}" $r a.py\n',
+         {"TASKS-X-NPROC"}),
+        ("if ! srun -n 4 python a.py; then exit 1; fi\nexit 0\n", {"NO-KILL"}),
+        ("exec timeout 60 srun -n 4 python a.py\n", {"NO-KILL"}),
+        ("train() {\n  srun -n 4 python a.py\n}\ntrain\nexit 0\n", {"NO-KILL"}),
+        # One agent for each task is torchrun's business; what is not known is not judged.
+        ("srun -K1 --ntasks-per-node=4 torchrun --nproc_per_node=1 a.py\n", set()),
+        ("srun $OPTIONS torchrun --nproc_per_node=4 a.py\n", set()),
+        # A task's own script is no batch script.
+        ("export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\nexec python a.py\n", set()),
+        ("case $1 in\n  srun) echo python ;;\n  *) srun hostname ;;\nesac\n", set()),
+        ("echo srun python a.py; # pip install x\n", set()),
+        ("export APPTAINERENV_NCCL_DEBUG=TRACE\n", {"DEBUG-IN-TIMING"}),
+        ("srun --export=ALL,NCCL_FOO=1 hostname\n", {"NCCL-VARIABLE"}),
+    ],
+)  # fmt: skip
+def test_commands_are_found_where_they_stand(text, rules):
+    assert names("#!/bin/bash\n" + text) == rules
+
+
+def test_what_a_script_says_reaches_the_terminal_as_one_plain_line():
+    (found,) = findings(HEAD + "export NCCL_P2P_LEVEL='\x1b[2J\nNVL'\n")
+    assert "NCCL_P2P_LEVEL=?[2J?NVL" in found.message
+
+
+shell_noise = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                *("\n", "\\\n", " ", "$(", "$((", "${", "`", '"', "'", "(", ")", "}", "<<E", "<<-"),
+                *("E\n", "#", "&&", "|", ";;", ">", ">=", "2>&1", "case x in", "esac", "a=(", "$'"),
+                *("srun ", "#SBATCH ", "--nodes=2 ", "-n8 ", "torchrun ", "python a.py ", "ml x "),
+                *(
+                    "export NCCL_DEBUG=INFO ",
+                    "x=$x$x ",
+                    '"${a[@]}" ',
+                    "apptainer exec -e i ",
+                    "\r\n",
+                ),
+                *(
+                    "--nproc_per_node=4 ",
+                    "sacct ",
+                    "$SLURM_PROCID ",
+                    "MASTER_PORT=1 ",
+                    "\x00",
+                    "\\",
+                ),
+            ]
+        ),
+        st.text(max_size=8),
+    ),
+    max_size=60,
+).map("".join)
+
+
+@given(shell_noise)
+def test_any_text_is_read_to_its_end(text):
+    for one in findings("#!/bin/bash\n" + text):
+        assert 1 <= one.line <= text.count("\n") + 2
+        assert str(one).isprintable()
+
+
+words = st.lists(st.text(st.characters(exclude_characters="\0\r"), max_size=12), min_size=1)
+
+
+@given(words)
+def test_words_are_read_as_a_shell_reads_them(given_words):
+    (command,) = Reader("run " + shlex.join(given_words)).read().commands
+    assert [word.text for word in command.words] == ["run", *given_words]
+    assert command.live == set()
+
+
+plain_words = st.lists(st.from_regex(r"[a-z][a-z0-9=./-]{0,8}", fullmatch=True), min_size=2)
+
+
+@given(plain_words, st.integers(0, 5))
+def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
+    text = "# $(srun\n" * before + "run " + " \\\n  ".join(parts) + "\nnext\n"
+    one, other = Reader(text).read().commands
+    assert [word.text for word in one.words] == ["run", *parts]
+    assert (one.line, other.line) == (before + 1, before + 1 + len(parts))
+
+
+@pytest.mark.parametrize(
+    "unit", ["$(", '"', "`", "a=(", "${a:-", "((", "<<E\n", "x=$x$x ", "srun $x;"]
+)
+def test_a_hostile_script_takes_no_longer_than_its_length(unit):
+    # Quadratic time would be minutes here.
+    findings("#!/bin/bash\n" + unit * (40_000 // len(unit)))
+
+
+def test_every_option_of_this_sbatch_is_known():
+    if not shutil.which("sbatch"):
+        pytest.skip("no sbatch on this machine")
+    said = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True).stdout
+    offered = {part.split("=")[0].split("[")[0] for part in said.split() if part.startswith("--")}
+    assert "ntasks-per-node" in SBATCH_OPTIONS
+    assert {one.strip("-,.") for one in offered if one[2:3].isalpha()} <= set(SBATCH_OPTIONS)
+
+
+def lockstep(*arguments, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", "lint", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_reports_a_level_and_an_interface_that_do_not_exist(tmp_path):
+    bad = HEAD + "export NCCL_P2P_LEVEL=NVLINK NCCL_SOCKET_IFNAME=no-such0\n"
+    (tmp_path / "a.sh").write_text(bad)
+    ended = lockstep("a.sh", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "a.sh:4: NCCL-VARIABLE warning: NCCL_P2P_LEVEL=NVLINK is not a value" in ended.stdout
+    assert "set it to NVL" in ended.stdout
+    has = ", ".join(sorted(name for _, name in socket.if_nameindex()))
+    assert f"names no interface of this machine, which has {has}" in ended.stdout
+    assert ended.stderr == "1 script: 0 errors, 1 warning, 2 notes\n"
+
+
+def test_the_command_prints_json_and_takes_notes_for_clean(tmp_path):
+    (tmp_path / "a.sh").write_text(HEAD + "#SBATCH --account=me\n")
+    ended = lockstep("a.sh", "--json", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (found,) = json.loads(ended.stdout)["findings"]
+    assert found["rule"] == "HARD-ACCOUNT"
+    assert (found["path"], found["line"], found["severity"]) == ("a.sh", 4, "note")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere.sh"], "nowhere.sh: No such file or directory; give a batch script"),
+        (["."], ".: Is a directory; give a batch script"),
+        (["zero.sh"], "zero.sh: holds zero bytes, so it is no script; give a batch script"),
+        ([], "Missing argument 'SCRIPTS...'; give a batch script, or --rules."),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, arguments, sentence):
+    (tmp_path / "zero.sh").write_bytes(b"#!/bin/bash\n\0")
+    ended = lockstep(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.endswith(f"Error: {sentence}\n")
+
+
+def test_the_command_lists_its_rules():
+    ended = lockstep("--rules")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == [one.name for one in RULES]
