@@ -47,7 +47,7 @@ def _cause(standing: Standing, results: Results) -> str | None:
         return _failed_node(standing, results)
     if state == "FAILED":
         return _failure(standing, results)
-    return f"see {results.output(standing.job)}" if state == "LOST" else None
+    return "see its log" if state == "LOST" else None
 
 
 def gist(path: Path) -> str | None:
@@ -88,8 +88,8 @@ def _failure(standing: Standing, results: Results) -> str:
             f"without cgroups; {_memory(standing)}, {cause}"
         )
     log = _log(standing, results)
-    said = gist(log)
-    return f"{log} says: {said}" if said else f"see {log}"
+    where, said = log.relative_to(results.path), gist(log)
+    return f"{where} says: {said}" if said else f"see {where}"
 
 
 def _log(standing: Standing, results: Results) -> Path:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -83,73 +83,76 @@ def status(folder: str, *, as_json: bool, watch: float | None) -> int:
     from slurm_templates.standing import Board
 
     board = Board(_results(folder))
-    show = _as_json if as_json else _as_text
-
-    def text(campaign: "Campaign") -> str:
-        return show(campaign, board.results, folder)
-
     if watch is None:
         campaign = board.look()
-        click.echo(text(campaign))
+    elif as_json:
+        campaign = _watch(board, lambda _: None, watch)
+    elif sys.stdout.isatty():
+        campaign = _watch_live(board, folder, watch)
     else:
-        campaign = _watch(board, text, watch, is_live=sys.stdout.isatty() and not as_json)
+        campaign = _watch(board, _Told(board.results, folder), watch)
+    if as_json or watch is None or not sys.stdout.isatty():
+        click.echo(_text(campaign, board.results, folder, as_json=as_json))
     for error in campaign.errors:
         click.echo(f"not all is known: {error}", err=True)
     return EXIT_BAD if campaign.is_bad else 0
 
 
-def _as_json(campaign: "Campaign", results: "Results", folder: str) -> str:
+def _text(campaign: "Campaign", results: "Results", folder: str, *, as_json: bool) -> str:
     from slurm_templates import overview
 
-    return json.dumps(overview.facts(campaign, results, folder), indent=1)
-
-
-def _as_text(campaign: "Campaign", results: "Results", folder: str) -> str:
-    from slurm_templates import overview
-
+    if as_json:
+        return json.dumps(overview.facts(campaign, results, folder), indent=1)
     return "\n".join(overview.lines(campaign, results, folder))
 
 
-def _watch(
-    board: "Board", text: Callable[["Campaign"], str], every_s: float, *, is_live: bool
-) -> "Campaign":
+def _watch(board: "Board", show: Callable[["Campaign"], None], every_s: float) -> "Campaign":
     """Show a campaign until all its jobs have ended, and return how it stands then."""
+    from slurm_templates import overview
+
+    before: list[str] = []
+    wait_s = every_s
+    while True:
+        campaign = board.look()
+        show(campaign)
+        if campaign.has_ended:
+            return campaign
+        now = overview.headlines(campaign, board.results, "")
+        is_new = now != before and not campaign.errors
+        wait_s = every_s if is_new else min(2 * wait_s, MAX_BACK_OFF * every_s)
+        before = now
+        time.sleep(wait_s)
+
+
+def _watch_live(board: "Board", folder: str, every_s: float) -> "Campaign":
     from rich.live import Live
     from rich.text import Text
 
-    shown, wait_s = "", every_s
-    with Live(auto_refresh=False, transient=False) if is_live else _Plain() as screen:
-        while True:
-            campaign = board.look()
-            said = text(campaign)
-            screen.update(Text(said) if is_live else said, refresh=True)
-            if campaign.has_ended:
-                return campaign
-            is_new = said != shown and not campaign.errors
-            wait_s = every_s if is_new else min(2 * wait_s, MAX_BACK_OFF * every_s)
-            shown = said
-            time.sleep(wait_s)
+    with Live(auto_refresh=False) as screen:
+
+        def show(campaign: "Campaign") -> None:
+            said = _text(campaign, board.results, folder, as_json=False)
+            screen.update(Text(said), refresh=True)
+
+        return _watch(board, show, every_s)
 
 
-class _Plain:
-    """What is not a terminal: told what has changed, and nothing twice."""
+class _Told:
+    """What a log is told of a campaign: each change, and nothing twice."""
 
-    def __init__(self) -> None:
-        self._shown: set[str] = set()
+    def __init__(self, results: "Results", folder: str) -> None:
+        self.results = results
+        self.folder = folder
+        self.before: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
+    def __call__(self, campaign: "Campaign") -> None:
+        from slurm_templates import overview
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, said: Any, *, refresh: bool) -> None:  # noqa: ARG002, Live's signature
-        """Print the lines that were not there before."""
-        lines = str(said).splitlines()
-        for line in lines:
-            if line not in self._shown:
-                click.echo(line)
-        self._shown = set(lines)
+        now = overview.headlines(campaign, self.results, self.folder)
+        for line in now:
+            if line not in self.before:
+                click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+        self.before = set(now)
 
 
 @click.command()

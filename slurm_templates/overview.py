@@ -1,7 +1,7 @@
 """A campaign's standing as plain data and as text, arrays summarised."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -59,7 +59,8 @@ def _row(
     head = _representative(group)
     job, account = head.job, head.account or {}
     launches = [name for one in group for name in one.job.launches]
-    array = {} if job.element is None else _array(group, results, folder)
+    left = [one for one in group if not all(map(campaign.is_complete, one.job.launches or [""]))]
+    array = {} if job.element is None else _array(group, left, results, folder)
     return {
         "id": _array_id(job.id),
         "job": job.name,
@@ -67,7 +68,7 @@ def _row(
         "state": head.state.name,
         "reason": head.state.reason if head.state.name == "PENDING" else None,
         "meaning": head.state.meaning.replace("{id}", str(job.id)),
-        "advice": advise(head, results, shlex.quote(folder)),
+        "advice": advise(head, results, shlex.quote(folder)) if head in left else None,
         "queue_wait_s": head.wait_s,
         "elapsed_s": account.get("elapsed_s"),
         "nodes": account.get("nodes"),
@@ -89,8 +90,11 @@ def _representative(group: Sequence[Standing]) -> Standing:
     return min(group, key=rank)
 
 
-def _array(group: Sequence[Standing], results: Results, folder: str) -> dict[str, Any]:
-    bad = [one for one in group if one.is_bad]
+def _array(
+    group: Sequence[Standing], left: Sequence[Standing], results: Results, folder: str
+) -> dict[str, Any]:
+    """Return what a row says of an array: all its elements, and those that left work undone."""
+    bad = [one for one in left if one.is_bad]
     return {
         "elements": counts(group),
         "ended_badly": [
@@ -117,26 +121,43 @@ def _log(standing: Standing, results: Results) -> str | None:
     return str(path if job.element is None else path.with_name(f"slurm-{_array_id(job.id)}_*.out"))
 
 
-def _job_lines(row: Mapping[str, Any]) -> list[str]:
+def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return a line for each job that changes only when the job's standing does."""
+    return [
+        f"{_headline(row)} ({row['num_complete']} of {row['num_launches']} launches complete)"
+        if row["num_launches"]
+        else _headline(row)
+        for row in facts(campaign, results, folder)["jobs"]
+    ]
+
+
+def _headline(row: Mapping[str, Any]) -> str:
     title = f"{row['job']}, job {row['id'] or '-'}"
-    text = [f"{title}: {row['state']}, {row['meaning']}"]
     if "elements" in row:
-        text = [f"{title}, array: {_summary(row['elements'])}"]
-        if row["state"] == "PENDING":
-            text.append(f"  {row['meaning']}")
+        return f"{title}, array: {_summary(row['elements'])}"
+    return f"{title}: {row['state']}, {row['meaning']}"
+
+
+def _job_lines(row: Mapping[str, Any]) -> list[str]:
+    text = [_headline(row)]
+    if "elements" in row:
+        text += [f"  {row['meaning']}"] if row["state"] == "PENDING" else []
         text += _bad_elements(row["ended_badly"])
     elif row["advice"]:
         text.append(f"  {row['advice']}")
-    facts_of = []
+    times = "; ".join(_times(row))
+    text += [f"  {times}"] if times else []
+    return text + ([f"  log: {row['log']}"] if row["log"] else [])
+
+
+def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["queue_wait_s"] is not None:
         verb = "waits for" if row["state"] == "PENDING" else "waited"
-        facts_of.append(f"{verb} {_clock(row['queue_wait_s'])}")
+        yield f"{verb} {_clock(row['queue_wait_s'])}"
     if row["elapsed_s"] is not None and "elements" not in row:
-        facts_of.append(f"ran {_clock(row['elapsed_s'])}")
+        yield f"ran {_clock(row['elapsed_s'])}"
     if row["num_launches"]:
-        facts_of.append(f"{row['num_complete']} of {row['num_launches']} launches complete")
-    text += [f"  {'; '.join(facts_of)}"] if facts_of else []
-    return text + ([f"  log: {row['log']}"] if row["log"] else [])
+        yield f"{row['num_complete']} of {row['num_launches']} launches complete"
 
 
 def _summary(elements: Mapping[str, int]) -> str:

@@ -40,7 +40,7 @@ MEANINGS = {
     "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
     "unknown": "Slurm gave no answer about it; ask again later",
 }
-# why a pending job waits, or how the reason begins -> in plain words, and what to change
+# why a pending job waits -> in plain words, and what to change
 REASONS = {
     "None": "until Slurm has looked at it",
     "Priority": "jobs of a higher priority come first",
@@ -67,23 +67,24 @@ REASONS = {
     "JobHeldAdmin": "until an administrator lets it go; ask the cluster's support",
     "launch_failed_requeued_held": "for ever: it could not be started on its nodes; look at them "
     "with scontrol show job {id}, then scontrol release {id}",
-    "launch failed requeued held": "for ever: it could not be started on its nodes; look at them "
-    "with scontrol show job {id}, then scontrol release {id}",
     "QOSMaxJobsPerUserLimit": "until fewer of your jobs run: the QOS limits them",
     "QOSMaxSubmitJobPerUserLimit": "until fewer of your jobs are queued: the QOS limits them",
     "QOSMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the QOS; lower time "
     "or change qos",
+    "AssocGrpGRES": "until jobs of the account end: together they use all its GPUs",
+    "AssocMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the account; "
+    "lower time",
+    "MaxMemPerLimit": "for ever: it asks for more memory than allowed; lower mem",
+}
+# how the other reasons of a limit begin, the longer first
+LIMITS = {
     "QOSGrp": "until jobs of all users of the QOS end: together they are at its limit; another "
     "qos may be free",
     "QOS": "a limit of the QOS is reached; fewer ranks, a shorter time or another qos may pass",
-    "AssocGrpGRES": "until jobs of the account end: together they use all its GPUs",
     "AssocGrp": "until jobs of the account end, or for ever if its budget is spent; ask sshare, "
     "or change account",
-    "AssocMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the account; "
-    "lower time",
     "Assoc": "a limit of the account is reached; fewer ranks, a shorter time or another account "
     "may pass",
-    "MaxMemPerLimit": "for ever: it asks for more memory than allowed; lower mem",
 }
 
 
@@ -118,16 +119,11 @@ UNKNOWN = State("unknown")
 
 def plain(reason: str) -> str:
     """Return why a job waits in plain words, Slurm's own kept where they say more."""
-    word = reason.partition(",")[0]
-    if word in REASONS:
-        known = REASONS[word]
-    else:
-        begins = [key for key in REASONS if word.startswith(key) and key in ("QOS", "QOSGrp",
-                  "Assoc", "AssocGrp", "AssocGrpGRES")]  # fmt: skip
-        if not begins:
-            return reason
-        known = REASONS[max(begins, key=len)]
-    return known if word in ("None", "Priority", "Resources") else f"{known} ({reason})"
+    word = reason.strip("()").partition(",")[0].replace(" ", "_")
+    known = REASONS.get(word) or next((LIMITS[key] for key in LIMITS if word.startswith(key)), None)
+    if known is None:
+        return reason
+    return known if word in ("None", "Priority", "Resources") else f"{known} ({reason.strip('()')})"
 
 
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:

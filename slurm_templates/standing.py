@@ -259,15 +259,18 @@ def state_of(
 ) -> State | None:
     """Return a job's state from what each layer knows of it; None where none knows.
 
-    That the job's own script has ended is the surest; how Slurm calls the end says more.
+    That the job's own script has ended is the surest, and what squeue holds goes on; of what has
+    ended, Slurm's word for the end says more than an exit code.
     """
+    if record is None and queued is not None and not queued.state.has_ended:
+        return queued.state
     if account is not None and accounting.has_ended(account):
         return State(account["state"])
     if queued is not None and queued.state.has_ended:
         return queued.state
     if record is not None:
         return State("COMPLETED" if record["exit_code"] == 0 else "FAILED")
-    return queued.state if queued is not None else None
+    return None
 
 
 def counts(standings: Sequence[Standing]) -> dict[str, int]:

@@ -1,0 +1,88 @@
+"""Stand-ins for Slurm's commands: they record what they are asked, and answer as they are told."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.journal import Journal
+from bench.record import KEY, SCHEMA_VERSION
+
+ROOT = Path(__file__).parents[1]
+
+
+class StandIns:
+    """Commands in a folder that is all of PATH, so that what is not there is not installed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(parents=True)
+
+    def say(self, name, *answers, rc=0, error="", seconds=0):
+        """Let a command answer: its nth call gets the nth answer, later calls the last."""
+        own = self.folder / f"{name}.answers"
+        own.mkdir(exist_ok=True)
+        for number, answer in enumerate(answers or ("",), start=1):
+            (own / str(number)).write_text(answer)
+        last = len(answers or ("",))
+        script = (
+            f"#!/bin/sh\nprintf '%s\\n' \"{name} $*\" >>{self.folder}/calls\n"
+            f"/bin/sleep {seconds}\n"
+            f"n=$(/bin/grep -c '^{name} ' {self.folder}/calls)\n"
+            f'[ "$n" -le {last} ] || n={last}\n'
+            f"/bin/cat {own}/$n\nprintf '%s' {shlex.quote(error)} >&2\nexit {rc}\n"
+        )
+        (self.folder / name).write_text(script)
+        (self.folder / name).chmod(0o755)
+
+    def calls(self, name=""):
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith(name)]
+
+
+def lockstep(arguments, cwd, path):
+    """Run the command as it is typed, with nothing but the stand-ins on PATH."""
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        cwd=cwd,
+        env=os.environ | {"PATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00:00+00:00"):
+    """Record that a job was sent."""
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    uuid = f"lockstep:{job}-{job_id}"
+    head = {"uuid": uuid, "job": job, "time": time, "launches": list(launches)}
+    record.append(head | {"kind": kind, "after": []})
+    if job_id is not None:
+        record.append({"uuid": uuid, "id": job_id})
+    record.close()
+    return uuid
+
+
+def keep(folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, elapsed_s=900.0):
+    """Write into the journal of a launch, as a session in a job does."""
+    kept = Journal(folder / "launches" / name / "journal.jsonl")
+    slurm = {"SLURM_JOB_ID": job_id} if job_id else {}
+    facts = {"world_size": world_size, "studies": "weak", "provenance": {"slurm": slurm}}
+    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": kept.path.stat().st_size > 0}
+    kept.append(head | {"document": {"version": "5"}, "launch": facts, "expected": list(expected)})
+    for case in cases:
+        block = {"elapsed_s": elapsed_s, "world_size": world_size}
+        benchmark = {"name": case, "stats": {"min": 1.0}, "extra_info": {KEY: block}}
+        kept.append({"kind": "case", "case": case, "benchmark": benchmark})
+    kept.close()
+
+
+def leave(folder, job_id, exit_code, **facts):
+    """Leave the record that a job's script makes at its end."""
+    record = {"job_id": job_id, "exit_code": exit_code, "stopped": False, "ended": "now"} | facts
+    (folder / "jobs" / f"exit-{job_id}.json").write_text(json.dumps(record))

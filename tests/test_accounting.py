@@ -1,0 +1,216 @@
+"""What sacct's text says: known numbers, every form of a size or a time, and never a traceback."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_templates import accounting, slurm
+from slurm_templates.accounting import FIELDS, duration, has_ended, instant, read, size
+
+GIB = 1024**3
+
+# As sacct of Slurm 22.05.8 wrote it, of real jobs.
+SLURM_22_05 = """\
+JobID|JobIDRaw|State|ExitCode|Elapsed|Submit|Start|End|MaxRSS|MaxVMSize|AveCPU|TotalCPU|ReqMem|AllocTRES|AllocCPUS|NNodes|NTasks|TRESUsageInTot|NodeList
+2|2|NODE_FAIL|0:0|00:00:47|1795252857|1795252857|1795252904||||00:00.002|4000M|billing=2,cpu=2,mem=4000M,node=2|2|2|||node[2-3]
+2.0|2.0|CANCELLED|0:15|00:00:47|1795252857|1795252857|1795252904|1924K|3016K|00:00:00|00:00.002||cpu=2,mem=4000M,node=2|2|2|2||node[2-3]
+22|22|TIMEOUT|0:0|00:01:14|1795253711|1795253711|1795253785||||00:00.001|2000M|billing=1,cpu=1,mem=2000M,node=1|1|1|||node1
+22.batch|22.batch|CANCELLED|0:15|00:01:14|1795253711|1795253711|1795253785|3564K|5692K|00:00:00|00:00.001||cpu=1,mem=2000M,node=1|1|1|1|cpu=00:00:00,energy=0,fs/disk=11311,mem=3564K,pages=0,vmem=5692K|node1
+24|24|CANCELLED by 1001|0:0|00:00:00|1795253711|None|1795253807||||00:00:00|2000M||1|1|||None assigned
+25_3|31|FAILED|1:0|00:00:12|1795253711|1795253716|1795253728||||00:00.003|2000M|billing=1,cpu=1,mem=2000M,node=1|1|1|||node1
+25_3.batch|31.batch|FAILED|1:0|00:00:12|1795253716|1795253716|1795253728|3412K|5692K|00:00:00|00:00.003||cpu=1,mem=2000M,node=1|1|1|1|cpu=00:00:00,energy=0,fs/disk=11425,mem=3412K,pages=0,vmem=5692K|node1
+25_[4-9%2]|25|PENDING|0:0|00:00:00|1795253711|Unknown|Unknown||||00:00:00|2000M||1|1|||None assigned
+"""  # noqa: E501, as sacct says it
+
+
+def text(*rows):
+    """Return what sacct would say of rows, each a dict of some of its fields."""
+    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
+    return "\n".join(["|".join(FIELDS), *lines, ""])
+
+
+def job(**fields):
+    own = {"JobID": "7", "JobIDRaw": "7", "State": "COMPLETED", "ExitCode": "0:0"}
+    return own | fields
+
+
+def test_what_a_real_sacct_says_is_read():
+    found = read(SLURM_22_05)
+    assert list(found) == ["2", "22", "24", "25_3", "25_[4-9%2]"]
+    assert found["2"]["state"] == "NODE_FAIL"
+    assert found["2"]["nodes"] == "node[2-3]"
+    # No TRESUsageInTot: the largest peak, once for each of the two tasks.
+    assert found["2"]["memory_bytes"] == 2 * found["2"]["max_rss_bytes"] == 2 * 1924 * 1024
+    assert found["22"]["elapsed_s"] == 74
+    assert found["22"]["max_vm_bytes"] == 5692 * 1024
+    assert found["22"]["requested_bytes"] == 2000 * 1024**2
+    assert found["24"] | {"state": "CANCELLED", "queue_wait_s": None, "nodes": None} == found["24"]
+    assert found["25_3"]["raw_id"] == "31"
+    assert found["25_3"]["queue_wait_s"] == 5
+    assert [has_ended(one) for one in found.values()] == [True] * 4 + [False]
+
+
+def test_the_shares_of_a_job_are_those_that_seff_prints():
+    used = {"JobID": "7.batch", "JobIDRaw": "7.batch", "State": "COMPLETED"}
+    one = job(Elapsed="08:00:00", AllocCPUS="1", NNodes="1", AllocTRES="cpu=1,mem=32G,node=1")
+    step = used | {"TotalCPU": "06:42:00", "MaxRSS": "28.5G", "NTasks": "1"}
+    found = read(text(one, step))["7"]
+    assert f"{100 * found['cpu_efficiency']:.2f}" == "83.75"
+    assert f"{100 * found['memory_efficiency']:.2f}" == "89.06"
+
+
+def test_cpu_time_is_shared_by_all_cores_and_memory_is_that_of_all_tasks():
+    one = job(Elapsed="02:00:00", AllocCPUS="8", AllocTRES="cpu=8,mem=64G,node=2")
+    batch = job(JobID="7.batch", TotalCPU="00:00:30", MaxRSS="1G", NTasks="1")
+    step = job(JobID="7.0", TotalCPU="0-08:00:00", MaxRSS="10G", NTasks="8",
+               TRESUsageInTot="cpu=08:00:00,mem=48G,vmem=90G")  # fmt: skip
+    found = read(text(one, batch, step))["7"]
+    assert found["cpu_efficiency"] == pytest.approx((8 * 3600 + 30) / (8 * 7200))
+    assert found["memory_efficiency"] == 0.75
+
+
+def test_memory_stands_on_the_steps_alone_and_the_largest_counts():
+    steps = [
+        job(JobID="7.batch", MaxRSS="2048K", MaxVMSize="4M", AveCPU="00:00:01"),
+        job(JobID="7.extern", MaxRSS="0", MaxVMSize="0"),
+        job(JobID="7.0", MaxRSS="1.5G", MaxVMSize="3G", AveCPU="00:01:00"),
+        job(JobID="7.1", MaxRSS="", MaxVMSize=""),
+    ]
+    found = read(text(job(), *steps))
+    assert list(found) == ["7"]
+    assert found["7"]["max_rss_bytes"] == 1.5 * GIB
+    assert found["7"]["max_vm_bytes"] == 3 * GIB
+    assert found["7"]["ave_cpu_s"] == 60
+    assert read(text(job()))["7"]["max_rss_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "total"),
+    [
+        ("32G", 32 * GIB),
+        ("32Gn", 64 * GIB),
+        ("4Gc", 32 * GIB),
+        ("2000M", 2000 * 1024**2),
+        ("1T", 1024 * GIB),
+        ("0", None),
+        ("0n", None),
+        ("", None),
+        ("?", None),
+        ("Gc", None),
+    ],
+)
+def test_each_form_of_a_request_of_memory_is_that_of_the_whole_job(asked, total):
+    found = read(text(job(ReqMem=asked, AllocCPUS="8", NNodes="2")))["7"]
+    assert found["requested_bytes"] == total
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("2048K", 2048 * 1024),
+        ("1.50M", 1.5 * 1024**2),
+        ("28.5G", 28.5 * GIB),
+        ("2T", 2 * 1024 * GIB),
+        ("", None),
+        ("16Q", None),
+        ("-1K", None),
+        ("K", None),
+        ("9" * 400, None),
+    ],
+)
+def test_a_size_is_read(said, expected):
+    assert size(said) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("2-03:04:05.678", 2 * 86400 + 3 * 3600 + 4 * 60 + 5.678),
+        ("2-03:04:05", 183845),
+        ("06:42:00", 24120),
+        ("04:05", 245),
+        ("00:00.002", 0.002),
+        ("", None),
+        ("INVALID", None),
+        ("UNLIMITED", None),
+        ("5", None),
+        ("-1:00:00", None),
+    ],
+)
+def test_a_duration_is_read(said, expected):
+    assert duration(said) == expected
+
+
+def test_an_instant_is_seconds_or_a_date():
+    assert instant("1795252857") == 1795252857
+    assert instant("2026-11-21T09:00:47") - instant("2026-11-21T09:00:00") == 47
+    assert [instant(said) for said in ("Unknown", "None", "", "N/A", "0")] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("tres", "hours"),
+    [
+        ("billing=16,cpu=16,gres/gpu=4,mem=12G,node=2", 2.0),
+        ("cpu=16,gres/gpu:h100=3,gres/gpu:a100=1", 2.0),
+        ("cpu=16,gres/gpu:h100=4,gres/gpu=4", 2.0),
+        ("cpu=16,node=2", None),
+        ("", None),
+    ],
+)
+def test_gpu_hours_are_billed_for_what_was_allocated(tres, hours):
+    found = read(text(job(Elapsed="00:30:00", AllocTRES=tres)))["7"]
+    assert found["billed_gpu_hours"] == hours
+
+
+def test_what_has_not_ended_says_so():
+    """Inside its own job sacct says RUNNING, and its numbers are not final."""
+    states = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "SUSPENDED", "", "CANCELLED by 12")
+    found = [read(text(job(State=state)))["7"] for state in states]
+    assert [has_ended(one) for one in found] == [False] * 6 + [True]
+    assert found[5]["state"] == "unknown"
+    assert not has_ended(None)
+
+
+def test_older_and_newer_columns_do_no_harm():
+    newer = "JobID|State|Planned|Elapsed\n7|OUT_OF_MEMORY|00:00:10|00:01:00\n7.batch|OUT_OF_ME+||\n"
+    assert read(newer)["7"]["state"] == "OUT_OF_MEMORY"
+    assert read(newer)["7"]["elapsed_s"] == 60
+    assert read("7|COMPLETED|0:0\n") == {}  # no names of columns
+    assert read("") == {}
+    assert read(text(job())[:-5]) == {}  # a line cut short
+
+
+def test_the_question_is_one_line_of_a_batch_script():
+    head = "SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State"
+    assert accounting.SHELL_COMMAND.startswith(head)
+    assert accounting.SHELL_COMMAND.endswith(",NodeList")
+
+
+cells = st.one_of(
+    st.text(max_size=12),
+    st.from_regex(r"[0-9]{0,25}[.:KMGTc-]?[0-9]{0,9}[KMGTPEnc]?", fullmatch=True),
+    st.sampled_from(["7", "7.0", "7_1", "7_[2-9]", "COMPLETED", "None", "mem=1e9", "gres/gpu=x"]),
+)
+
+
+@given(st.lists(st.lists(cells, min_size=0, max_size=len(FIELDS) + 1), max_size=8))
+def test_no_text_of_sacct_is_a_traceback(rows):
+    said = "\n".join(["|".join(FIELDS), *("|".join(row) for row in rows)])
+    for account in read(said).values():
+        for name in ("cpu_efficiency", "memory_efficiency", "billed_gpu_hours", "queue_wait_s"):
+            assert account[name] is None or account[name] >= 0
+
+
+@given(st.text(max_size=200))
+def test_no_text_at_all_is_a_traceback(said):
+    read(said)
+    list(slurm.numbers(said))
+
+
+@given(st.integers(0, 9), st.integers(0, 59), st.integers(0, 59), st.integers(0, 99))
+def test_a_duration_that_is_written_is_read_again(days, minutes, seconds, hundredths):
+    written = f"{days}-05:{minutes:02}:{seconds:02}.{hundredths:02}"
+    expected = ((days * 24 + 5) * 60 + minutes) * 60 + seconds + hundredths / 100
+    assert duration(written) == pytest.approx(expected)

@@ -1,0 +1,527 @@
+"""How the jobs of a campaign stand, by stand-ins of Slurm's commands that count what is asked."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+import pytest
+from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
+
+from slurm_templates import refusals, slurm
+from slurm_templates.accounting import FIELDS
+from slurm_templates.advice import gist
+from slurm_templates.results import Results
+
+NOW = datetime.now(UTC).isoformat(timespec="seconds")
+DISABLED = "Slurm accounting storage is disabled"
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "results" / "x" / "jobs").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(here):
+    return here / "results" / "x"
+
+
+@pytest.fixture
+def asked(here):
+    """Slurm's commands that know of no job."""
+    made = StandIns(here / "bin")
+    made.say("squeue")
+    made.say("sacct", sacct())
+    made.say("scancel")
+    return made
+
+
+def sacct(*rows):
+    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
+    return "\n".join(["|".join(FIELDS), *lines, ""])
+
+
+def account(job_id, state, **fields):
+    return {"JobID": job_id, "JobIDRaw": job_id, "State": state} | fields
+
+
+def status(here, asked, options="--json"):
+    ended = lockstep(f"status results/x {options}", here, asked.folder)
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+def jobs(here, asked):
+    return json.loads(status(here, asked).stdout)["jobs"]
+
+
+# As squeue says it for --format=%i|%A|%T|%r|%V|%k: recorded of Slurm 22.05.8, then in the forms
+# that 23.11 and 24.05 document.
+QUEUE = """\
+24|24|PENDING|JobHeldUser|1795253711|lockstep:held-24
+25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|lockstep:arr-25
+25_3|31|RUNNING|None|1795253711|lockstep:arr-25
+25_0|28|COMPLETED|None|1795253711|lockstep:arr-25
+26|26|PENDING|DependencyNeverSatisfied|1795253711|lockstep:after-26
+30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[3-4]|1795253711|lockstep:big-30
+31|31|CONFIGURING|None|N/A|lockstep:new-31
+32|32|PENDING|(launch failed requeued held)|1795253711|(null)
+"""
+
+
+def test_each_layer_is_asked_once_however_many_jobs_there_are(here, folder, asked):
+    for number in range(40):
+        send(folder, f"job{number}", str(number))
+    asked.say("sacct", sacct(*(account(str(number), "COMPLETED") for number in range(40))))
+    assert {one["state"] for one in jobs(here, asked)} == {"COMPLETED"}
+    assert len(asked.calls("squeue")) == len(asked.calls("sacct")) == 1
+    assert f"--jobs={','.join(map(str, range(40)))}" in asked.calls("sacct")[0]
+
+
+def test_what_squeue_holds_is_not_asked_of_sacct(here, folder, asked):
+    for name, job_id in (("held", "24"), ("after", "26"), ("big", "30"), ("new", "31")):
+        send(folder, name, job_id)
+    asked.say("squeue", QUEUE)
+    found = {one["job"]: one for one in jobs(here, asked)}
+    assert asked.calls("sacct") == []
+    assert "for ever: the job it waits for failed" in found["after"]["meaning"]
+    assert "scontrol release 24 (JobHeldUser)" in found["held"]["meaning"]
+    assert "UnavailableNodes:node[3-4]" in found["big"]["meaning"]
+    assert found["big"]["queue_wait_s"] > 0
+    assert found["new"]["meaning"] == "its nodes are being made ready"
+
+
+def test_an_array_is_summarised_not_listed(here, folder, asked):
+    uuid = send(folder, "arr", "25", [f"p{k}" for k in range(10)], kind="array")
+    asked.say("squeue", QUEUE)
+    asked.say("sacct", sacct(account("25_1", "COMPLETED"), account("25_2", "FAILED")))
+    (row,) = jobs(here, asked)
+    assert row["elements"] == {"PENDING": 6, "COMPLETED": 2, "FAILED": 1, "RUNNING": 1}
+    assert [one["id"] for one in row["ended_badly"]] == ["25_2"]
+    assert row["state"] == "RUNNING"
+    text = status(here, asked, "").stdout
+    assert "arr, job 25, array: 6 wait, 2 done, 1 failed, 1 run\n" in text
+    assert uuid not in text
+
+
+def test_a_thousand_elements_are_a_few_lines(here, folder, asked):
+    send(folder, "arr", "25", [f"p{k}" for k in range(1000)], kind="array")
+    rows = (account(f"25_{k}", "TIMEOUT" if k % 2 else "COMPLETED") for k in range(1000))
+    asked.say("sacct", sacct(*rows))
+    text = status(here, asked, "").stdout
+    assert "array: 500 done, 500 over time" in text
+    assert len(text.splitlines()) < 30
+    assert len(asked.calls("sacct")) == 1
+
+
+def test_an_element_s_own_record_is_found_by_the_id_it_saw(here, folder, asked):
+    send(folder, "arr", "25", ["p0", "p1"], kind="array", time=NOW)
+    leave(folder, "31", 0)
+    queue = "25_0|31|RUNNING|None|1|c\n25_1|25|PENDING|Priority|1|c\n"
+    asked.say("squeue", queue)
+    assert jobs(here, asked)[0]["elements"] == {"COMPLETED": 1, "PENDING": 1}
+
+
+@pytest.mark.parametrize("answer", ["fails", "is silent", "is not there"])
+def test_where_a_layer_gives_no_answer_the_state_is_unknown(here, folder, asked, answer):
+    send(folder, "ladder", "17", ["w1-r0"])
+    if answer == "is not there":
+        (asked.folder / "squeue").unlink()
+        (asked.folder / "sacct").unlink()
+    elif answer == "fails":
+        asked.say("squeue", rc=1, error="slurm_load_jobs error: Unable to contact controller")
+        asked.say("sacct", rc=1, error="Connection refused")
+    ended = status(here, asked)
+    (row,) = json.loads(ended.stdout)["jobs"]
+    # Sent long ago and known to nobody is LOST, but only where both were asked and answered.
+    assert row["state"] == ("LOST" if answer == "is silent" else "unknown")
+    assert bool(ended.stderr) is (answer != "is silent")
+    assert ended.returncode == (1 if answer == "is silent" else 0)
+
+
+def test_an_outage_of_accounting_loses_no_job_but_its_absence_may(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("sacct", rc=1, error="slurmdbd: Connection refused")
+    assert jobs(here, asked)[0]["state"] == "unknown"
+    asked.say("sacct", rc=1, error=DISABLED)
+    assert jobs(here, asked)[0]["state"] == "LOST"
+
+
+def test_a_job_that_was_just_sent_is_not_lost(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"], time=NOW)
+    assert jobs(here, asked)[0]["state"] == "unknown"
+
+
+def test_a_job_that_wrote_a_moment_ago_is_not_lost(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a")
+    assert jobs(here, asked)[0]["state"] == "unknown"
+
+
+def test_sacct_that_still_says_running_is_not_believed(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"], time=NOW)
+    asked.say("sacct", sacct(account("17", "RUNNING")))
+    (row,) = jobs(here, asked)
+    assert row["state"] == "unknown"
+    asked.say("squeue", rc=1, error="Unable to contact slurm controller")
+    assert jobs(here, asked)[0]["state"] == "RUNNING"  # the best that anyone says
+
+
+def test_what_the_job_itself_left_is_surer_than_that_nobody_knows_it(here, folder, asked):
+    send(folder, "good", "17")
+    send(folder, "bad", "18", ["w1-r0"])
+    leave(folder, "17", 0)
+    leave(folder, "18", 75, stopped=True)
+    (asked.folder / "squeue").unlink()
+    (asked.folder / "sacct").unlink()
+    good, bad = jobs(here, asked)
+    assert good["state"] == "COMPLETED"
+    assert bad["state"] == "FAILED"
+    assert bad["advice"].startswith("it stopped in order before its time limit; lockstep resume")
+
+
+def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, asked):
+    uuid = send(folder, "ladder", None, ["w1-r0"])
+    asked.say("squeue", f"41|41|RUNNING|None|1795253711|{uuid}\n")
+    (row,) = jobs(here, asked)
+    assert (row["id"], row["state"]) == ("41", "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"State": "OUT_OF_MEMORY", "ReqMem": "32G", "steps": "31G"},
+            "it used 31.0 of 32.0 GiB: raise mem in the site file",
+        ),
+        (
+            {"State": "FAILED", "ExitCode": "137:0", "ReqMem": "32G", "steps": "31G"},
+            "which Slurm cannot tell apart without cgroups; it used 31.0 of 32.0 GiB, so raise mem",
+        ),
+        (
+            {"State": "FAILED", "ExitCode": "137:0", "ReqMem": "32G", "steps": "3G"},
+            "it used 3.0 of 32.0 GiB, so look at its log first",
+        ),
+        ({"State": "OUT_OF_MEMORY"}, "how much it used is not known: raise mem"),
+        ({"State": "TIMEOUT"}, "raise time in the campaign's [jobs] or in the site file"),
+        ({"State": "NODE_FAIL", "NodeList": "node[2-3]"}, "its nodes were node[2-3]"),
+        ({"State": "PREEMPTED"}, "lockstep resume results/x measures the rest"),
+        ({"State": "CANCELLED by 1001"}, "lockstep resume results/x measures the rest"),
+        ({"State": "FAILED", "ExitCode": "1:0"}, "launches/w1-r0/log.txt says: RuntimeError: no"),
+    ],
+)
+def test_what_to_do_is_said(here, folder, asked, fields, said):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a")
+    (folder / "launches/w1-r0/log.txt").write_text("RuntimeError: no\x1b[0m data\nbye\n")
+    memory = fields.pop("steps", "")
+    step = {"JobID": "17.0", "MaxRSS": memory, "NTasks": "1"}
+    asked.say("sacct", sacct(account("17", state="") | fields, step))
+    ended = status(here, asked)
+    advice = json.loads(ended.stdout)["jobs"][0]["advice"]
+    assert said in advice
+    assert advice.endswith("lockstep resume results/x measures the rest")
+    assert "\x1b" not in advice
+    assert ended.returncode == 1
+
+
+def test_the_node_that_failed_is_named_where_the_output_names_it(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    said = "slurmstepd: error: *** JOB 17 ON node2 CANCELLED AT 2026-11-21T09:00:47 DUE TO NODE "
+    (folder / "jobs/slurm-17.out").write_text(f"{said}FAILURE, SEE SLURMCTLD LOG ***\n")
+    asked.say("sacct", sacct(account("17", "NODE_FAIL", NodeList="node[2-3]")))
+    assert jobs(here, asked)[0]["advice"].startswith("node2 failed; ")
+
+
+def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0", "w4-r0"])
+    keep(folder, "w1-r0", "a", "b")
+    asked.say("sacct", sacct(account("17", "TIMEOUT"), account("18", "COMPLETED")))
+    ended = status(here, asked)
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["abandoned"] == ["w4-r0"]
+    send(folder, "ladder", "18", ["w4-r0"])
+    asked.say("squeue", "18|18|PENDING|Priority|1795253711|lockstep:ladder-18\n")
+    assert status(here, asked).returncode == 0  # it is to come
+    asked.say("squeue")
+    assert status(here, asked).returncode == 1
+    keep(folder, "w4-r0", "a", "b")
+    ended = status(here, asked, "")
+    assert (ended.returncode, "launches: 2 of 2 complete" in ended.stdout) == (0, True)
+    assert "  lockstep collect results/x\n" in ended.stdout
+
+
+def test_a_running_job_that_writes_nothing_is_asked_about(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a")
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    assert jobs(here, asked)[0]["advice"] is None
+    long_ago = time.time() - 3600
+    os.utime(folder / "launches/w1-r0/journal.jsonl", (long_ago, long_ago))
+    assert jobs(here, asked)[0]["advice"] == "it wrote nothing for 60 min: stalled? Look at its log"
+
+
+def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    text = status(here, asked, "").stdout
+    assert f"  tail -f {folder}/jobs/slurm-17.out\n" in text
+    assert "  squeue --start --jobs=17\n  scancel 17\n" in text
+    assert f"  log: {folder}/jobs/slurm-17.out\n" in text
+
+
+@pytest.mark.parametrize("command", ["status", "collect", "cancel"])
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [("file", "is a file"), ("nowhere", "does not exist"), ("results", "holds no campaign")],
+)
+def test_what_is_no_results_folder_is_said_in_one_sentence(here, asked, command, given, what):
+    (here / "file").write_text("")
+    ended = lockstep(f"{command} {given}", here, asked.folder)
+    said = f"Error: {given} {what}; give the results folder, such as results/NAME\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
+def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a", "b")
+    waits = "17|17|PENDING|Priority|1795253711|lockstep:ladder-17\n"
+    runs = "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n"
+    asked.say("squeue", waits, waits, runs, "")
+    asked.say("sacct", sacct(account("17", "COMPLETED")))
+    ended = lockstep("status --watch 1 results/x", here, asked.folder)
+    assert ended.returncode == 0, ended.stderr
+    changes = [line.split(": ")[1].split(",")[0] for line in ended.stdout.splitlines()[:3]]
+    assert changes == ["PENDING", "RUNNING", "COMPLETED"]
+    assert len(asked.calls("squeue")) == 4
+    assert len(asked.calls("sacct")) == 1
+
+
+def test_watching_alone_needs_no_number(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a", "b")
+    asked.say("sacct", sacct(account("17", "COMPLETED")))
+    ended = lockstep("status --watch results/x --json", here, asked.folder)
+    assert json.loads(ended.stdout)["num_complete"] == 1
+
+
+@pytest.mark.slow
+def test_watching_on_a_terminal_ends_with_130_when_interrupted(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, ROOT / "lockstep.py", "status", "results/x", "--watch", "1"]
+    environ = os.environ | {"PATH": str(asked.folder), "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=here, env=environ, stdout=theirs) as watching:
+        give_up = time.monotonic() + 60
+        while not asked.calls("squeue"):
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+        time.sleep(0.5)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+    assert b"ladder, job 17: RUNNING, runs" in os.read(ours, 65536)
+
+
+def test_cancel_ends_only_what_is_ours_and_has_not_ended(here, folder, asked):
+    mine = send(folder, "ladder", "17")
+    send(folder, "done", "18")
+    send(folder, "gone", "19")
+    asked.say(
+        "squeue",
+        f"17|17|RUNNING|None|1|{mine}\n"
+        "18|18|COMPLETED|None|1|lockstep:done-18\n"
+        "19|19|RUNNING|None|1|another campaign's, which got the id anew\n"
+        "20|20|RUNNING|None|1|(null)\n",
+    )
+    planned = lockstep("cancel results/x --dry-run", here, asked.folder)
+    assert planned.stdout == "scancel 17\n"
+    assert asked.calls("scancel") == []
+    ended = lockstep("cancel results/x", here, asked.folder)
+    assert asked.calls("scancel") == ["scancel 17"]
+    assert ended.stdout.startswith("cancelled: ladder, job 17\nNext: lockstep resume results/x")
+
+
+def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
+    mine = send(folder, "arr", "25", [f"p{k}" for k in range(5)], kind="array")
+    asked.say("squeue", f"25_[3-4]|25|PENDING|None|1|{mine}\n25_2|31|RUNNING|None|1|{mine}\n")
+    assert lockstep("cancel results/x --point 3", here, asked.folder).returncode == 0
+    assert asked.calls("scancel") == ["scancel 25_3"]
+    ended = lockstep("cancel results/x --point 1", here, asked.folder)
+    assert ended.stdout == "No job is waiting or running; nothing to cancel.\n"
+    refused = lockstep("cancel results/x --point 9", here, asked.folder)
+    assert refused.returncode == 2
+    assert lockstep("cancel results/x", here, asked.folder).returncode == 0
+    assert asked.calls("scancel")[1:] == ["scancel 25"]
+
+
+def test_cancel_says_which_names_there_are(here, folder, asked):
+    send(folder, "a", "17", ["p0"], kind="array")
+    send(folder, "b", "18", ["p0"], kind="array")
+    refused = lockstep("cancel results/x --job c", here, asked.folder)
+    assert refused.stderr.endswith("its jobs are: a, b\n")
+    refused = lockstep("cancel results/x --point 0", here, asked.folder)
+    assert refused.stderr == "Error: several arrays have an element 0; name one by --job: a, b\n"
+
+
+def test_cancel_without_an_answer_cancels_nothing(here, folder, asked):
+    send(folder, "ladder", "17")
+    asked.say("squeue", rc=1, error="Unable to contact slurm controller")
+    ended = lockstep("cancel results/x", here, asked.folder)
+    assert (ended.returncode, asked.calls("scancel")) == (3, [])
+
+
+def test_a_command_that_hangs_is_given_up(asked, monkeypatch):
+    asked.say("squeue", seconds=30)
+    monkeypatch.setenv("PATH", str(asked.folder))
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
+    with pytest.raises(RuntimeError, match=r"squeue gave no answer within 0\.2 s; ask again later"):
+        slurm.queue()
+
+
+@pytest.mark.parametrize(
+    ("said", "elements"),
+    [
+        ("3", [3]),
+        ("[3-5%2]", [3, 4, 5]),
+        ("[0,2,7-8]", [0, 2, 7, 8]),
+        ("[0-30:10%1]", [0, 10, 20, 30]),
+        ("[1-3,...]", [1, 2, 3]),
+        ("[9-1]", []),
+        ("", []),
+        ("[x-y]", []),
+    ],
+)
+def test_the_elements_of_an_array_are_counted_out(said, elements):
+    assert list(slurm.numbers(said)) == elements
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("None", "waits: until Slurm has looked at it"),
+        ("Priority", "waits: jobs of a higher priority come first"),
+        ("Resources", "waits: until enough nodes are free"),
+        ("PartitionDown", "another partition in the site file may be (PartitionDown)"),
+        ("ReqNodeNotAvail, May be reserved for other job", "(ReqNodeNotAvail, May be reserved"),
+        ("BadConstraints", "change constraint, gpu_type or mem"),
+        ("launch_failed_requeued_held", "it could not be started on its nodes"),
+        ("(launch failed requeued held)", "it could not be started on its nodes"),
+        ("JobHeldAdmin", "ask the cluster's support"),
+        ("QOSMaxJobsPerUserLimit", "until fewer of your jobs run"),
+        ("QOSGrpGRES", "together they are at its limit"),
+        ("QOSMaxGRESPerUser", "a limit of the QOS is reached"),
+        ("AssocGrpGRES", "together they use all its GPUs"),
+        ("AssocGrpGRESMinutes", "its budget is spent"),
+        ("AssocMaxJobsLimit", "a limit of the account is reached"),
+        ("InvalidQOS", "change qos"),
+        ("Strange", "waits: Strange"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_plain_words(reason, said):
+    meant = slurm.State("PENDING", reason).meaning
+    assert said in meant
+    plain = ("None", "Priority", "Resources")
+    assert reason in plain or reason.strip("()") in meant  # Slurm's own word is kept
+
+
+def test_a_state_without_words_of_ours_is_slurm_s():
+    assert slurm.State("STAGE_OUT").meaning == "Slurm calls it STAGE_OUT"
+    assert slurm.State("TIMEOUT").has_ended
+    assert not any(slurm.State(name).has_ended for name in ("RUNNING", "COMPLETING", "unknown"))
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "where"),
+    [
+        ("invalid partition specified: X", "partition", "site"),
+        ("Batch job submission failed: Invalid partition name specified", "partition", "site"),
+        ("Invalid account or account/partition combination specified", "account", "site"),
+        ("Invalid qos specification", "qos", "site"),
+        ("Requested node configuration is not available", "gpus_per_node, gpu_type", "site"),
+        ("Invalid generic resource (gres) specification", "gpu_type or gpus_per_node", "site"),
+        ("Invalid Trackable RESource (TRES) specification", "gpu_type or gpus_per_node", "site"),
+        ("Node count specification invalid", "world_sizes", "campaign"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "time", "site"),
+        ("Invalid --time specification", "time", "site"),
+        ("Memory specification can not be satisfied", "mem", "site"),
+        ("Invalid --mem specification", "mem", "site"),
+        ("Invalid feature specification", "constraint", "site"),
+        ("Invalid node name specified", "extra_directives", "site"),
+        ("More processors requested than permitted", "cpus_per_node", "site"),
+        ("CPU count per node can not be satisfied", "cpus_per_node", "site"),
+        ("Invalid job array specification", "max_array_size", "site"),
+        ("Requested reservation is invalid", "reservation", "site"),
+        ("Batch script contains DOS line breaks (\\r\\n)", "shell_before", "site"),
+        ("This does not look like a batch script.", "template", "site"),
+        ("Pathname of a file, directory or other parameter too long", "world_sizes", "campaign"),
+        ("unrecognized option '--nodess=3'", "extra_directives", "site"),
+        ("Job violates accounting/QOS policy (job submit limit, ...)", "qos, account", "site"),
+    ],
+)
+def test_a_refusal_names_the_key_and_keeps_what_slurm_said(said, key, where):
+    whole = f"sbatch said: sbatch: error: {said}"
+    explained = refusals.explain(whole, "me", lambda *_: "")
+    assert explained.startswith(f"{whole}; change {key}")
+    assert f" in the {where} file" in explained
+    assert "\n" not in explained
+
+
+def test_a_refusal_says_what_there_is():
+    def ask(*command):
+        assert command[:2] == ("sinfo", "--noheader")
+        return "gpu\ndebug\ngpu\n"
+
+    explained = refusals.explain("sbatch said: Invalid partition name", "me", ask)
+    assert explained.endswith("; change partition in the site file (partitions: gpu, debug)")
+
+
+def test_a_refusal_is_told_where_nobody_says_what_there_is():
+    def ask(*_):
+        raise RuntimeError("sacctmgr said: Connection refused")
+
+    explained = refusals.explain("sbatch said: Invalid qos specification", "me", ask)
+    assert explained.endswith("; change qos in the site file")
+
+
+@pytest.mark.parametrize("said", ["Socket timed out on send/recv operation", "", "Zero Bytes"])
+def test_what_is_no_refusal_names_no_key(said):
+    assert refusals.explain(f"sbatch said: sbatch: error: {said}", "me", lambda *_: "") is None
+
+
+def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypatch):
+    asked.say("sbatch", rc=1, error="sbatch: error: Socket timed out on send/recv operation")
+    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|mine\n")
+    monkeypatch.setenv("PATH", str(asked.folder))
+    assert slurm.sbatch(here / "x.sh", "mine", "--dependency=afterok:7") == "41"
+    (call,) = asked.calls("sbatch")
+    assert call == f"sbatch --parsable --comment=mine --dependency=afterok:7 {here}/x.sh"
+
+
+def test_the_last_line_that_tells_of_an_error_is_the_gist(tmp_path):
+    log = tmp_path / "log.txt"
+    assert gist(log) is None
+    log.write_text("x" * 20000 + "\nsrun: error: node2: task 1: Killed\n  \n== done ==\n")
+    assert gist(log) == "srun: error: node2: task 1: Killed"
+    log.write_bytes(b"\xff\x00 fine\n")
+    assert gist(log).endswith(" fine")
+
+
+def test_two_commands_do_not_change_a_folder_at_once(tmp_path):
+    results = Results(tmp_path)
+    said = "another lockstep command works in"
+    with results.alone(), pytest.raises(ValueError, match=said), results.alone():
+        pytest.fail("both hold the lock")
+
+
+@pytest.mark.parametrize("command", ["status", "cancel", "collect"])
+def test_each_command_s_help_has_an_example(command, here, asked):
+    ended = lockstep(f"{command} --help", here, asked.folder)
+    assert ended.returncode == 0
+    assert f"  lockstep {command} results/campaign" in ended.stdout
