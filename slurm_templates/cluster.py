@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from slurm_templates import slurm
 
 MIB_PER_GIB = 1024
@@ -267,12 +269,13 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     return tuple(item for item in text.split(",") if item)
 
 
-def accounts(user: str) -> Accounts:
-    """Ask Slurm what a user may charge.
+def own_accounts() -> Accounts:
+    """Ask Slurm what the user who asks may charge.
 
     Raises:
         RuntimeError: sacctmgr is not installed, or does not answer.
     """
+    user = psutil.Process().username()
     fields = "user,defaultaccount,account,qos"
     options = ("--noheader", "--parsable2", f"format={fields}")
     return parse_accounts(slurm.ask("sacctmgr", "show", "user", user, "withassoc", *options))

@@ -4,10 +4,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from slurm_templates import image_checks, machine_checks, slurm_checks, variables
-from slurm_templates.checks import Finding, Subject, not_needed, ok, warning
+from slurm_templates.checks import Finding, Status, Subject, not_needed, ok, warning
 
 WIDTH = 80
 STATUS_WIDTH = 12
@@ -156,7 +156,8 @@ def page(diagnosis: Diagnosis) -> str:
     lines: list[str] = []
     for group in dict.fromkeys(result.group for result in diagnosis.results):
         lines += [group, *_rows([r for r in diagnosis.results if r.group == group]), ""]
-    counts = ", ".join(f"{number} {status}" for status, number in diagnosis.counts.items())
+    counted = [(diagnosis.counts[status], status) for status in get_args(Status)]
+    counts = ", ".join(f"{number} {status}" for number, status in counted if number)
     return "\n".join([*lines, f"{counts}.", *_wrapped(diagnosis.verdict, "", "")])
 
 

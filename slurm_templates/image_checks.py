@@ -27,6 +27,7 @@ NO_SITE = "no site file names an image"
 # Since 1.1 Apptainer mounts an image without setuid, by user namespaces and FUSE (its release
 # notes); the jobs need no more than that.
 LEAST_APPTAINER = (1, 1)
+FUSE = Path("/dev/fuse")
 NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 # Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
@@ -99,20 +100,19 @@ def fuse(subject: Subject) -> Finding:  # noqa: ARG001
         return not_needed("Apptainer is not here")
     if not _needs_namespaces():
         return not_needed("this Apptainer mounts images with setuid")
-    device = Path("/dev/fuse")
-    if not device.exists():
-        return missing("/dev/fuse is not there", "ask for modprobe fuse")
-    mode = device.stat().st_mode
+    if not FUSE.exists():
+        return missing(f"{FUSE} is not there", "ask for modprobe fuse")
+    mode = FUSE.stat().st_mode
     if not mode & stat.S_IROTH or not mode & stat.S_IWOTH:
         return missing(
-            f"/dev/fuse is {stat.filemode(mode)}: others than its owner cannot use it",
-            "ask for chmod 666 /dev/fuse",
+            f"{FUSE} is {stat.filemode(mode)}: an ordinary user cannot use it",
+            f"ask for chmod 666 {FUSE}",
         )
     if not (helper := _squashfuse()):
         return missing(
             "neither squashfuse_ll nor squashfuse is installed", "ask for the package squashfuse"
         )
-    return ok(f"/dev/fuse is open to all, {helper}")
+    return ok(f"{FUSE} is open to all, {helper}")
 
 
 def _squashfuse() -> str | None:

@@ -4,7 +4,6 @@ A key that cannot be found stands there as a comment, or, where nothing works wi
 placeholder that loading refuses.
 """
 
-import getpass
 import json
 import math
 import re
@@ -181,7 +180,7 @@ def _num_gpus() -> int:
 def read_accounts(cluster: Cluster) -> Accounts:
     """Return what this user may charge; nothing where Slurm keeps no accounts or says nothing."""
     try:
-        return clusters.accounts(getpass.getuser()) if cluster.keeps_accounts else Accounts()
+        return clusters.own_accounts() if cluster.keeps_accounts else Accounts()
     except RuntimeError:
         return Accounts()
 

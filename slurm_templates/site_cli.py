@@ -60,8 +60,13 @@ def doctor(
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
         diagnosis = doctors.examine(subject, say)
-    facts = json.dumps(diagnosis.facts(), indent=1)
-    click.echo(facts if as_json else doctors.page(diagnosis))
+    if as_json:
+        click.echo(json.dumps(diagnosis.facts(), indent=1))
+        context.exit(diagnosis.exit_code)
+    click.echo(doctors.page(diagnosis))
+    if diagnosis.exit_code == 0:
+        ready = f"plan campaign.toml --site {site}" if diagnosis.submits else "run"
+        click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
 
 

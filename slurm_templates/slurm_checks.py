@@ -1,6 +1,5 @@
 """Checks of Slurm: whether it answers, and whether it has what the site file names."""
 
-import getpass
 import shlex
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from slurm_templates.site import Site
 
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
 NODES_TIMEOUT_S = 120
+GRACE_S = 20
 # What a node says of itself: Slurm's name of it, its own, then its network interfaces.
 NODE_SAYS = 'echo "${SLURMD_NODENAME:--}" "$(hostname)" $(ls /sys/class/net)'
 MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
@@ -137,12 +137,12 @@ def account(subject: Subject) -> Finding:
     if not cluster.keeps_accounts:
         return not_needed("this Slurm keeps no accounts")
     try:
-        own = clusters.accounts(getpass.getuser())
+        own = clusters.own_accounts()
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
     wanted = site.account or own.default
     if not own.names:
-        return warning(f"none known for {getpass.getuser()}", "ask for an account on the cluster")
+        return warning("Slurm knows none of yours", "ask for an account on the cluster")
     if wanted not in own.names:
         return missing(f"{wanted} is not yours", f"choose from {', '.join(own.names)}")
     if chosen and chosen.accounts and wanted not in chosen.accounts:
@@ -237,6 +237,15 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
 
 
+def _end(started: "subprocess.Popen[str]") -> None:
+    """Let srun cancel its job, which it would leave in the queue if it were killed at once."""
+    started.send_signal(signal.SIGTERM)
+    try:
+        started.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        started.kill()
+
+
 def _patiently(command: Sequence[str]) -> str:
     """Return what srun prints; a job that does not start in time is cancelled by it.
 
@@ -250,8 +259,7 @@ def _patiently(command: Sequence[str]) -> str:
         try:
             said, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            # Killed, it would leave its job in the queue.
-            started.send_signal(signal.SIGTERM)
+            _end(started)
             raise RuntimeError(
                 f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; its job is cancelled"
             ) from None

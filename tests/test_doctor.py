@@ -82,7 +82,8 @@ def stand_in(tmp_path, monkeypatch):
     return make
 
 
-def test_every_check_says_what_to_do_where_something_is_amiss(tmp_path):
+def test_every_check_says_what_to_do_where_something_is_amiss(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks, "probe", lambda python: PROBED)
     diagnosis = doctor.examine(subject(tmp_path, "slurm is not installed here"))
     assert len(diagnosis.results) == len(doctor.CHECKS) == len({r.name for r in diagnosis.results})
     for result in diagnosis.results:
@@ -155,6 +156,20 @@ def test_the_page_is_aligned_and_fits_a_terminal():
 def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, status):
     environ = {"SLURM_JOB_ID": "1"} | ({} if omp is None else {"OMP_NUM_THREADS": omp})
     assert machine_checks.threads(subject(tmp_path, environ=environ)).status == status
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("echo 'NVIDIA A100'; echo 'NVIDIA A100'", "ok", "2 x NVIDIA A100"),
+        ("echo 'NVIDIA T4'; echo 'NVIDIA A100'", "ok", "2 x NVIDIA A100, NVIDIA T4"),
+        ("echo 'no driver' >&2; exit 9", "warning", "nvidia-smi fails: no driver"),
+    ],
+)
+def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says):
+    stand_in("nvidia-smi", script)
+    found = machine_checks.gpus(subject(tmp_path))
+    assert (found.status, found.says) == (status, says)
 
 
 def test_few_open_files_are_a_warning_with_the_command_that_helps():
@@ -438,6 +453,28 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     assert found.action == "ask for this setting to be changed, or for apptainer-suid"
 
 
+@pytest.mark.parametrize(
+    ("mode", "status", "says"),
+    [
+        (0o666, "ok", "is open to all, "),
+        (0o660, "missing", "is -rw-rw----: an ordinary user cannot use it"),
+        (None, "missing", "is not there"),
+    ],
+)
+def test_fuse_must_be_open_to_ordinary_users(tmp_path, stand_in, monkeypatch, mode, status, says):
+    folder = tmp_path / "libexec" / "apptainer" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "squashfuse_ll").touch(mode=0o755)
+    stand_in("apptainer", f"echo APPTAINER_SUID_INSTALL=0; echo LIBEXECDIR={tmp_path}/libexec")
+    device = tmp_path / "fuse"
+    if mode is not None:
+        device.touch()
+        device.chmod(mode)
+    monkeypatch.setattr(image_checks, "FUSE", device)
+    found = image_checks.fuse(subject(tmp_path))
+    assert (found.status, says in found.says) == (status, True), found
+
+
 def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
     stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
     assert image_checks.namespaces(subject(tmp_path)).status == "not needed"
@@ -524,7 +561,7 @@ def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit
 )
 def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status, says):
     own = Accounts("mine", ("mine", "theirs"), ("normal", "high"))
-    monkeypatch.setattr(slurm_checks.clusters, "accounts", lambda user: own)
+    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda: own)
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
     found = slurm_checks.account(given)
     assert (found.status, says in found.says) == (status, True), found
@@ -535,6 +572,16 @@ def test_arrays_must_fit_into_slurm_s_limit(tmp_path):
     assert slurm_checks.array_size(fits) == Finding("ok", "up to 1000 elements in one array")
     over = subject(tmp_path, cluster(), site=site(max_array_size=5000))
     assert slurm_checks.array_size(over).action == "max_array_size = 1001 in the site file"
+
+
+def test_an_srun_that_does_not_end_is_ended(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setattr(slurm_checks, "NODES_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slurm_checks, "GRACE_S", 0.2)
+    stand_in("srun", "trap '' TERM\nwhile :; do sleep 0.1; done")
+    started = time.monotonic()
+    found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
+    assert found.status == "missing"
+    assert time.monotonic() - started < 20
 
 
 def test_accounting_that_fails_is_a_warning(tmp_path, stand_in):

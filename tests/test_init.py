@@ -31,7 +31,7 @@ NODE = """NodeName={name} Arch=x86_64 CoresPerSocket=32
    State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    Partitions={partitions}
    CfgTRES=cpu=128,mem=512000M,billing=128,gres/gpu=4
-   Reason=Gres=gpu:liar:99 is what the comment says [root@2026-01-01T00:00:00]
+   Reason=a comment that says Gres=gpu:liar:99 [root@2026-01-01T00:00:00]
 
 """
 PARTITION = """PartitionName={name}
@@ -442,7 +442,8 @@ def test_a_dry_run_prints_both_files_and_writes_none(tmp_path):
 def test_a_site_that_does_not_ship_is_refused(tmp_path):
     ended = lockstep(["--site", "nowhere"], tmp_path, "/nowhere")
     assert ended.returncode == 2
-    assert ended.stderr == "Error: no built-in site 'nowhere'; choose from example, testbed\n"
+    names = ", ".join(sites.built_in())
+    assert ended.stderr == f"Error: no built-in site 'nowhere'; choose from {names}\n"
 
 
 def test_a_silent_controller_is_an_error_and_no_laptop(tmp_path):
