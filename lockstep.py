@@ -19,6 +19,7 @@ COMMANDS = {
     "render": ("slurm_templates.cli:render", "Write the batch scripts of a campaign."),
     "submit": ("slurm_templates.cli:submit", "Send a campaign's jobs to Slurm."),
     "status": ("slurm_templates.jobs_cli:status", "Say how a campaign's jobs and launches stand."),
+    "cancel": ("slurm_templates.jobs_cli:cancel", "Cancel a campaign's jobs that have not ended."),
     "collect": ("slurm_templates.jobs_cli:collect", "Gather what a campaign's jobs have measured."),
     "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
