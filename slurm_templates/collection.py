@@ -58,6 +58,7 @@ def _write_result(results: Results, name: str) -> bool:
 def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
     """Return what accounting knows, asked again while it fails or lags behind what has ended."""
     known = _kept(results, say)
+    otherwise = "jobs/sacct.txt alone is read" if known else "accounting is left as it was"
     ids = list(dict.fromkeys(job.id.partition("_")[0] for job in jobs if job.id))
     for wait_s in (*WAITS_S, None):
         problem, may_change = _ask_once(results, jobs, ids, known)
@@ -67,7 +68,7 @@ def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
             break
         say(f"{problem}; asked again in {wait_s} s")
         time.sleep(wait_s)
-    say(f"{'jobs/sacct.txt alone is read' if known else 'accounting is left as it was'}: {problem}")
+    say(f"{otherwise}: {problem}")
     return known
 
 

@@ -288,6 +288,7 @@ def test_what_is_no_results_folder_is_said_in_one_sentence(here, asked, command,
     assert (ended.returncode, ended.stderr) == (2, said)
 
 
+@pytest.mark.slow
 def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     keep(folder, "w1-r0", "a", "b")
