@@ -152,7 +152,7 @@ SEEDS = {
     "23 HARD-INTERFACE, 24 NCCL-VARIABLE, 26 TASKS-X-NPROC, 26 NO-KILL, 26 NO-CPUS, "
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
     "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-SPELLING, "
-    "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, 13 NODE-RANK-BATCH, "
+    "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
     "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 25 SACCT-IN-JOB, 25 EXIT-CODE",
     "seed_container.sbatch": "1 NO-TIME, 6 DIRECTIVE-VARIABLE, 8 DIRECTIVE-OPTION, "
     "10 TWO-ENVIRONMENTS, 14 CLEANENV, 14 CONTAINALL, 14 NO-NV, 16 NODE-RANK-BATCH, "
@@ -186,7 +186,7 @@ def test_a_finding_names_place_fact_reason_and_action():
         ("train() {\n  srun -n 4 python a.py\n}\ntrain\nexit 0\n", {"NO-KILL"}),
         # One agent for each task is torchrun's business; what is not known is not judged.
         ("srun -K1 --ntasks-per-node=4 torchrun --nproc_per_node=1 a.py\n", set()),
-        ("srun $OPTIONS torchrun --nproc_per_node=4 a.py\n", set()),
+        ("#SBATCH -t 1 --requeue -n 4\nsrun $OPTIONS torchrun --nproc_per_node=4 a.py\n", set()),
         # A task's own script is no batch script.
         ("export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\nexec python a.py\n", set()),
         ("case $1 in\n  srun) echo python ;;\n  *) srun hostname ;;\nesac\n", set()),
@@ -197,6 +197,12 @@ def test_a_finding_names_place_fact_reason_and_action():
 )  # fmt: skip
 def test_commands_are_found_where_they_stand(text, rules):
     assert names("#!/bin/bash\n" + text) == rules
+
+
+def test_the_ranks_of_a_line_are_named_together():
+    (found,) = findings(HEAD + "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID\n")
+    said = "the batch shell expands $SLURM_LOCALID and $SLURM_PROCID: it is 0 on every node"
+    assert said in found.message
 
 
 def test_what_a_script_says_reaches_the_terminal_as_one_plain_line():
