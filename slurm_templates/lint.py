@@ -88,7 +88,8 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     ),
     (
         "GPU-PER-TASK", "warning", "NCCL then misses NVLink and P2P without a word",
-        "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK", find.one_gpu_per_task,
+        "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
+        find.one_gpu_per_task,
     ),
     (
         "SIGNAL-STEPS", "warning",
@@ -122,7 +123,8 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     ),
     (
         "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",
-        "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python", find.profiler_around_srun,
+        "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
+        find.profiler_around_srun,
     ),
     (
         "CONTAINER-AROUND-SRUN", "error", "an image has no srun, or one that is not this Slurm's",
@@ -133,7 +135,10 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
         "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
         find.rank_in_batch_shell,
     ),
-    ("SACCT-IN-JOB", "warning", "its numbers are not complete yet", SACCT, find.accounting_of_itself),
+    (
+        "SACCT-IN-JOB", "warning", "its numbers are not complete yet", SACCT,
+        find.accounting_of_itself,
+    ),
     (
         "INSTALL-IN-JOB", "warning",
         "nodes often have no network, ranks race for the files, and no two runs are alike",

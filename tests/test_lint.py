@@ -269,6 +269,14 @@ def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
 
 
 @pytest.mark.parametrize(
+    "text", ["a\\\nb", '"a\\\nb"', "'a\nb'", '"$(a\nb)"', "x=(a\nb)", "((a\n))"]
+)
+def test_a_line_break_inside_a_word_counts(text):
+    *_, last = Reader(f"echo {text}\nnext\n").read().commands
+    assert (last.name, last.line) == ("next", 3)
+
+
+@pytest.mark.parametrize(
     "unit", ["$(", '"', "`", "a=(", "${a:-", "((", "<<E\n", "x=$x$x ", "srun $x;"]
 )
 def test_a_hostile_script_takes_no_longer_than_its_length(unit):
