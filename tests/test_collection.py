@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
@@ -58,7 +59,7 @@ def in_process(asked, monkeypatch):
     """Collect in this process, without waiting; return what was said and how long it waited."""
     waited = []
     monkeypatch.setenv("PATH", str(asked.folder))
-    monkeypatch.setattr(collection.time, "sleep", waited.append)
+    monkeypatch.setattr(collection, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
