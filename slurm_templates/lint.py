@@ -175,7 +175,8 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     ),
     (
         "EXIT-CODE", "warning", "a failed run is then COMPLETED to Slurm and to afterok",
-        "keep it, srun ... || failed=1, and end with exit; or set -e", find.lost_exit_code,
+        "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
+        find.lost_exit_code,
     ),
     (
         "CLEANENV", "error", "no rank knows its number or where to meet",

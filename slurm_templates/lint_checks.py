@@ -414,19 +414,25 @@ def _activates(command: Command) -> str | None:
 
 
 def lost_exit_code(job: Job) -> Iterator[Hit]:
-    """Look for a last command that hides how srun ended."""
-    if not job.launches or _stops_at_errors(job):
-        return
-    last = [command for command in job.commands if command.depth == 0][-1]
-    if last.name not in ("exit", "return") and not step_of(last):
-        yield Hit(last.line, f"the script ends with {last.name[:40]}, whatever srun said")
+    """Look for a pipe, or a last command, that hides how srun ended."""
+    settings = _shell_settings(job)
+    for command in job.commands if "pipefail" not in settings else ():
+        step = step_of(command)
+        if step and step.is_launch and command.is_piped:
+            yield Hit(command.line, "the exit code of srun is lost in a pipe without pipefail")
+    last = [command for command in job.commands if command.depth == 0][-1:]
+    for command in last if job.launches and "errexit" not in settings else ():
+        if command.name not in ("exit", "return") and not step_of(command):
+            fact = f"the script ends with {command.name[:40]}, whatever srun said"
+            yield Hit(command.line, fact)
 
 
-def _stops_at_errors(job: Job) -> bool:
-    if re.match(r"#!\S+\s+-\w*e", job.script.lines[0]):
-        return True
+def _shell_settings(job: Job) -> set[str]:
+    """Return which of pipefail and errexit the script sets."""
     given = [word.text for one in job.commands if one.name == "set" for word in one.words[1:]]
-    return "errexit" in given or any(re.match("-[a-zA-Z]*e", text) for text in given)
+    given += job.script.lines[0].split()[1:]
+    letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
+    return {"pipefail", "errexit"} & {*given, "errexit" if letters else ""}
 
 
 # --- containers -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ character, and takes anything: what it does not understand becomes a word.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 # Text in $( ), ` ` and arrays is read so deep, and no deeper.
@@ -118,6 +118,7 @@ class Command:
         assigns: Variables that stand before it or that it declares, with the word `NAME=value`.
         redirects: Operators and where they lead.
         depth: In how many `$( )` it stands.
+        is_piped: Whether another command takes what it prints, and its exit code's place.
     """
 
     line: int
@@ -125,6 +126,7 @@ class Command:
     assigns: tuple[tuple[str, Word], ...] = ()
     redirects: tuple[tuple[str, Word], ...] = ()
     depth: int = 0
+    is_piped: bool = False
 
     @property
     def name(self) -> str:
@@ -283,7 +285,7 @@ class Reader:
         elif operator == ")" and self._case_depth:
             self._draft = _Draft()  # the pattern of a case
             return
-        self._end_command()
+        self._end_command(is_piped=operator in ("|", "|&"))
 
     def _arithmetic(self) -> None:
         end = closing(self.text, self.at)
@@ -303,11 +305,11 @@ class Reader:
             return
         words.append(word)
 
-    def _end_command(self) -> None:
+    def _end_command(self, *, is_piped: bool = False) -> None:
         draft, self._draft = self._draft, _Draft()
         if not draft.words and not draft.redirects:
             return
-        self.commands.append(_command(draft, self.depth))
+        self.commands.append(replace(_command(draft), depth=self.depth, is_piped=is_piped))
         for word in (*draft.words, *(target for _, target in draft.redirects)):
             for one in (word, *(word.items or ())):
                 self._read_inner(one)
@@ -434,7 +436,7 @@ def closing(text: str, at: int) -> int:
     return min(at, len(text))
 
 
-def _command(draft: _Draft, depth: int) -> Command:
+def _command(draft: _Draft) -> Command:
     words = draft.words
     first = 0
     while first < len(words) and ASSIGNMENT.match(words[first].text[:200]):
@@ -444,7 +446,7 @@ def _command(draft: _Draft, depth: int) -> Command:
         assigns = assigns + [one for one in rest[1:] if ASSIGNMENT.match(one.text[:200])]
     named = tuple((_assigned(word), word) for word in assigns)
     line = (words or [target for _, target in draft.redirects])[0].line
-    return Command(line, tuple(rest), named, tuple(draft.redirects), depth)
+    return Command(line, tuple(rest), named, tuple(draft.redirects))
 
 
 def _assigned(word: Word) -> str:
