@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from reports import facts, formats, panels, parts
+from reports import accounts, facts, formats, panels, parts
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.load import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
@@ -43,6 +43,7 @@ def page(
     around = (
         facts.flags(series),
         facts.not_measured(results),
+        accounts.jobs(results, hours.lower() if on_cpus else hours),
         facts.method(series, threshold),
         facts.provenance(results),
     )

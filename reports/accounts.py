@@ -1,0 +1,134 @@
+"""The jobs that a campaign took on a cluster, by what `lockstep collect` knows of their end."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from reports import formats
+from reports.formats import counted, number, percent
+from reports.load import Results, read_json
+from reports.parts import MAX_ROWS, Panel, panel, shown, table
+
+ACCOUNTING = "accounting.json"
+# Of `slurm_templates.collection`; an earlier one holds less, and is made anew by `collect`.
+SCHEMA = 2
+COLUMNS = (
+    *("Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)"),
+    *("Memory efficiency (%)", "Billed (GPU-hours)"),
+)
+
+Row = Mapping[str, Any]
+
+
+def jobs(results: Results, hours: str) -> Panel | None:
+    """Return the jobs with what they cost, or None where nothing is known of any.
+
+    Args:
+        results: What was loaded.
+        hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
+
+    Raises:
+        ValueError: An accounting cannot be read.
+    """
+    rows = list(_rows(results))
+    known = [row for row in rows if _account(row)]
+    if not known:
+        return None
+    groups = [list(group) for _, group in groupby(rows, key=_whole)]
+    made = panel("jobs", "Jobs")
+    made["lead"] = [*_lead(rows, known, hours)]
+    columns = (*COLUMNS, f"Measured ({hours})")
+    cells = [_cells(group) for group in groups]
+    made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells[:MAX_ROWS], 3)]
+    made["notes"] = [
+        "CPU efficiency is CPU time over cores times elapsed time, and memory efficiency the "
+        "largest memory of a step over the memory allocated, as seff computes them. Measured is "
+        "the time in timed regions times their ranks: what is billed beyond it went to starting, "
+        "loading, warming up and checking."
+    ]
+    return made
+
+
+def _rows(results: Results) -> Iterator[Row]:
+    """Yield the rows of each campaign's accounting, in the order of its launches' folders."""
+    launches = (one.path.parent.parent for one in results.launches)
+    for folder in dict.fromkeys(one.parent for one in launches if one.name == "launches"):
+        path = folder / ACCOUNTING
+        if path.exists():
+            document = read_json(path)
+            if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
+                raise ValueError(f"{path}: holds no jobs; run lockstep collect again")
+            if document.get("schema") == SCHEMA:
+                yield from (row for row in document["jobs"] if isinstance(row, dict))
+
+
+def _whole(row: Row) -> tuple[str, str]:
+    """Return what the elements of an array have in common."""
+    return str(row.get("job")), str(row.get("id")).partition("_")[0]
+
+
+def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
+    missing = len(rows) - len(known)
+    elapsed = sum(_values(known, "elapsed_s"))
+    text = f"{counted(len(known), 'job')} ran {formats.duration(elapsed)} in all"
+    yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
+    billed = sum(_values(known, "billed_gpu_hours"))
+    measured = sum(_measured(row for row in known if _value(row, "billed_gpu_hours")))
+    if billed:
+        yield (
+            f"{number(billed)} GPU-hours were billed; {number(measured)} of them, "
+            f"{percent(measured / billed)} %, were in timed regions."
+        )
+    else:
+        yield f"{number(sum(_measured(known)))} {hours} were in timed regions."
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    name, job_id = _whole(group[0])
+    is_array = "_" in str(group[0].get("id"))
+    title = f"{name}, {counted(len(group), 'element')}" if is_array else name
+    waits, elapsed = _values(group, "queue_wait_s"), _values(group, "elapsed_s")
+    return [
+        title,
+        job_id,
+        _states(group),
+        formats.duration(median(waits)) if waits else formats.DASH,
+        formats.duration(sum(elapsed)) if elapsed else formats.DASH,
+        percent(_best(_values(group, "cpu_efficiency"), median)),
+        percent(_best(_values(group, "memory_efficiency"), max)),
+        number(_best(_values(group, "billed_gpu_hours"), sum)),
+        number(_best(list(_measured(group)), sum)),
+    ]
+
+
+def _states(group: Sequence[Row]) -> str:
+    """Return the states of a job's elements, each once with how often it is."""
+    names = Counter(shown(_account(row).get("state")) for row in group)
+    if len(names) == 1:
+        return next(iter(names))
+    return ", ".join(f"{count} {name}" for name, count in names.most_common())
+
+
+def _account(row: Row) -> Row:
+    account = row.get("accounting")
+    return account if isinstance(account, dict) else {}
+
+
+def _best(values: Sequence[float], how: Callable[[Sequence[float]], float]) -> float | None:
+    return how(values) if values else None
+
+
+def _measured(rows: Iterable[Row]) -> list[float]:
+    found = (row.get("measured_rank_hours") for row in rows)
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [value for row in rows if (value := _value(row, name)) is not None]
+
+
+def _value(row: Row, name: str) -> float | None:
+    value = _account(row).get(name)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,93 @@
+"""The report's section on the jobs: what they cost, by what `lockstep collect` wrote."""
+
+import json
+
+import pytest
+from data.report_samples import full_tree
+
+from reports.load import load
+from reports.page import page
+from reports.render import html
+from reports.scaling import series_of
+
+HOSTILE = '<script>alert("x")</script>'
+
+
+def row(job_id, job="ladder", accounting=(), **more):
+    account = {
+        "state": "COMPLETED",
+        "elapsed_s": 7200.0,
+        "queue_wait_s": 90,
+        "cpu_efficiency": 0.8375,
+        "memory_efficiency": 0.890625,
+        "billed_gpu_hours": 8.0,
+    }
+    own = None if accounting is None else account | dict(accounting)
+    return {"id": job_id, "job": job, "accounting": own, "measured_rank_hours": 2.0} | more
+
+
+def report(root, *rows, device="cuda:0", schema=2):
+    full_tree(root, device)
+    (root / "accounting.json").write_text(json.dumps({"schema": schema, "jobs": rows}))
+    results = load([root])
+    return page(results, series_of(results.rows), 0.7)
+
+
+def section(data):
+    return next((part for part in data["sections"] if part["id"] == "jobs"), None)
+
+
+def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
+    found = section(report(tmp_path, row("17")))
+    assert found["lead"] == [
+        "1 job ran 2 h in all.",
+        "8.00 GPU-hours were billed; 2.00 of them, 25.0 %, were in timed regions.",
+    ]
+    (jobs,) = found["tables"]
+    heads = [(column["label"], column["unit"]) for column in jobs["columns"]]
+    assert heads[-2:] == [("Billed", "GPU-hours"), ("Measured", "GPU-hours")]
+    assert jobs["rows"] == [
+        ["ladder", "17", "COMPLETED", "90 s", "2 h", "83.8", "89.1", "8.00", "2.00"]
+    ]
+
+
+def test_an_array_is_one_row(tmp_path):
+    elements = [row(f"25_{k}", "sweep", {"queue_wait_s": 10 * k}) for k in range(3)]
+    failed = row("25_3", "sweep", {"state": "FAILED", "queue_wait_s": None})
+    found = section(report(tmp_path, *elements, failed, row("26", accounting=None)))
+    assert found["lead"][0] == "4 jobs ran 8 h in all; of 1 job the end is not known."
+    rows = found["tables"][0]["rows"]
+    assert rows[0][:5] == ["sweep, 4 elements", "25", "3 COMPLETED, 1 FAILED", "10 s", "8 h"]
+    assert rows[1][2] == "\u2013"
+
+
+def test_on_cpus_nothing_is_said_of_gpus(tmp_path):
+    found = section(
+        report(tmp_path, row("17", accounting={"billed_gpu_hours": None}), device="cpu")
+    )
+    assert found["lead"][1] == "2.00 rank-hours were in timed regions."
+    assert [column["unit"] for column in found["tables"][0]["columns"]][-1] == "rank-hours"
+    assert "GPU" not in json.dumps(found["tables"][0]["columns"])
+
+
+def test_without_accounting_there_is_no_section(tmp_path):
+    assert section(report(tmp_path / "a", row("17", accounting=None))) is None
+    assert section(report(tmp_path / "b", row("17"), schema=1)) is None
+    full_tree(tmp_path / "c")
+    results = load([tmp_path / "c"])
+    assert section(page(results, series_of(results.rows), 0.7)) is None
+
+
+def test_a_name_is_text_and_no_markup(tmp_path):
+    hostile = row(HOSTILE, HOSTILE, {"state": HOSTILE})
+    text = html(report(tmp_path, hostile, {"id": 1, "accounting": "x"}, "no row"))
+    assert HOSTILE not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_a_broken_accounting_is_one_sentence(tmp_path):
+    full_tree(tmp_path)
+    (tmp_path / "accounting.json").write_text("[]")
+    results = load([tmp_path])
+    with pytest.raises(ValueError, match=r"holds no jobs; run lockstep collect again"):
+        page(results, series_of(results.rows), 0.7)
