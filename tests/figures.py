@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import figures_runner  # noqa: E402, this script's own folder
+import figures_image  # noqa: E402, this script's own folder
+import figures_runner  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
 NUM_CASES = 20
@@ -226,11 +227,31 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
     return [(bench.wall_s(ours), bench.wall_s(theirs)) for _ in range(bench.repeats)]
 
 
+def image(bench: Bench) -> list[Figure]:
+    """Does a step take longer inside the image than outside?"""
+    if lack := figures_image.missing():
+        sys.stderr.write(f"image: left out, for {lack}\n")
+        return []
+    repeats = max(bench.repeats, figures_image.MIN_REPEATS)
+    found = [figures_image.compare() for _ in range(repeats)]
+    return [
+        Figure(
+            f"step inside the image / outside, {name}",
+            [launch["plans"][name][0] for launch in found],
+            plan.goal,
+            f"outside {median(launch['plans'][name][1] for launch in found) * 1e3:.3g} ms, "
+            f"{plan.turns} rounds each, {figures_image.differences(found[0]['facts'])}",
+        )
+        for name, plan in figures_image.PLANS.items()
+    ]
+
+
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
     "cases": cases,
     "start": start,
     "report": report,
+    "image": image,
 }
 
 

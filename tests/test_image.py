@@ -10,8 +10,10 @@ import struct
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import figures_image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -592,3 +594,25 @@ def test_a_real_image_that_was_changed_or_cut_is_found_out(real):
     cut = lockstep("image inspect tiny.sif", real)
     assert cut.returncode == 2
     assert f"is cut short: {len(whole) - middle} bytes" in cut.stderr
+
+
+# What it costs
+
+
+def test_a_comparison_says_which_software_is_not_the_same():
+    outside = {"torch": "2.6", "libc": "glibc 2.41"}
+    facts = {"outside": outside, "inside": outside | {"libc": "glibc 2.36"}}
+    said = figures_image.differences(facts)
+    assert said == "torch 2.6, libc glibc 2.41 outside, glibc 2.36 in"
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_step_takes_about_as_long_inside_the_image(monkeypatch):
+    if lack := figures_image.missing():
+        missing(lack)
+    small = replace(figures_image.PLANS["0.3 ms step"], turns=4)
+    monkeypatch.setattr(figures_image, "PLANS", {"0.3 ms step": small})
+    ratio, step_s = figures_image.compare()["plans"]["0.3 ms step"]
+    assert 0.2 < ratio < 5
+    assert 1e-5 < step_s < 0.1
