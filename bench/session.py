@@ -185,7 +185,7 @@ class LaunchSession:
         path = self.settings.journal_path
         return (
             f"{self.settings.stop_file} exists: {self.num_expected - self.num_left} of "
-            f"{self.num_expected} cases are finished, {self.num_left} are left; remove it and "
+            f"{self.num_expected} cases are finished, {self.num_left} left; remove it and "
             f"run again{f' with --resume --journal={path}' if path else ''}"
         )
 

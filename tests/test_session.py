@@ -298,7 +298,7 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     done = kept(tmp_path, "case", full=True)
     assert 2 <= len(done) < len(collectives)
     assert (
-        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} are left; remove it "
+        f"stop exists: {len(done)} of 10 cases are finished, {10 - len(done)} left; remove it "
         "and run again with --resume --journal=out.journal.jsonl"
     ) in stopped.stdout
     assert f" {len(done)} passed" in stopped.stdout
@@ -327,7 +327,7 @@ def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
         launcher="slurm",
     )
     assert [rank.returncode for rank in ended] == [75, 75, 75]
-    assert "stop exists: 0 of 10 cases are finished, 10 are left; " in ended[0].stdout
+    assert "stop exists: 0 of 10 cases are finished, 10 left; " in ended[0].stdout
     assert [rank.stdout + rank.stderr for rank in ended[1:]] == ["", ""]
 
 
