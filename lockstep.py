@@ -15,7 +15,7 @@ COMMANDS = {
     "run": ("bench.cli:run", "Measure a campaign on this machine."),
     "doctor": ("slurm_templates.site_cli:doctor", "Say whether this machine can measure."),
     "init": ("slurm_templates.site_cli:init", "Write a site and a campaign file for this place."),
-    "lint": ("slurm_templates.lint_cli:lint", "Find errors in your own sbatch scripts."),
+    "lint": ("slurm_templates.lint.cli:lint", "Find errors in your own sbatch scripts."),
     "plan": ("slurm_templates.cli:plan", "Show the Slurm jobs of a campaign and their cost."),
     "render": ("slurm_templates.cli:render", "Write the batch scripts of a campaign."),
     "submit": ("slurm_templates.cli:submit", "Send a campaign's jobs to Slurm."),

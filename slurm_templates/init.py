@@ -21,9 +21,9 @@ from bench.campaign import Campaign, seconds
 from bench.journal import write_atomically
 from slurm_templates import cluster as clusters
 from slurm_templates import site as sites
-from slurm_templates.checks import output
 from slurm_templates.cluster import MIB_PER_GIB, Accounts, Cluster, Kind, Partition
-from slurm_templates.machine_checks import FAST, interfaces
+from slurm_templates.doctor.checks import output
+from slurm_templates.doctor.machine import FAST, interfaces
 
 FILL_IN = "FILL IN: "
 USUAL_TIME = "02:00:00"

@@ -52,9 +52,9 @@ def doctor(
       lockstep doctor --site site.toml --slurm   and two of its nodes
       lockstep doctor --data /scratch/me         and where data lie
     """
-    from slurm_templates import doctor as doctors
     from slurm_templates import site as sites
-    from slurm_templates.checks import Subject
+    from slurm_templates.doctor import diagnosis as doctors
+    from slurm_templates.doctor.checks import Subject
 
     chosen = sites.load(site) if site else None
     subject = Subject(os.environ, results, chosen, data, slurm)

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from slurm_templates import checks, doctor, image_checks, machine_checks, slurm_checks
-from slurm_templates.checks import Finding, Subject
 from slurm_templates.cluster import Accounts, Cluster, Kind, Node, Partition
-from slurm_templates.doctor import Diagnosis, Result
+from slurm_templates.doctor import checks, diagnosis, image, machine
+from slurm_templates.doctor import cluster as slurm_checks
+from slurm_templates.doctor.checks import Finding, Subject
+from slurm_templates.doctor.diagnosis import Diagnosis, Result
 from slurm_templates.site import Site
 
 ROOT = Path(__file__).parents[1]
@@ -83,10 +84,10 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def test_every_check_says_what_to_do_where_something_is_amiss(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checks, "probe", lambda python: PROBED)
-    diagnosis = doctor.examine(subject(tmp_path, "slurm is not installed here"))
-    assert len(diagnosis.results) == len(doctor.CHECKS) == len({r.name for r in diagnosis.results})
-    for result in diagnosis.results:
+    monkeypatch.setattr(machine, "probe", lambda python: PROBED)
+    made = diagnosis.examine(subject(tmp_path, "slurm is not installed here"))
+    assert len(made.results) == len(diagnosis.CHECKS) == len({r.name for r in made.results})
+    for result in made.results:
         amiss = result.finding.status in ("warning", "missing")
         assert result.finding.says
         assert bool(result.finding.action) == amiss, result
@@ -96,12 +97,12 @@ def test_a_check_that_breaks_is_a_warning_and_not_the_end(tmp_path):
     def broken(subject):
         raise PermissionError(13, "Permission denied", "/sys/thing")
 
-    found = doctor._find(doctor.Check("g", "n", broken), subject(tmp_path))
+    found = diagnosis._find(diagnosis.Check("g", "n", broken), subject(tmp_path))
     assert found.status == "warning"
     assert "/sys/thing" in found.says
 
 
-def diagnosis(*findings, runs_here=True, submits=False):
+def diagnosed(*findings, runs_here=True, submits=False):
     results = tuple(Result("Group", f"check {i}", found) for i, found in enumerate(findings))
     return Diagnosis(results, runs_here, submits)
 
@@ -118,27 +119,27 @@ def diagnosis(*findings, runs_here=True, submits=False):
     ],
 )
 def test_the_exit_code_says_what_can_be_done(findings, can, code, verdict):
-    found = diagnosis(*findings, runs_here=can[0], submits=can[1])
+    found = diagnosed(*findings, runs_here=can[0], submits=can[1])
     assert found.exit_code == code
     assert verdict in found.verdict
 
 
 def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
-    found = doctor.examine(subject(tmp_path, "scontrol is not installed here"))
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    found = diagnosis.examine(subject(tmp_path, "scontrol is not installed here"))
     assert found.exit_code == 3
-    assert "no torch, torchvision, pytest, pytest_benchmark" in doctor.page(found)
+    assert "no torch, torchvision, pytest, pytest_benchmark" in diagnosis.page(found)
 
 
 def test_the_page_is_aligned_and_fits_a_terminal():
     words = "a word and another " * 12
-    found = diagnosis(
+    found = diagnosed(
         checks.ok("short"),
         checks.warning(words, words, words),
         checks.missing("x", "y"),
         checks.not_needed("z"),
     )
-    lines = doctor.page(found).splitlines()
+    lines = diagnosis.page(found).splitlines()
     assert max(map(len, lines)) <= 80
     texts = [line for line in lines if line.startswith("  ")]
     assert {len(line) - len(line[32:]) for line in texts} == {32}
@@ -155,7 +156,7 @@ def test_the_page_is_aligned_and_fits_a_terminal():
 )
 def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, status):
     environ = {"SLURM_JOB_ID": "1"} | ({} if omp is None else {"OMP_NUM_THREADS": omp})
-    assert machine_checks.threads(subject(tmp_path, environ=environ)).status == status
+    assert machine.threads(subject(tmp_path, environ=environ)).status == status
 
 
 @pytest.mark.parametrize(
@@ -168,14 +169,14 @@ def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, sta
 )
 def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says):
     stand_in("nvidia-smi", script)
-    found = machine_checks.gpus(subject(tmp_path))
+    found = machine.gpus(subject(tmp_path))
     assert (found.status, found.says) == (status, says)
 
 
 def test_few_open_files_are_a_warning_with_the_command_that_helps():
-    limit = machine_checks.LEAST_OPEN_FILES - 1
+    limit = machine.LEAST_OPEN_FILES - 1
     code = (
-        "import resource; from slurm_templates import machine_checks as m;"
+        "import resource; from slurm_templates.doctor import machine as m;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}));"
         "print(m.open_files(None))"
     )
@@ -187,9 +188,9 @@ def test_few_open_files_are_a_warning_with_the_command_that_helps():
 
 
 def test_packages_from_elsewhere_are_named(tmp_path):
-    leak = machine_checks.foreign_packages(subject(tmp_path, environ={"PYTHONPATH": "/old"}))
+    leak = machine.foreign_packages(subject(tmp_path, environ={"PYTHONPATH": "/old"}))
     assert (leak.status, leak.says) == ("warning", "PYTHONPATH is set: /old")
-    assert machine_checks.foreign_packages(
+    assert machine.foreign_packages(
         subject(tmp_path, environ={"PYTHONNOUSERSITE": "1"})
     ).status == ("ok")
 
@@ -198,7 +199,7 @@ def test_packages_at_home_are_seen_and_counted(tmp_path):
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     own = tmp_path / "lib" / version / "site-packages"
     (own / "torch-1.0.dist-info").mkdir(parents=True)
-    code = "import os; from slurm_templates import checks, machine_checks as m; " + (
+    code = "import os; from slurm_templates.doctor import checks, machine as m; " + (
         "print(m.foreign_packages(checks.Subject(os.environ, None)))"
     )
     # In a virtual environment the user's packages are not seen; this asks what it was made from.
@@ -224,8 +225,8 @@ def links(tmp_path, monkeypatch):
             (folder / name).mkdir(parents=True)
             (folder / name / "operstate").write_text(f"{state}\n")
             (folder / name / "speed").write_text(f"{speed}\n")
-        found = machine_checks.interfaces(folder)
-        monkeypatch.setattr(machine_checks, "interfaces", lambda: found)
+        found = machine.interfaces(folder)
+        monkeypatch.setattr(machine, "interfaces", lambda: found)
         return found
 
     return make
@@ -240,7 +241,7 @@ def test_the_fast_interface_comes_first(links):
 
 def test_a_fast_interface_is_proposed_for_the_site_file(links, tmp_path):
     links(ib0=("up", 200_000), eth0=("up", 1000))
-    found = machine_checks.network(subject(tmp_path))
+    found = machine.network(subject(tmp_path))
     assert found.status == "ok"
     assert 'put interface = "ib0"' in found.says
 
@@ -259,17 +260,17 @@ def test_a_fast_interface_is_proposed_for_the_site_file(links, tmp_path):
 )
 def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes, status):
     links(ib0=("up", 200_000), eth0=("up", 1000))
-    assert machine_checks.network(subject(tmp_path, site=site(**changes))).status == status
+    assert machine.network(subject(tmp_path, site=site(**changes))).status == status
 
 
 def test_doubtful_nccl_variables_are_named(tmp_path):
     environ = {"NCCL_P2P_LEVEL": "NVLNK"}
-    found = doctor.nccl_variables(subject(tmp_path, environ=environ))
+    found = diagnosis.nccl_variables(subject(tmp_path, environ=environ))
     assert found.status == "warning"
     assert "NCCL_P2P_LEVEL" in found.details[0]
-    in_site = doctor.nccl_variables(subject(tmp_path, site=site(env=environ)))
+    in_site = diagnosis.nccl_variables(subject(tmp_path, site=site(env=environ)))
     assert in_site.details == found.details
-    assert doctor.nccl_variables(subject(tmp_path)).status == "not needed"
+    assert diagnosis.nccl_variables(subject(tmp_path)).status == "not needed"
 
 
 # Storage
@@ -300,13 +301,13 @@ def mounted(monkeypatch, folder, kind):
 def test_data_on_slow_storage_is_a_warning_that_names_its_type(tmp_path, monkeypatch, kind, status):
     mounted(monkeypatch, tmp_path, kind)
     (tmp_path / "data").mkdir()
-    found = machine_checks.data_storage(subject(tmp_path, data=tmp_path / "data"))
+    found = machine.data_storage(subject(tmp_path, data=tmp_path / "data"))
     assert found.status == status
     assert f"{tmp_path}/data: {kind}, " in found.says
 
 
 def test_data_that_are_not_there_are_missing(tmp_path):
-    found = machine_checks.data_storage(subject(tmp_path, data=tmp_path / "gone"))
+    found = machine.data_storage(subject(tmp_path, data=tmp_path / "gone"))
     assert (found.status, found.says) == ("missing", f"{tmp_path}/gone does not exist")
 
 
@@ -316,7 +317,7 @@ def test_data_that_are_not_there_are_missing(tmp_path):
 )
 def test_results_belong_where_they_stay(tmp_path, monkeypatch, kind, status):
     mounted(monkeypatch, tmp_path, kind)
-    found = machine_checks.results_storage(subject(tmp_path))
+    found = machine.results_storage(subject(tmp_path))
     assert found.status == status
     assert [path.name for path in tmp_path.iterdir()] == []
 
@@ -325,43 +326,43 @@ def test_real_memory_is_known_as_such():
     memory = Path("/dev/shm")  # noqa: S108, nothing stays there
     if not memory.is_dir():
         pytest.skip(f"no {memory} on this system")
-    found = machine_checks.results_storage(Subject({}, memory / "results"))
+    found = machine.results_storage(Subject({}, memory / "results"))
     assert found.says.startswith(f"{memory}/results: tmpfs, memory; ")
 
 
 def test_a_folder_that_cannot_be_written_is_missing():
-    found = machine_checks.results_storage(Subject({}, Path("/proc/results")))
+    found = machine.results_storage(Subject({}, Path("/proc/results")))
     assert found.status == "missing"
 
 
 def test_a_clock_that_differs_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checks, "_clock_skew_s", lambda folder: -3.21)
-    found = machine_checks.results_storage(subject(tmp_path))
+    monkeypatch.setattr(machine, "_clock_skew_s", lambda folder: -3.21)
+    found = machine.results_storage(subject(tmp_path))
     assert found.status == "warning"
     assert "its clock is -3.2 s from this machine's" in found.says
 
 
 def test_the_clock_of_a_local_disk_is_this_machine_s(tmp_path):
-    assert abs(machine_checks._clock_skew_s(tmp_path)) < 0.5
+    assert abs(machine._clock_skew_s(tmp_path)) < 0.5
 
 
 # The image
 
 
 def in_image(tmp_path, **changes):
-    image = tmp_path / "lockstep.sif"
-    image.write_bytes(b"squashed")
-    return subject(tmp_path, site=site(container={"image": str(image)}, **changes)), image
+    file = tmp_path / "lockstep.sif"
+    file.write_bytes(b"squashed")
+    return subject(tmp_path, site=site(container={"image": str(file)}, **changes)), file
 
 
 def test_an_image_is_compared_with_its_record(tmp_path):
-    given, image = in_image(tmp_path)
-    assert "no record" in image_checks.image(given).says
+    given, file = in_image(tmp_path)
+    assert "no record" in image.image(given).says
     record = tmp_path / "lockstep.sif.json"
     record.write_text(json.dumps({"sha256": sha256(b"squashed").hexdigest()}))
-    assert image_checks.image(given).says.endswith("as it was built")
-    image.write_bytes(b"sqvashed")
-    found = image_checks.image(given)
+    assert image.image(given).says.endswith("as it was built")
+    file.write_bytes(b"sqvashed")
+    found = image.image(given)
     assert found.status == "missing"
     assert f"but it was built as {sha256(b'squashed').hexdigest()[:12]}" in found.says
 
@@ -370,11 +371,11 @@ def test_an_image_is_compared_with_its_record(tmp_path):
 def test_a_record_that_cannot_be_read_says_nothing(tmp_path, record):
     given, _ = in_image(tmp_path)
     (tmp_path / "lockstep.sif.json").write_bytes(record.encode("latin-1"))
-    assert image_checks.image(given).status == "ok"
+    assert image.image(given).status == "ok"
 
 
 def test_an_image_that_is_not_there_is_missing(tmp_path):
-    found = image_checks.image(subject(tmp_path, site=site()))
+    found = image.image(subject(tmp_path, site=site()))
     assert (found.status, found.says) == (
         "missing",
         "/images/lockstep.sif: No such file or directory",
@@ -392,15 +393,15 @@ def test_an_image_that_is_not_there_is_missing(tmp_path):
     ],
 )
 def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, status, says):
-    given, image = in_image(tmp_path)
+    given, file = in_image(tmp_path)
     facts = json.dumps(PROBED | probed)
     stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo a banner; echo '{facts}'")
-    found = image_checks.image_runs(given)
+    found = image.image_runs(given)
     assert found.status == status
     assert says in found.says
     argv = (tmp_path / "argv").read_text()
     assert argv.startswith("exec --cleanenv --nv --env PYTHONNOUSERSITE=1 ")
-    assert f"{image} python3 -c" in argv
+    assert f"{file} python3 -c" in argv
 
 
 @pytest.mark.parametrize(
@@ -415,7 +416,7 @@ def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, st
 def test_an_image_that_does_not_work_says_why_in_a_line(tmp_path, stand_in, script, says):
     given, _ = in_image(tmp_path)
     stand_in("apptainer", script)
-    found = image_checks.image_runs(given)
+    found = image.image_runs(given)
     assert found.status == "missing"
     assert says in found.says
     assert "\x1b" not in found.says
@@ -426,10 +427,8 @@ def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     stand_in("singularity", "exit 0")
     given, _ = in_image(tmp_path)
-    assert image_checks.apptainer(given).says == (
-        "only singularity is on PATH; jobs call apptainer"
-    )
-    assert image_checks.apptainer(subject(tmp_path)).status == "not needed"
+    assert image.apptainer(given).says == ("only singularity is on PATH; jobs call apptainer")
+    assert image.apptainer(subject(tmp_path)).status == "not needed"
 
 
 @pytest.mark.parametrize(
@@ -438,7 +437,7 @@ def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in
 )
 def test_an_old_apptainer_is_a_warning(tmp_path, stand_in, said, status):
     stand_in("apptainer", f"echo '{said}'")
-    assert image_checks.apptainer(subject(tmp_path)).status == status
+    assert image.apptainer(subject(tmp_path)).status == status
 
 
 @pytest.mark.parametrize("switch", ["NAMESPACES", "CLONE", "APPARMOR"])
@@ -446,8 +445,8 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=0")
     closed = tmp_path / "switch"
     closed.write_text("1\n" if switch == "APPARMOR" else "0\n")
-    monkeypatch.setattr(image_checks, switch, closed)
-    found = image_checks.namespaces(subject(tmp_path))
+    monkeypatch.setattr(image, switch, closed)
+    found = image.namespaces(subject(tmp_path))
     assert found.status == "missing"
     assert "ordinary users may make none" in found.says
     assert found.action == "ask for this setting to be changed, or for apptainer-suid"
@@ -470,15 +469,15 @@ def test_fuse_must_be_open_to_ordinary_users(tmp_path, stand_in, monkeypatch, mo
     if mode is not None:
         device.touch()
         device.chmod(mode)
-    monkeypatch.setattr(image_checks, "FUSE", device)
-    found = image_checks.fuse(subject(tmp_path))
+    monkeypatch.setattr(image, "FUSE", device)
+    found = image.fuse(subject(tmp_path))
     assert (found.status, says in found.says) == (status, True), found
 
 
 def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
     stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
-    assert image_checks.namespaces(subject(tmp_path)).status == "not needed"
-    assert image_checks.fuse(subject(tmp_path)).status == "not needed"
+    assert image.namespaces(subject(tmp_path)).status == "not needed"
+    assert image.fuse(subject(tmp_path)).status == "not needed"
 
 
 # Slurm

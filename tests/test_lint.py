@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_templates.lint import RULES, lint, load
-from slurm_templates.shell import SBATCH_OPTIONS, Reader, Script
+from slurm_templates.lint.linter import RULES, lint, load
+from slurm_templates.lint.shell import SBATCH_OPTIONS, Reader, Script
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"

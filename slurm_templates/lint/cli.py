@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from slurm_templates.lint import Finding
+    from slurm_templates.lint.linter import Finding
 
 EXAMPLES = """\b
 Examples:
@@ -48,7 +48,7 @@ def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rule
 def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
-    from slurm_templates import lint as linter
+    from slurm_templates.lint import linter
 
     interfaces = [name for _, name in socket.if_nameindex()]
     # All are read before the first is judged, so that a wrong name costs no output.
@@ -65,7 +65,7 @@ def _summary(found: "list[Finding]", num_scripts: int) -> str:
 
 
 def _print_rules(as_json: bool) -> None:
-    from slurm_templates.lint import RULES
+    from slurm_templates.lint.linter import RULES
 
     rows = [
         {"rule": one.name, "severity": one.severity, "why": one.why, "action": one.action}

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from slurm_templates.shell import (
+from slurm_templates.lint.shell import (
     SRUN_SHORT,
     Command,
     Option,

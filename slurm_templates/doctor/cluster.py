@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from bench.campaign import seconds
 from slurm_templates import cluster as clusters
-from slurm_templates.checks import (
+from slurm_templates.cluster import MIB_PER_GIB, Cluster, Partition
+from slurm_templates.doctor.checks import (
     Finding,
     Subject,
     last_line,
@@ -17,8 +18,7 @@ from slurm_templates.checks import (
     output,
     warning,
 )
-from slurm_templates.cluster import MIB_PER_GIB, Cluster, Partition
-from slurm_templates.machine_checks import named_interfaces
+from slurm_templates.doctor.machine import named_interfaces
 from slurm_templates.site import Site
 
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from slurm_templates import image_checks, machine_checks, slurm_checks, variables
-from slurm_templates.checks import Finding, Status, Subject, not_needed, ok, warning
+from slurm_templates import variables
+from slurm_templates.doctor import cluster, image, machine
+from slurm_templates.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
 
 WIDTH = 80
 STATUS_WIDTH = 12
@@ -36,32 +37,32 @@ class Check:
 
 
 CHECKS = (
-    Check("This machine", "Python", machine_checks.python),
-    Check("This machine", "lockstep run", machine_checks.measuring),
-    Check("This machine", "GPUs", machine_checks.gpus),
-    Check("This machine", "Threads", machine_checks.threads),
-    Check("This machine", "Open files", machine_checks.open_files),
-    Check("This machine", "Locked memory", machine_checks.locked_memory),
-    Check("This machine", "Foreign packages", machine_checks.foreign_packages),
-    Check("This machine", "Clock", machine_checks.clock),
-    Check("Network", "Interface", machine_checks.network),
+    Check("This machine", "Python", machine.python),
+    Check("This machine", "lockstep run", machine.measuring),
+    Check("This machine", "GPUs", machine.gpus),
+    Check("This machine", "Threads", machine.threads),
+    Check("This machine", "Open files", machine.open_files),
+    Check("This machine", "Locked memory", machine.locked_memory),
+    Check("This machine", "Foreign packages", machine.foreign_packages),
+    Check("This machine", "Clock", machine.clock),
+    Check("Network", "Interface", machine.network),
     Check("Network", "NCCL variables", nccl_variables),
-    Check("Storage", "Data", machine_checks.data_storage),
-    Check("Storage", "Scratch", machine_checks.scratch_storage),
-    Check("Storage", "Results", machine_checks.results_storage),
-    Check("Image", "Apptainer", image_checks.apptainer),
-    Check("Image", "User namespaces", image_checks.namespaces),
-    Check("Image", "FUSE", image_checks.fuse),
-    Check("Image", "Image file", image_checks.image),
-    Check("Image", "Image's Python", image_checks.image_runs),
-    Check("Image", "GPU driver", image_checks.gpu_driver),
-    Check("Slurm", "Slurm", slurm_checks.answers),
-    Check("Slurm", "Partition", slurm_checks.partition),
-    Check("Slurm", "Time limit", slurm_checks.time_limit),
-    Check("Slurm", "Account", slurm_checks.account),
-    Check("Slurm", "Accounting", slurm_checks.accounting),
-    Check("Slurm", "Job arrays", slurm_checks.array_size),
-    Check("Slurm", "Nodes", slurm_checks.nodes),
+    Check("Storage", "Data", machine.data_storage),
+    Check("Storage", "Scratch", machine.scratch_storage),
+    Check("Storage", "Results", machine.results_storage),
+    Check("Image", "Apptainer", image.apptainer),
+    Check("Image", "User namespaces", image.namespaces),
+    Check("Image", "FUSE", image.fuse),
+    Check("Image", "Image file", image.image),
+    Check("Image", "Image's Python", image.image_runs),
+    Check("Image", "GPU driver", image.gpu_driver),
+    Check("Slurm", "Slurm", cluster.answers),
+    Check("Slurm", "Partition", cluster.partition),
+    Check("Slurm", "Time limit", cluster.time_limit),
+    Check("Slurm", "Account", cluster.account),
+    Check("Slurm", "Accounting", cluster.accounting),
+    Check("Slurm", "Job arrays", cluster.array_size),
+    Check("Slurm", "Nodes", cluster.nodes),
 )
 
 

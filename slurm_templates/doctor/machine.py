@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from slurm_templates.checks import (
+from slurm_templates.doctor.checks import (
     Finding,
     Subject,
     missing,

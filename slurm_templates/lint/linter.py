@@ -1,6 +1,6 @@
 """Errors that a reader of a batch script can find before the job has waited in the queue.
 
-A rule is one function of `slurm_templates.lint_checks` and one row of `TABLE`. Nothing is run.
+A rule is one function of `slurm_templates.lint.rules` and one row of `TABLE`. Nothing is run.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slurm_templates import lint_checks as find
-from slurm_templates.batch import Job
-from slurm_templates.lint_checks import Hit
-from slurm_templates.shell import Script
+from slurm_templates.lint import rules as find
+from slurm_templates.lint.batch import Job
+from slurm_templates.lint.rules import Hit
+from slurm_templates.lint.shell import Script
 
 Severity = Literal["error", "warning", "note"]
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
-from slurm_templates.batch import (
+from slurm_templates.lint.batch import (
     CONTAINERS,
     LAUNCH,
     PROFILERS,
@@ -21,7 +21,7 @@ from slurm_templates.batch import (
     step_of,
     tokens_of,
 )
-from slurm_templates.shell import SBATCH_OPTIONS, Command, Script, base_name, value_of
+from slurm_templates.lint.shell import SBATCH_OPTIONS, Command, Script, base_name, value_of
 from slurm_templates.variables import INTERFACE_VARIABLES, Kind, problems
 
 TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}

@@ -8,7 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from slurm_templates.checks import (
+from slurm_templates.doctor.checks import (
     Finding,
     Subject,
     missing,

@@ -1,0 +1,1 @@
+"""`lockstep doctor`: is this machine, site and image fit to measure."""
