@@ -61,7 +61,9 @@ REFUSALS = (
     Refusal("invalid gres", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
     Refusal("node configuration", "gpus_per_node, gpu_type, cpus_per_node or mem", SITE,
             _sinfo("%R: %c CPUs, %m MiB, %G"), "a node has"),
-    Refusal("more processors", "cpus_per_node", SITE, _sinfo("%c"), "CPUs of a node"),
+    # Said of too many CPUs of a node, and of more nodes than the whole cluster has CPUs for.
+    Refusal("more processors", "cpus_per_node", f"{SITE}, or world_sizes {CAMPAIGN}",
+            _sinfo("%R has %D nodes of %c CPUs"), "partitions"),
     Refusal("cpu count", "cpus_per_node", SITE, _sinfo("%c"), "CPUs of a node"),
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),

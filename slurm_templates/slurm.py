@@ -182,11 +182,11 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
     try:
         said = ask(*command, environ=environ)
     except RuntimeError as error:
+        if explained := refusals.explain(str(error), getpass.getuser(), ask):
+            raise ValueError(explained) from None
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:
             return job_id
-        if explained := refusals.explain(str(error), getpass.getuser(), ask):
-            raise ValueError(explained) from None
         raise
     return said.strip().partition(";")[0]
 
@@ -197,10 +197,13 @@ def _is_harmless(name: str) -> bool:
 
 
 def _find(comment: str) -> str | None:
+    """Return the job of a comment; a refused one leaves a record that is none."""
     try:
-        return next((job.job_id for job in queue().values() if job.comment == comment), None)
+        held = [job for job in queue().values() if job.comment == comment]
     except RuntimeError:
         return None
+    refused = State("FAILED", "BadConstraints")
+    return next((job.job_id for job in held if job.state != refused), None)
 
 
 def scancel(job_ids: Iterable[str]) -> None:

@@ -3,21 +3,27 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
 
+from bench.journal import Journal
 from slurm_templates import refusals, slurm
 from slurm_templates.accounting import FIELDS
 from slurm_templates.advice import gist
 from slurm_templates.results import Results
 
 NOW = datetime.now(UTC).isoformat(timespec="seconds")
+STATE = Path(os.environ.get("LOCKSTEP_TESTBED", "/var/tmp/lockstep-testbed"))  # noqa: S108
+TESTBED_USER = "lockstep"
 DISABLED = "Slurm accounting storage is disabled"
 
 
@@ -505,6 +511,18 @@ def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypa
     assert call == f"sbatch --parsable --comment=mine --dependency=afterok:7 {here}/x.sh"
 
 
+def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked, monkeypatch):
+    """Slurm keeps a refused job for a while, FAILED for BadConstraints, with its comment."""
+    asked.say("squeue", "41|41|FAILED|BadConstraints|1|mine\n")
+    monkeypatch.setenv("PATH", str(asked.folder))
+    asked.say("sbatch", rc=1, error="sbatch: error: Requested node configuration is not available")
+    with pytest.raises(ValueError, match=r"; change gpus_per_node, gpu_type, cpus_per_node or mem"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+    asked.say("sbatch", rc=1, error="sbatch: error: something new")
+    with pytest.raises(RuntimeError, match=r"sbatch said: sbatch: error: something new"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+
+
 def test_the_last_line_that_tells_of_an_error_is_the_gist(tmp_path):
     log = tmp_path / "log.txt"
     assert gist(log) is None
@@ -526,3 +544,125 @@ def test_each_command_s_help_has_an_example(command, here, asked):
     ended = lockstep(f"{command} --help", here, asked.folder)
     assert ended.returncode == 0
     assert f"  lockstep {command} results/campaign" in ended.stdout
+
+
+@pytest.fixture(scope="module")
+def testbed():
+    """Slurm's commands as the testbed's ordinary user gives them, on PATH."""
+    up = shutil.which("scontrol") and subprocess.run(
+        ["scontrol", "show", "config"], capture_output=True, text=True, check=False
+    )
+    if not up or "testbed" not in up.stdout:
+        reason = "no testbed is up; tests/testbed/up brings it up"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a command as another user")
+    folder = Path(tempfile.mkdtemp(dir=STATE / "shared"))
+    folder.chmod(0o777)
+    (folder / "jobs").mkdir()
+    (folder / "jobs").chmod(0o777)
+    (folder / "bin").mkdir()
+    for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "scontrol"):
+        told = " ".join(f"{key}={value}" for key, value in slurm.ENVIRONMENT.items())
+        script = f'#!/bin/sh\nexec {ROOT}/tests/testbed/as-user env {told} {name} "$@"\n'
+        (folder / "bin" / name).write_text(script)
+        (folder / "bin" / name).chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def login(testbed, monkeypatch):
+    monkeypatch.setenv("PATH", f"{testbed / 'bin'}:{os.environ['PATH']}")
+    return testbed
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "key", "allowed"),
+    [
+        ("--partition=nowhere", "partition", "partitions: gpu, debug"),
+        ("--account=nobody", "account", "your accounts: project"),
+        ("--qos=gold", "qos", "your QOS: normal"),
+        ("--gres=banana:1", "gpu_type or gpus_per_node", "gres of a node: gpu:fake:2"),
+        ("--gpus-per-node=h100:1", "gpus_per_node, gpu_type", "a node has: gpu: 4 CPUs"),
+        ("--mem=99T", "mem", "MiB of a node: 8000"),
+        ("--nodes=9", "world_sizes", "partitions: gpu has 4 nodes"),
+        ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
+        ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
+        ("--time=banana", "time", "limits: gpu 1-00:00:00"),
+        ("--constraint=banana", "constraint", "features: rack1, rack2"),
+        ("--reservation=banana", "reservation", "reservations: none"),
+        ("--cpus-per-task=99", "cpus_per_node", "gpu has 4 nodes of 4 CPUs"),
+        ("--array=0-99999999", "max_array_size", "MaxArraySize: "),
+        ("--nodelist=nowhere", "extra_directives", "nodes: node[1-"),
+        ("--nodess=3", "extra_directives", ""),
+    ],
+)
+def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
+    login, monkeypatch, option, key, allowed
+):
+    monkeypatch.setattr(slurm.getpass, "getuser", lambda: TESTBED_USER)
+    script = login / "true.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
+        slurm.sbatch(script, "lockstep:refused", option)
+    said = str(refused.value)
+    assert f"; change {key}" in said
+    assert allowed in said
+    assert "\n" not in said
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_real_jobs_stand_as_they_are(login):
+    ended = {"good": "true", "bad": "echo 'RuntimeError: no data'; exit 3", "ended": "sleep 300"}
+    ids = {}
+    for name, command in ended.items():
+        ids[name] = sent(login, name, command)
+    ids["held"] = sent(login, "held", "true", "--hold")
+    ids["arr"] = sent(login, "arr", "[ $SLURM_ARRAY_TASK_ID -ne 2 ]", "--array=0-4%3", num=5)
+    path = os.environ["PATH"]
+    given_up = lockstep(f"cancel {login} --job ended", login, path)
+    assert f"cancelled: ended, job {ids['ended']}" in given_up.stdout
+    held = row_of(login, "held", path)
+    assert (held["state"], held["reason"]) == ("PENDING", "JobHeldUser")
+    lockstep(f"cancel {login} --job held", login, path)
+    watched = lockstep(f"status {login} --watch 1 --json", login, path)
+    found = {row["job"]: row for row in json.loads(watched.stdout)["jobs"]}
+    states = {name: row["state"] for name, row in found.items()}
+    assert states["good"] == "COMPLETED"
+    assert states["bad"] == "FAILED"
+    assert found["bad"]["advice"].startswith("jobs/slurm-")
+    assert "RuntimeError: no data" in found["bad"]["advice"]
+    assert states["ended"] == states["held"] == "CANCELLED"
+    assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
+    assert [one["id"] for one in found["arr"]["ended_badly"]] == [f"{ids['arr']}_2"]
+    collected = lockstep(f"collect {login} --json", login, path)
+    rows = json.loads(collected.stdout)["jobs"]
+    assert all(row["accounting"]["elapsed_s"] is not None for row in rows)
+    first = (login / "accounting.json").read_bytes()
+    lockstep(f"collect {login}", login, path)
+    assert (login / "accounting.json").read_bytes() == first
+
+
+def sent(folder, name, command, *options, num=1):
+    """Send a job to the testbed, and record it as `lockstep submit` does."""
+    script = folder / "jobs" / f"{name}.sh"
+    script.write_text(f"#!/bin/bash\n{command}\n")
+    output = "%A_%a" if num > 1 else "%j"
+    where = (f"--output={folder}/jobs/slurm-{output}.out", f"--job-name={name}", "--time=1")
+    job_id = slurm.sbatch(script, f"lockstep:{name}-testbed", *where, *options)
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    launches = [f"{name}-{number}" for number in range(num)]
+    kind = "array" if num > 1 else "ladder"
+    head = {"uuid": f"lockstep:{name}-testbed", "job": name, "time": NOW, "kind": kind}
+    record.append(head | {"launches": launches, "id": job_id})
+    record.close()
+    return job_id
+
+
+def row_of(folder, name, path):
+    found = json.loads(lockstep(f"status {folder} --json", folder, path).stdout)
+    return next(row for row in found["jobs"] if row["job"] == name)
