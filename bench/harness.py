@@ -29,6 +29,7 @@ class Harness:
         case: The case's id.
         factors: The case's parameters, name -> value.
         study: The study the case belongs to.
+        cores_on_host: Cores that the ranks of this host may run on together.
         seed: Seed of parameters and data.
         data_root: Folder for data files.
         flags: What is already known against any result of this launch.
@@ -42,6 +43,7 @@ class Harness:
     case: str
     factors: dict[str, Any]
     study: str
+    cores_on_host: int
     seed: int
     data_root: "Path"
     flags: tuple[str, ...]

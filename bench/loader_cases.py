@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from bench import data
 from bench.harness import Harness
-from bench.world import usable_cores
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -148,7 +147,6 @@ def _to(device: torch.device, batch: Batch) -> None:
 
 def _flags(harness: Harness, num_workers: int) -> list[str]:
     on_host = harness.world.ranks_per_node * num_workers
-    cores = usable_cores()
-    if on_host <= cores:
+    if on_host <= harness.cores_on_host:
         return []
-    return [f"oversubscribed: {on_host} loader workers on {cores} cores"]
+    return [f"oversubscribed: {on_host} loader workers on {harness.cores_on_host} cores"]

@@ -7,7 +7,7 @@ the machine did.
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,15 +80,21 @@ def gather_provenance(world: World, control: Control, seed: int) -> dict[str, An
     }
 
 
+def cores_beside(ranks: Sequence[Mapping[str, Any]], rank: int) -> int:
+    """Return how many cores the ranks on one rank's host may run on together."""
+    there = (other["cores"] for other in ranks if other["host"] == ranks[rank]["host"])
+    return len(set[int]().union(*there))
+
+
 def launch_flags(facts: dict[str, Any]) -> list[str]:
     """Return what is known against any result of a launch from its provenance."""
     flags = []
     for host in sorted({rank["host"] for rank in facts["ranks"]}):
         ranks = [rank for rank in facts["ranks"] if rank["host"] == host]
-        cores = set().union(*(rank["cores"] for rank in ranks))
+        cores = cores_beside(ranks, 0)
         threads = sum(rank["num_threads"] for rank in ranks)
-        if threads > len(cores):
-            flags.append(f"oversubscribed: {threads} threads of ranks on {len(cores)} cores")
+        if threads > cores:
+            flags.append(f"oversubscribed: {threads} threads of ranks on {cores} cores")
     if len(facts["device_names"]) > 1:
         flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
     if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":

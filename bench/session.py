@@ -219,6 +219,7 @@ class LaunchSession:
             case=f"{self.num_cases}/{node.name}",
             factors=dict(node.callspec.params),
             study=node.get_closest_marker("cases").args[0],
+            cores_on_host=preflight.cores_beside(self.provenance["ranks"], self.world.rank),
             seed=self.settings.seed,
             data_root=self.settings.data_root,
             flags=self.flags,

@@ -22,7 +22,7 @@ from bench.timing import ReplayClock
 joined = world.join(60, device="cpu", threads_per_rank=1)
 control = Control(joined.store, joined.rank, joined.world_size, 60)
 harness = Harness(
-    joined, control, sizes.find("smoke"), "case", {}, "collective", 0, Path(), (), None,
+    joined, control, sizes.find("smoke"), "case", {}, "collective", 2, 0, Path(), (), None,
     ReplayClock(),
 )
 WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}

@@ -237,3 +237,12 @@ def test_without_git_a_launch_is_still_described(monkeypatch):
     facts = provenance.launch_facts(0, ["pytest"])
     assert facts["git_commit"] is None
     assert facts["lockstep_version"]
+
+
+def test_ranks_share_the_cores_of_their_host_whether_each_is_bound_or_not():
+    def rank(host, *cores):
+        return {"host": host, "cores": list(cores)}
+
+    bound = [rank("a", 0, 1), rank("a", 2, 3), rank("b", 0, 1)]
+    assert [preflight.cores_beside(bound, number) for number in range(3)] == [4, 4, 2]
+    assert preflight.cores_beside([rank("a", 0, 1), rank("a", 0, 1)], 1) == 2
