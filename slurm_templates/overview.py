@@ -198,8 +198,10 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
     if ids:
         text += [f"squeue --start --jobs={ids}", f"scancel {ids.replace(',', ' ')}"]
         text.append(f"lockstep status {typed} --watch")
-    else:
+    elif campaign.jobs:
         text.append(f"lockstep {'resume' if campaign.abandoned else 'collect'} {typed}")
+    else:
+        text.append(f"lockstep report {typed}")
     return ["Next:", *(f"  {line}" for line in text)]
 
 

@@ -259,11 +259,11 @@ def state_of(
 ) -> State | None:
     """Return a job's state from what each layer knows of it; None where none knows.
 
-    That the job's own script has ended is the surest, and what squeue holds goes on; of what has
-    ended, Slurm's word for the end says more than an exit code.
+    That the job's own script has ended is the surest, though Slurm may still be ending the job;
+    of what has ended, Slurm's word for the end says more than an exit code.
     """
-    if record is None and queued is not None and not queued.state.has_ended:
-        return queued.state
+    if queued is not None and not queued.state.has_ended:
+        return queued.state if record is None else State("COMPLETING")
     if account is not None and accounting.has_ended(account):
         return State(account["state"])
     if queued is not None and queued.state.has_ended:

@@ -131,7 +131,9 @@ def test_an_element_s_own_record_is_found_by_the_id_it_saw(here, folder, asked):
     leave(folder, "31", 0)
     queue = "25_0|31|RUNNING|None|1|c\n25_1|25|PENDING|Priority|1|c\n"
     asked.say("squeue", queue)
-    assert jobs(here, asked)[0]["elements"] == {"COMPLETED": 1, "PENDING": 1}
+    assert jobs(here, asked)[0]["elements"] == {"COMPLETING": 1, "PENDING": 1}
+    asked.say("squeue", queue.replace("RUNNING", "CANCELLED"))
+    assert jobs(here, asked)[0]["elements"] == {"CANCELLED": 1, "PENDING": 1}
 
 
 @pytest.mark.parametrize("answer", ["fails", "is silent", "is not there"])
