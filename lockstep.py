@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": ("slurm_templates.cli:plan", "Show the Slurm jobs of a campaign and their cost."),
     "render": ("slurm_templates.cli:render", "Write the batch scripts of a campaign."),
     "submit": ("slurm_templates.cli:submit", "Send a campaign's jobs to Slurm."),
+    "resume": ("slurm_templates.cli:resume", "Send what a campaign's jobs have not measured yet."),
     "status": ("slurm_templates.jobs_cli:status", "Say how a campaign's jobs and launches stand."),
     "cancel": ("slurm_templates.jobs_cli:cancel", "Cancel a campaign's jobs that have not ended."),
     "collect": ("slurm_templates.jobs_cli:collect", "Gather what a campaign's jobs have measured."),

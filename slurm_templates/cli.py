@@ -1,107 +1,271 @@
-"""The commands from a campaign to jobs: plan, render and submit."""
+"""The commands from a campaign to jobs: plan, render, submit and resume."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 if TYPE_CHECKING:
-    from bench.campaign import Campaign
-    from slurm_templates.job import JobSpec, Mode
-    from slurm_templates.results import Results
+    from rich.table import Table
+
+    from slurm_templates.job import JobSpec
     from slurm_templates.site import Site
+    from slurm_templates.submission import Sent, Work
+
+Command = Callable[..., Any]
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+dry_run_option = click.option(
+    "-n", "--dry-run", is_flag=True, help="Print scripts and commands, send none."
+)
 
 
-def _campaign_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what names a campaign, a site and a folder."""
-    options = [
-        click.argument("campaign"),
-        click.option("--site", required=True, help="Site file, or a built-in one: testbed."),
-        click.option(
-            "--to",
-            "root",
-            type=click.Path(path_type=Path, file_okay=False),
-            default="results",
-            show_default=True,
-            help="Folder of results, seen by all nodes; the campaign's name is added.",
-        ),
-        click.option(
-            "--mode",
-            type=click.Choice(["ladder", "job"]),
-            default="ladder",
-            show_default=True,
-            help="One allocation for the whole ladder, or one job per world size.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+def _with(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command several options."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def _read(campaign: str, site: str, root: Path) -> "tuple[Campaign, Site, Results]":
+_campaign_options = _with(
+    click.argument("campaign"),
+    click.option("--site", required=True, help="Site file, or a built-in one: testbed."),
+    click.option(
+        "--to",
+        "root",
+        type=click.Path(path_type=Path, file_okay=False),
+        default="results",
+        show_default=True,
+        help="Folder of results, seen by all nodes; the campaign's name is added.",
+    ),
+    click.option("--partition", help="Another partition of the site."),
+    click.option(
+        "--budget",
+        type=click.FloatRange(min=0),
+        metavar="HOURS",
+        help="GPU-hours (node-hours without GPUs) to stay within.",
+    ),
+)
+_script_options = _with(
+    click.option(
+        "--profile",
+        "profiler",
+        type=click.Choice(["nsys", "ncu"]),
+        help="Profile a few steps in place of measuring.",
+    ),
+    click.option("--debug-comm", is_flag=True, help="Let NCCL say all that it does; it is slow."),
+)
+
+
+def _work(
+    campaign: str,
+    site: str,
+    root: Path,
+    partition: str | None = None,
+    budget: float | None = None,
+    profiler: Literal["nsys", "ncu"] | None = None,
+    debug_comm: bool = False,
+) -> "Work":
     from bench import campaign as campaigns
     from slurm_templates import site as sites
+    from slurm_templates.job import settle
     from slurm_templates.results import Results
+    from slurm_templates.submission import Work
 
-    chosen = campaigns.load(campaign)
-    return chosen, sites.load(site), Results((root / chosen.name).resolve())
+    chosen, where = campaigns.load(campaign), sites.load(site)
+    where = where.in_partition(partition) if partition else where
+    where = where.with_debug_output() if debug_comm else where
+    results = Results((root / chosen.name).resolve())
+    todo = Work(settle(chosen, where), where, results, profiler)
+    if budget is None:
+        return todo
+    if profiler is not None:
+        raise ValueError("--budget is about what is measured; give it without --profile")
+    return todo.within(budget)
 
 
-def _missing_jobs(
-    campaign: "Campaign", site: "Site", results: "Results", mode: "Mode"
-) -> "list[JobSpec]":
-    from bench.campaign import plan as launches_of
-    from slurm_templates.job import jobs, settle
+def _say_dropped(todo: "Work", budget: float | None) -> None:
+    from slurm_templates.budget import ORDER
 
-    settled = settle(campaign, site)
-    missing = results.missing(settled, launches_of(settled))
-    return jobs(settled, site, results.path, mode, missing)
+    if todo.dropped:
+        said = ", ".join(todo.dropped)
+        click.echo(f"Dropped to stay within {budget:g} {todo.unit}: {said} ({ORDER}).", err=True)
+
+
+def _number(count: int, noun: str, plural: str | None = None) -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 @click.command()
 @_campaign_options
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def plan(campaign: str, site: str, root: Path, mode: "Mode", *, as_json: bool) -> None:
+@click.option(
+    "--overhead",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="FRACTION",
+    help="To ask for so much more, 0.3 for 30 %: queues, failures, what is measured again.",
+)
+@as_json_option
+def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
     \b
     Examples:
       lockstep plan campaign.toml --site site.toml
-      lockstep plan campaign.toml --site site.toml --mode job --json
+      lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
     """
-    specs = _missing_jobs(*_read(campaign, site, root), mode)
-    rows = [_row(spec) for spec in specs]
+    todo = _work(**given, budget=budget)
+    _say_dropped(todo, budget)
     if as_json:
-        click.echo(json.dumps({"jobs": rows}, indent=1))
+        click.echo(json.dumps(_facts(todo, overhead), indent=1))
         return
-    for row in rows:
-        click.echo(
-            f"{row['job']}: {row['num_nodes']} node(s), up to {row['num_ranks']} ranks, "
-            f"{row['num_launches']} launches; at most {row['node_hours']:.2f} node-hours, "
-            f"{row['gpu_hours']:.2f} GPU-hours"
-        )
-    total = sum(row["gpu_hours"] for row in rows)
-    click.echo(f"{len(rows)} job(s), at most {total:.2f} GPU-hours in all")
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_points(todo), "")
+    console.print(_table(todo.jobs), "")
+    for line in _summary(todo, overhead):
+        console.print(line, markup=False)
+
+
+def _facts(todo: "Work", overhead: float) -> dict[str, Any]:
+    amounts = {
+        "node_hours": _node_hours(todo.jobs),
+        "gpu_hours": _gpu_hours(todo.jobs),
+        "cost": _cost(todo.jobs, todo.site),
+    }
+    more = {
+        f"{name}_with_overhead": None if amount is None else amount * (1 + overhead)
+        for name, amount in amounts.items()
+    }
+    return {
+        "jobs": [_row(spec) for spec in todo.jobs],
+        "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
+        "dropped": todo.dropped,
+        "currency": todo.site.currency,
+        "overhead": overhead,
+        **amounts,
+        **more,
+    }
 
 
 def _row(spec: "JobSpec") -> dict[str, Any]:
     return {
         "job": spec.name,
+        "kind": spec.kind,
+        "num_elements": spec.num_elements,
         "num_nodes": spec.num_nodes,
         "num_ranks": spec.num_ranks,
-        "num_launches": len(spec.steps),
+        "num_launches": len(spec.launches),
         "time_s": spec.time_s,
         "node_hours": spec.node_hours,
         "gpu_hours": spec.gpu_hours,
+        "after": [one.job for one in spec.after],
     }
+
+
+def _point(todo: "Work", world_size: int) -> dict[str, Any]:
+    from slurm_templates.job import share
+
+    own = share(todo.campaign, todo.site)
+    return {
+        "world_size": world_size,
+        "num_nodes": own.num_nodes(world_size),
+        "ranks_per_node": own.on_node(world_size),
+        "num_launches": sum(one.world_size == world_size for one in todo.missing),
+    }
+
+
+def _node_hours(specs: "Sequence[JobSpec]") -> float:
+    return sum(spec.node_hours for spec in specs)
+
+
+def _gpu_hours(specs: "Sequence[JobSpec]") -> float:
+    return sum(spec.gpu_hours for spec in specs)
+
+
+def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
+    """Return what the jobs cost at most; None where the site says no price."""
+    if site.cost_per_gpu_hour is not None:
+        return site.cost_per_gpu_hour * _gpu_hours(specs)
+    if site.cost_per_node_hour is not None:
+        return site.cost_per_node_hour * _node_hours(specs)
+    return None
+
+
+def _points(todo: "Work") -> "Table":
+    table = _empty("ranks", "nodes", "ranks a node", "launches", "cases of a launch")
+    cases = _cases(todo)
+    for world_size in sorted(todo.campaign.world_sizes):
+        table.add_row(*(f"{value:,}" for value in _point(todo, world_size).values()), cases)
+    return table
+
+
+def _cases(todo: "Work") -> str:
+    from bench.sizes import rows
+
+    if todo.campaign.jobs.allocation == "array":
+        return f"1 of {todo.campaign.num_cases():,}"
+    size = todo.campaign.measured_size()
+    return ", ".join(f"{len(rows(study, size))} {study}" for study in todo.campaign.studies)
+
+
+def _empty(*headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        is_text = heading in ("job", "after", "cases of a launch")
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _table(specs: "Sequence[JobSpec]") -> "Table":
+    from slurm_templates.job import clock
+
+    table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
+    for spec in specs:
+        name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
+        after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
+        hours = (f"{spec.node_hours:,.2f}", f"{spec.gpu_hours:,.2f}")
+        table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
+    return table
+
+
+def _summary(todo: "Work", overhead: float) -> list[str]:
+    specs, site = todo.jobs, todo.site
+    if not specs:
+        return ["Nothing is missing."]
+    cost = _cost(specs, site)
+    amounts = [(_node_hours(specs), "node-hours"), (_gpu_hours(specs), "GPU-hours")]
+    amounts += [] if cost is None else [(cost, str(site.currency))]
+    lines = [
+        f"{_number(len(specs), 'job')}, {_number(len(todo.missing), 'launch', 'launches')}: "
+        f"at most {_said(amounts)}."
+    ]
+    if overhead:
+        asked = [(amount * (1 + overhead), unit) for amount, unit in amounts]
+        lines.append(f"With {overhead:.0%} overhead: {_said(asked)}.")
+    if todo.campaign.jobs.launch_time:
+        lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
+    return lines
+
+
+def _said(amounts: Sequence[tuple[float, str]]) -> str:
+    return ", ".join(f"{amount:,.2f} {unit}" for amount, unit in amounts)
 
 
 @click.command()
 @_campaign_options
+@_script_options
 @click.option("--force", is_flag=True, help="Replace scripts that read otherwise.")
-def render(campaign: str, site: str, root: Path, mode: "Mode", *, force: bool) -> None:
+def render(budget: float | None, *, force: bool, **given: Any) -> None:
     """Write the batch scripts that CAMPAIGN still needs, to be sent by hand.
 
     \b
@@ -109,19 +273,33 @@ def render(campaign: str, site: str, root: Path, mode: "Mode", *, force: bool) -
       lockstep render campaign.toml --site site.toml
       sbatch results/campaign/jobs/campaign.sh
     """
-    from slurm_templates.submission import prepare, write_scripts
+    from slurm_templates.submission import write_scripts
 
-    chosen, where, results = _read(campaign, site, root)
-    with results.alone():
-        specs = prepare(chosen, where, results, mode)
-        for path in write_scripts(specs, where, force=force):
+    todo = _work(**given, budget=budget)
+    _say_dropped(todo, budget)
+    with todo.results.alone():
+        for path in write_scripts(todo, force=force):
             click.echo(path)
+    for number, spec in enumerate(todo.jobs):
+        click.echo(("Next: " if number == 0 else "      ") + _command(spec), err=True)
+
+
+def _command(spec: "JobSpec") -> str:
+    """Return how a job is sent, with `<id of NAME>` for ids that are not known yet."""
+    import shlex
+
+    from slurm_templates.submission import dependencies
+
+    ids = {one.job: f"<id of {one.job}>" for one in spec.after}
+    return " ".join(["sbatch", *dependencies(spec, ids), shlex.quote(str(spec.script))])
 
 
 @click.command()
 @_campaign_options
-@click.option("-n", "--dry-run", is_flag=True, help="Print scripts and commands, send none.")
-def submit(campaign: str, site: str, root: Path, mode: "Mode", *, dry_run: bool) -> None:
+@_script_options
+@dry_run_option
+@as_json_option
+def submit(budget: float | None, *, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Send the jobs that CAMPAIGN still needs; sent again, they measure only what is missing.
 
     \b
@@ -129,17 +307,88 @@ def submit(campaign: str, site: str, root: Path, mode: "Mode", *, dry_run: bool)
       lockstep submit campaign.toml --site site.toml --dry-run
       lockstep submit campaign.toml --site site.toml
     """
-    from slurm_templates import submission
-    from slurm_templates.job import render as script_of
+    todo = _work(**given, budget=budget)
+    _say_dropped(todo, budget)
+    _send(todo, dry_run=dry_run, as_json=as_json)
 
-    chosen, where, results = _read(campaign, site, root)
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--flagged", is_flag=True, help="Also measure again what has a flag.")
+@dry_run_option
+@as_json_option
+def resume(folder: Path, *, flagged: bool, dry_run: bool, as_json: bool) -> None:
+    """Send jobs for what FOLDER's campaign still lacks, at the site it was sent to.
+
+    What is measured again is first moved to launches-set-aside/; nothing is deleted.
+
+    \b
+    Examples:
+      lockstep resume results/campaign --dry-run
+      lockstep resume results/campaign --flagged
+    """
+    from slurm_templates import submission
+    from slurm_templates.results import Results
+
+    results = Results(folder.resolve())
+    todo = submission.Work(*submission.stored(results), results)
+    if flagged:
+        again = submission.flagged(results, todo.launches)
+        todo = replace(todo, again=tuple(again))
+        click.echo(f"{_number(len(again), 'flagged launch', 'flagged launches')}.", err=True)
+    _send(todo, dry_run=dry_run, as_json=as_json)
+
+
+def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
+    """Send the jobs, or show them."""
+    from slurm_templates.submission import submit as send
+
     if dry_run:
-        for spec in _missing_jobs(chosen, where, results, mode):
-            click.echo(f"# sbatch --parsable {results.jobs_folder / spec.name}.sh")
-            click.echo(script_of(spec, where))
+        _show(todo, as_json=as_json)
         return
-    sent = 0
-    for name, job_id in submission.submit(chosen, where, results, mode):
-        click.echo(f"{name}: job {job_id}")
-        sent += 1
-    click.echo(f"Next: lockstep status {results.path}" if sent else "Nothing is missing.")
+    sent = []
+    for one in send(todo):
+        sent.append(one)
+        if not as_json:
+            click.echo(f"{one.spec.name}: job {one.id}, output {one.output}")
+    if as_json:
+        click.echo(json.dumps({"jobs": [_sent_facts(one) for one in sent]}, indent=1))
+    elif not sent:
+        click.echo(f"Nothing is missing.\nNext: lockstep collect {_quoted(todo.results.path)}")
+    else:
+        click.echo("\n".join(_how_to_watch(todo, sent)))
+
+
+def _sent_facts(one: "Sent") -> dict[str, Any]:
+    after = [dependency.job for dependency in one.spec.after]
+    return {"job": one.spec.name, "id": one.id, "output": str(one.output), "after": after}
+
+
+def _show(todo: "Work", *, as_json: bool) -> None:
+    if as_json:
+        rows = [_row(spec) | {"command": _command(spec)} for spec in todo.jobs]
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+        return
+    for name in todo.again:
+        click.echo(f"# set aside: {name}")
+    for spec, text in zip(todo.jobs, todo.scripts(), strict=True):
+        click.echo(f"# {_command(spec)}")
+        click.echo(text)
+    if not todo.jobs:
+        click.echo("Nothing is missing.")
+
+
+def _how_to_watch(todo: "Work", sent: "Sequence[Sent]") -> list[str]:
+    """Return commands to copy, with the ids and paths of these jobs."""
+    folder = _quoted(todo.results.path)
+    return [
+        f"Watch: squeue --jobs={','.join(one.id for one in sent)}",
+        f"       tail -F {_quoted(sent[0].output)}",
+        f"Next: lockstep status {folder}",
+    ]
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))

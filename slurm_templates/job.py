@@ -1,84 +1,104 @@
-"""Jobs: what a campaign asks of a site, computed here and rendered into batch scripts.
+"""Jobs: what a campaign asks of a site, computed here before `script` renders it.
 
 The templates hold no arithmetic: every number and every option stands in a `JobSpec`.
 """
 
-import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from bench.campaign import Campaign, Launch, common_options, own_options, plan, seconds
+from bench.campaign import Campaign, Launch, common_options, plan, seconds
 from slurm_templates.site import Site
 
-Mode = Literal["ladder", "job"]
-IMAGE_SUITE = "/opt/lockstep"
+Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
+Profiler = Literal["nsys", "ncu"]
+# What a job beside the measuring ones may take; they take minutes where nothing is wrong.
+PREFLIGHT_S = 900
+COLLECT_S = 1800
 WARNING_S = 120
+# A profile is a window of a few steps: a whole run's would be gigabytes that nobody reads.
+PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
 # In a quoted value of a directive sbatch reads these its own way, or as a file name's pattern.
 UNSAFE = frozenset("\"'`\\$#%")
 
 
 @dataclass(frozen=True)
-class Step:
-    """One launch as a step of a job.
+class Dependency:
+    """What a job waits for.
 
     Attributes:
-        name: The launch's name.
-        world_size: Its ranks.
-        shape: What srun is told about nodes, ranks and GPUs.
-        options: What pytest is told.
+        job: Name of the other job.
+        how: Whether that must have succeeded (`afterok`) or only ended (`afterany`).
     """
 
-    name: str
-    world_size: int
-    shape: tuple[str, ...]
-    options: tuple[str, ...]
+    job: str
+    how: Literal["afterok", "afterany"]
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One batch job.
+    """One batch job, or one array of them.
 
     Attributes:
         name: Name of the job and its script.
-        mode: Which template renders it.
+        kind: Which template renders it.
         folder: The campaign's folder, absolute.
-        num_nodes: Nodes of the allocation.
+        num_nodes: Nodes of the allocation, of each element's where it is an array.
         gpus_per_node: GPUs asked for on each of them.
         time_s: Its time limit.
         cpus_per_task: CPUs of a rank, equal at every world size.
         directives: What sbatch is told, one option each.
-        steps: The launches in the order they are made.
+        shapes: World size -> what srun is told about nodes, ranks and GPUs.
+        options: What pytest is told in every launch.
+        launches: The launches in the order they are made; an array's element K makes the K-th.
+        after: The jobs that it waits for.
+        profiler: What each rank runs under, if anything.
     """
 
     name: str
-    mode: Mode
+    kind: Kind
     folder: str
     num_nodes: int
     gpus_per_node: int
     time_s: int
     cpus_per_task: int
     directives: tuple[str, ...]
-    steps: tuple[Step, ...]
+    shapes: dict[int, tuple[str, ...]]
+    options: tuple[str, ...]
+    launches: tuple[Launch, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    profiler: Profiler | None = None
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the largest step."""
-        return max(step.world_size for step in self.steps)
+        return max(self.shapes)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the array; 1 for any other job."""
+        return len(self.launches) if self.kind == "array" else 1
 
     @property
     def node_hours(self) -> float:
-        """Node-hours if the job takes all of its time."""
-        return self.num_nodes * self.time_s / 3600
+        """Node-hours if every element takes all of its time."""
+        return self.num_elements * self.num_nodes * self.time_s / 3600
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours if the job takes all of its time."""
+        """GPU-hours if every element takes all of its time."""
         return self.gpus_per_node * self.node_hours
+
+    @property
+    def place(self) -> str:
+        """Where in the campaign's folder its launches stand: profiles are no measurements."""
+        return "profiles" if self.kind == "profile" else "launches"
+
+    @property
+    def script(self) -> Path:
+        """Where its script stands."""
+        return Path(self.folder, "jobs", f"{self.name}.sh")
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,10 @@ class Share:
     def on_node(self, world_size: int) -> int:
         """Return the ranks on each of its nodes."""
         return min(world_size, self.ranks_per_node)
+
+    def without_gpu(self) -> "Share":
+        """Return the share of what computes nothing."""
+        return replace(self, is_gpu=False)
 
 
 def share(campaign: Campaign, site: Site) -> Share:
@@ -130,41 +154,166 @@ def settle(campaign: Campaign, site: Site) -> Campaign:
     return campaign.model_copy(update={"device": device, "threads_per_rank": threads})
 
 
+def launches_of(campaign: Campaign) -> list[Launch]:
+    """Return the launches as the campaign's jobs cut them: an array's are of one case each."""
+    return plan(campaign, by_case=campaign.jobs.allocation == "array")
+
+
 def jobs(
-    campaign: Campaign,
-    site: Site,
-    folder: Path,
-    mode: Mode = "ladder",
-    launches: Sequence[Launch] | None = None,
+    campaign: Campaign, site: Site, folder: Path, launches: Sequence[Launch] | None = None
 ) -> list[JobSpec]:
-    """Return the jobs of a campaign.
+    """Return the jobs of a campaign, each after those that it waits for.
 
     Args:
         campaign: What to measure.
         site: Where.
         folder: The campaign's folder of results, absolute.
-        mode: One allocation for the whole ladder, or one job per world size.
         launches: Which launches to make; all by default.
 
     Raises:
         ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.
     """
-    _check_folder(folder, site)
-    campaign = settle(campaign, site)
-    _check_ladder(campaign, site)
-    wanted = plan(campaign) if launches is None else launches
+    maker = Maker.of(campaign, site, folder)
+    wanted = launches_of(campaign) if launches is None else launches
     if not wanted:
         return []
-    if mode == "ladder":
-        return [_job(campaign, site, folder, mode, wanted)]
-    sizes = sorted({launch.world_size for launch in wanted})
-    groups = [[one for one in wanted if one.world_size == size] for size in sizes]
-    return [_job(campaign, site, folder, mode, group) for group in groups]
+    found = list(maker.measuring(wanted))
+    if campaign.jobs.preflight:
+        first = maker.preflight(max(launch.world_size for launch in wanted))
+        waits = (Dependency(first.name, "afterok"),)
+        found = [first, *(replace(job, after=job.after or waits) for job in found)]
+    if campaign.jobs.collect:
+        found.append(maker.collect(found))
+    return found
 
 
-def _check_ladder(campaign: Campaign, site: Site) -> None:
+def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) -> JobSpec:
+    """Return the job that profiles a few steps of each case, apart from what is measured.
+
+    Raises:
+        ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.
+    """
+    # While ncu replays a kernel of one rank the others would wait for it for ever.
+    world_sizes = (1,) if profiler == "ncu" else campaign.world_sizes
+    changes = PROFILED | {"world_sizes": world_sizes, "repeats": 1}
+    campaign = campaign.model_copy(update=changes)
+    maker = Maker.of(campaign, site, folder)
+    job = maker.make(f"{campaign.name}-{profiler}", "profile", plan(campaign))
+    return replace(job, profiler=profiler)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What all jobs of a campaign at a site have in common."""
+
+    campaign: Campaign
+    site: Site
+    folder: Path
+    share: Share
+
+    @classmethod
+    def of(cls, campaign: Campaign, site: Site, folder: Path) -> "Maker":
+        """Return the maker of jobs that fit.
+
+        Raises:
+            ValueError: Campaign and site do not fit, or sbatch cannot be given the folder's name.
+        """
+        _check_folder(folder, site)
+        campaign = settle(campaign, site)
+        own = share(campaign, site)
+        _check_ladder(campaign, site, own)
+        return cls(campaign, site, folder, own)
+
+    def measuring(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        """Yield the jobs that measure, as the campaign cuts them."""
+        name, kind = self.campaign.name, self.campaign.jobs.allocation
+        if kind == "ladder":
+            yield self.make(name, kind, launches)
+            return
+        smaller: tuple[Dependency, ...] = ()
+        for world_size in sorted({launch.world_size for launch in launches}):
+            group = [one for one in launches if one.world_size == world_size]
+            if kind == "array":
+                yield from self._arrays(f"{name}-w{world_size}", group)
+                continue
+            yield self.make(f"{name}-w{world_size}", kind, group, smaller)
+            smaller = (Dependency(f"{name}-w{world_size}", "afterok"),)
+
+    def _arrays(self, name: str, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        """Yield as many arrays as Slurm's limit of one makes of them."""
+        most = self.site.max_array_size
+        chunks = [launches[first : first + most] for first in range(0, len(launches), most)]
+        before: tuple[Dependency, ...] = ()
+        for number, chunk in enumerate(chunks, start=1):
+            own = name if len(chunks) == 1 else f"{name}-{number}"
+            yield self.make(own, "array", chunk, before)
+            # At once they would run more elements than the campaign lets run.
+            before = (Dependency(own, "afterany"),) if self.campaign.jobs.max_running else ()
+
+    def preflight(self, world_size: int) -> JobSpec:
+        """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
+        own = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
+        own += [f"--device={self.campaign.device}"] if self.campaign.device else []
+        job = self._job(f"{self.campaign.name}-preflight", "preflight", [world_size], PREFLIGHT_S)
+        options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *own)
+        return replace(job, options=options)
+
+    def collect(self, others: Sequence[JobSpec]) -> JobSpec:
+        """Return the job that collects and reports once the others have ended."""
+        after = tuple(Dependency(job.name, "afterany") for job in others)
+        name = f"{self.campaign.name}-collect"
+        job = self._job(name, "collect", [1], COLLECT_S, self.share.without_gpu())
+        return replace(job, options=(), after=after)
+
+    def make(
+        self,
+        name: str,
+        kind: Kind,
+        launches: Sequence[Launch],
+        after: tuple[Dependency, ...] = (),
+    ) -> JobSpec:
+        """Return a job that makes launches."""
+        one_after_another = 1 if kind == "array" else len(launches)
+        time_s = _time_s(self.campaign, self.site, name, one_after_another)
+        world_sizes = sorted({launch.world_size for launch in launches})
+        job = self._job(name, kind, world_sizes, time_s)
+        if kind == "array":
+            limit = self.campaign.jobs.max_running
+            elements = f"0-{len(launches) - 1}" + (f"%{limit}" if limit else "")
+            job = replace(job, directives=(*job.directives, f"--array={elements}"))
+        return replace(job, launches=tuple(launches), after=after)
+
+    def _job(
+        self,
+        name: str,
+        kind: Kind,
+        world_sizes: Sequence[int],
+        time_s: int,
+        own: Share | None = None,
+    ) -> JobSpec:
+        own = own or self.share
+        largest = max(world_sizes)
+        _check_nodes(own, self.site, largest)
+        time_s = min(time_s, _limit_s(self.site) or time_s)
+        number = "%A_%a" if kind == "array" else "%j"
+        output = f"{self.folder}/jobs/slurm-{number}.out"
+        return JobSpec(
+            name=name,
+            kind=kind,
+            folder=str(self.folder),
+            num_nodes=own.num_nodes(largest),
+            gpus_per_node=own.on_node(largest) if own.is_gpu else 0,
+            time_s=time_s,
+            cpus_per_task=own.cpus_per_task,
+            directives=tuple(_directives(self.site, own, name, largest, time_s, output)),
+            shapes={size: _shape(self.site, own, size) for size in world_sizes},
+            options=tuple(_options(self.campaign, self.site)),
+        )
+
+
+def _check_ladder(campaign: Campaign, site: Site, own: Share) -> None:
     # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
-    on_node = share(campaign, site).ranks_per_node
+    on_node = own.ranks_per_node
     for world_size in campaign.world_sizes:
         if world_size > on_node and world_size % on_node:
             raise ValueError(
@@ -186,27 +335,64 @@ def _check_folder(folder: Path, site: Site) -> None:
         )
 
 
-def _job(
-    campaign: Campaign, site: Site, folder: Path, mode: Mode, launches: Sequence[Launch]
-) -> JobSpec:
-    own = share(campaign, site)
-    largest = max(launch.world_size for launch in launches)
-    name = campaign.name if mode == "ladder" else f"{campaign.name}-w{largest}"
-    return JobSpec(
-        name=name,
-        mode=mode,
-        folder=str(folder),
-        num_nodes=own.num_nodes(largest),
-        gpus_per_node=own.on_node(largest) if own.is_gpu else 0,
-        time_s=seconds(site.time),
-        cpus_per_task=own.cpus_per_task,
-        directives=tuple(_directives(site, own, folder, name, largest)),
-        steps=tuple(_step(campaign, site, own, folder, launch) for launch in launches),
+def _check_nodes(own: Share, site: Site, world_size: int) -> None:
+    num_nodes, most = own.num_nodes(world_size), site.limits.max_nodes
+    if most is not None and num_nodes > most:
+        raise ValueError(
+            f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
+            f"site {site.name} gives {most}, for up to {most * own.ranks_per_node} ranks; leave "
+            "the world size out, or choose another --partition"
+        )
+
+
+def _limit_s(site: Site) -> int | None:
+    return seconds(site.limits.time) if site.limits.time else None
+
+
+def _time_s(campaign: Campaign, site: Site, name: str, num_launches: int) -> int:
+    """Return the time limit of a job that makes so many launches one after another."""
+    limit_s = _limit_s(site)
+    asked = campaign.jobs
+    if asked.launch_time is None and asked.time is None:
+        return min(seconds(site.time), limit_s or seconds(site.time))
+    each_s = seconds(str(asked.launch_time or asked.time))
+    needed_s = each_s * num_launches if asked.launch_time else each_s
+    if limit_s is not None and needed_s > limit_s:
+        raise ValueError(
+            f"job {name} needs {clock(needed_s)}, over the {clock(limit_s)} of partition "
+            f"{site.partition}; {_how_to_cut(campaign, num_launches, limit_s)}"
+        )
+    return needed_s
+
+
+def _how_to_cut(campaign: Campaign, num_launches: int, limit_s: int) -> str:
+    if campaign.jobs.launch_time is None:
+        return f"lower [jobs] time to {clock(limit_s)}, or choose another --partition"
+    fitting = limit_s // seconds(campaign.jobs.launch_time)
+    if num_launches == 1 or not fitting:
+        return "lower [jobs] launch_time, or choose another --partition"
+    finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)
+    return (
+        f"{fitting} of its {num_launches} launches fit: lower repeats or launch_time, or set "
+        f"[jobs] allocation to {finer}"
     )
 
 
-def _directives(site: Site, own: Share, folder: Path, name: str, largest: int) -> Iterable[str]:
+def clock(duration_s: int) -> str:
+    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
+    minutes, rest = divmod(duration_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    prefix = f"{days}-" if days else ""
+    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
+
+
+def _directives(
+    site: Site, own: Share, name: str, largest: int, time_s: int, output: str
+) -> Iterable[str]:
     on_node = own.on_node(largest)
+    # Of a short job the warning may take only a part.
+    warning_s = min(WARNING_S, time_s // 4)
     chosen = {
         "job-name": name,
         "partition": site.partition,
@@ -219,10 +405,10 @@ def _directives(site: Site, own: Share, folder: Path, name: str, largest: int) -
         "cpus-per-task": own.cpus_per_task,
         "gpus-per-node": _gpus(site, on_node) if own.is_gpu else None,
         "mem": site.mem,
-        "time": site.time,
-        "signal": f"B:USR1@{WARNING_S}",
+        "time": clock(time_s),
+        "signal": f"B:USR1@{warning_s}",
         "open-mode": "append",
-        "output": f"{folder}/jobs/slurm-%j.out",
+        "output": output,
     }
     for option, value in chosen.items():
         if value is not None:
@@ -249,67 +435,19 @@ def _gpus(site: Site, num: int) -> str:
     return f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
 
 
-def _step(campaign: Campaign, site: Site, own: Share, folder: Path, launch: Launch) -> Step:
-    on_node = own.on_node(launch.world_size)
-    shape = [
-        f"--nodes={own.num_nodes(launch.world_size)}",
-        f"--ntasks={launch.world_size}",
+def _shape(site: Site, own: Share, world_size: int) -> tuple[str, ...]:
+    on_node = own.on_node(world_size)
+    shape = (
+        f"--nodes={own.num_nodes(world_size)}",
+        f"--ntasks={world_size}",
         f"--ntasks-per-node={on_node}",
-    ]
-    if own.is_gpu:
-        # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
-        # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
-        shape.append(f"--gpus-per-node={_gpus(site, on_node)}")
-    options = tuple(_options(campaign, site, folder, launch))
-    return Step(launch.name, launch.world_size, tuple(shape), options)
+    )
+    # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
+    # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
+    return (*shape, f"--gpus-per-node={_gpus(site, on_node)}") if own.is_gpu else shape
 
 
-def _options(campaign: Campaign, site: Site, folder: Path, launch: Launch) -> Iterable[str]:
+def _options(campaign: Campaign, site: Site) -> Iterable[str]:
     yield from common_options(campaign)
     yield f"--label=site={site.name}"
-    yield from own_options(launch)
-    if site.scratch is not None:
-        yield f"--data-root={site.scratch}"
-    yield f"--journal={folder}/launches/{launch.name}/journal.jsonl"
     yield "--resume"
-
-
-def suite(site: Site) -> str:
-    """Return where the suite is, as the ranks see it."""
-    return site.suite or IMAGE_SUITE
-
-
-def container_command(site: Site, folder: str, *, is_gpu: bool) -> tuple[str, ...]:
-    """Return the start of a rank's command line; empty where ranks run outside an image."""
-    if site.container is None:
-        return ()
-    own = [folder, *filter(None, [site.suite, site.scratch])]
-    binds = [f"--bind={path}" for path in [*own, *site.container.binds]]
-    flags = ["--cleanenv", *(["--nv"] if is_gpu else [])]
-    return ("apptainer", "exec", *flags, *binds, *site.container.args, site.container.image)
-
-
-def environment() -> Environment:
-    """Return the templates' environment: nothing undefined, every value quoted by a filter."""
-    folder = Path(str(resources.files("slurm_templates") / "templates"))
-    made = Environment(  # noqa: S701, shell scripts, in which HTML's escapes would be wrong
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["sh"] = lambda value: shlex.quote(str(value))
-    made.filters["words"] = shlex.join
-    return made
-
-
-def render(job: JobSpec, site: Site) -> str:
-    """Return the batch script of a job."""
-    values: dict[str, Any] = {
-        "job": job,
-        "site": site,
-        "suite": suite(site),
-        "command": container_command(site, job.folder, is_gpu=job.gpus_per_node > 0),
-    }
-    return environment().get_template(f"{job.mode}.sh.j2").render(values)

@@ -29,7 +29,8 @@ OWN_OPTIONS = re.compile(
 # Variables of the script itself, of Slurm, and those that bash does not let be set.
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
-    "results|suite|failed|stopping|number|hosts|image_sha256|hand_on|start|shape|_"
+    "began|chosen|failed|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|number|on_nodes|"
+    "options|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|_"
 )
 
 
@@ -90,6 +91,12 @@ Extra = Annotated[Line, AfterValidator(_extra)]
 Place = Annotated[Bind, AfterValidator(_without_colon)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+# Where NCCL and gloo are told which network interface to use (their documentation, "Environment
+# Variables"; PyTorch, "Distributed communication package").
+INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
 
 
 class Container(BaseModel):
@@ -102,6 +109,15 @@ class Container(BaseModel):
     args: tuple[Line, ...] = Field(default=(), description="further options of apptainer exec")
 
 
+class Partition(BaseModel):
+    """The limits of a partition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    time: Duration | None = Field(default=None, description="longest job it takes")
+    max_nodes: Count | None = Field(default=None, description="nodes of its largest job")
+
+
 class Site(BaseModel):
     """What a site file may say."""
 
@@ -110,6 +126,9 @@ class Site(BaseModel):
     schema_version: Literal[1] = Field(alias="schema", description="version of this format")
     name: Line = Field(description="the centre or machine")
     partition: Word | None = Field(default=None, description="partition of all jobs")
+    partitions: dict[Word, Partition] = Field(
+        default={}, description="limits of partitions, each of which --partition can choose"
+    )
     account: Word | None = Field(default=None, description="project that pays")
     qos: Word | None = Field(default=None, description="quality of service")
     constraint: Word | None = Field(default=None, description="features of the nodes")
@@ -119,6 +138,9 @@ class Site(BaseModel):
     )
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
         default=None, description="type of GPU where the partition has several"
+    )
+    gpu_runtime: Literal["cuda", "rocm"] = Field(
+        default="cuda", description="what the GPUs need in an image"
     )
     cpus_per_node: Count = Field(description="CPUs of one node, as Slurm counts them")
     mem: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")] | None = Field(
@@ -135,12 +157,62 @@ class Site(BaseModel):
         default=None, description="checkout of Lockstep; the image's own by default"
     )
     scratch: Place | None = Field(
-        default=None, description="folder for data files; beside the results by default"
+        default=None,
+        description="folder on every node, in which a job keeps its data files until it ends; "
+        "beside the results by default",
+    )
+    stage_in: tuple[AbsolutePath, ...] = Field(
+        default=(), description="files and folders that a job copies among its data files"
+    )
+    stage_image: bool = Field(
+        default=False, description="copy the image to every node's scratch before a job measures"
+    )
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = Field(
+        default=None, description="network interface of the ranks, such as ib0"
     )
     env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
     extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
     shell_before: str = Field(default="", description="shell lines before the first launch")
-    shell_after: str = Field(default="", description="shell lines after the last launch")
+    shell_after: str = Field(
+        default="", description="shell lines at the end of a job, also of one that fails"
+    )
+    template: AbsolutePath | None = Field(
+        default=None, description='Jinja file that extends "base.sh.j2" and replaces its blocks'
+    )
+    max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = Field(
+        default=1001, description="MaxArraySize of `scontrol show config`"
+    )
+    cost_per_node_hour: Cost | None = Field(default=None, description="what a node costs")
+    cost_per_gpu_hour: Cost | None = Field(default=None, description="or what a GPU costs")
+    currency: Line | None = Field(default=None, description="of that cost, such as EUR")
+
+    @property
+    def limits(self) -> Partition:
+        """Limits of the partition that jobs go to, as far as they are known."""
+        return self.partitions.get(str(self.partition), Partition())
+
+    def in_partition(self, name: str) -> Self:
+        """Return the site with its jobs in another partition.
+
+        Raises:
+            ValueError: The site does not know the partition.
+        """
+        known = sorted({*self.partitions, *filter(None, [self.partition])})
+        if name not in known:
+            raise ValueError(
+                f"site {self.name} has no partition {name!r}; choose from "
+                f"{', '.join(known) or 'none'}, or add [partitions.{name}] to its file"
+            )
+        return self.model_copy(update={"partition": name})
+
+    def with_debug_output(self) -> Self:
+        """Return the site with NCCL saying all that it does."""
+        return self.model_copy(update={"env": self.env | DEBUG_COMM})
+
+    def rank_environment(self) -> dict[str, str]:
+        """Return the variables that every rank gets."""
+        named = {name: self.interface for name in INTERFACE_NAMES if self.interface}
+        return named | self.env
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -156,6 +228,27 @@ class Site(BaseModel):
             )
         if self.gpu_type and not self.gpus_per_node:
             raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
+        if self.gpus_per_node and self.partition is None:
+            raise ValueError(
+                "key 'partition' is missing, which jobs with GPUs need; `sinfo` lists them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _staged_to_somewhere(self) -> Self:
+        if (self.stage_in or self.stage_image) and self.scratch is None:
+            raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
+        if self.stage_image and self.container is None:
+            raise ValueError("stage_image is set but there is no [container]; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_price(self) -> Self:
+        prices = [self.cost_per_node_hour, self.cost_per_gpu_hour]
+        if None not in prices:
+            raise ValueError("cost_per_node_hour and cost_per_gpu_hour are both given; keep one")
+        if (prices == [None, None]) != (self.currency is None):
+            raise ValueError("a cost and its currency go together; give both, or neither")
         return self
 
 

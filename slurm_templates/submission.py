@@ -1,84 +1,215 @@
 """Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from bench import journal
-from bench.campaign import Campaign, plan
-from slurm_templates import slurm
-from slurm_templates.job import JobSpec, Mode, jobs, render, settle
+from bench.campaign import Campaign, Launch
+from bench.record import KEY
+from slurm_templates import budget, slurm
+from slurm_templates.job import JobSpec, Profiler, jobs, launches_of, profile, share
 from slurm_templates.results import Results
+from slurm_templates.script import render
 from slurm_templates.site import Site
 
+SITE_FILE = "site.json"
+KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
 
-def write_scripts(specs: Sequence[JobSpec], site: Site, *, force: bool) -> list[Path]:
-    """Write the scripts of jobs and the folders they need, and return their paths.
+
+@dataclass(frozen=True)
+class Work:
+    """A campaign at a site, with the folder of its results.
+
+    Attributes:
+        campaign: What to measure, with its device and threads settled.
+        site: Where.
+        results: The folder.
+        profiler: What to profile with in place of measuring.
+        again: Names of measured launches to set aside and measure again.
+        dropped: What a budget left out, in words.
+    """
+
+    campaign: Campaign
+    site: Site
+    results: Results
+    profiler: Profiler | None = None
+    again: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> list[Launch]:
+        """All launches of the campaign."""
+        return launches_of(self.campaign)
+
+    @cached_property
+    def missing(self) -> list[Launch]:
+        """The launches that still lack a case, and those to measure again."""
+        lacking = {one.name for one in self.results.missing(self.campaign, self.launches)}
+        return [one for one in self.launches if one.name in lacking | set(self.again)]
+
+    @cached_property
+    def jobs(self) -> list[JobSpec]:
+        """The jobs to send, each after those that it waits for.
+
+        Raises:
+            ValueError: Campaign and site do not fit.
+        """
+        if self.profiler is not None:
+            return [profile(self.campaign, self.site, self.results.path, self.profiler)]
+        return jobs(self.campaign, self.site, self.results.path, self.missing)
+
+    def scripts(self) -> list[str]:
+        """Return the text of each job's script."""
+        return [render(spec, self.site) for spec in self.jobs]
+
+    @property
+    def unit(self) -> str:
+        """What a budget is counted in."""
+        return "GPU-hours" if share(self.campaign, self.site).is_gpu else "node-hours"
+
+    def within(self, hours: float) -> "Work":
+        """Return as much of the work as fits into a budget of GPU-hours, or of node-hours.
+
+        Raises:
+            ValueError: Nothing fits.
+        """
+        is_gpu = share(self.campaign, self.site).is_gpu
+        names = {launch.name for launch in self.missing}
+
+        def cost(campaign: Campaign) -> float:
+            left = [launch for launch in launches_of(campaign) if launch.name in names]
+            specs = jobs(campaign, self.site, self.results.path, left)
+            return sum(spec.gpu_hours if is_gpu else spec.node_hours for spec in specs)
+
+        fitted = budget.fit(self.campaign, hours, cost, self.unit)
+        return replace(self, campaign=fitted.campaign, dropped=fitted.dropped)
+
+
+def stored(results: Results) -> tuple[Campaign, Site]:
+    """Return the campaign and the site that a folder's jobs were last sent for.
 
     Raises:
-        ValueError: A script of that name is there and reads otherwise.
+        ValueError: No job was sent from it.
     """
-    written = []
-    for spec in specs:
-        path = Path(spec.folder) / "jobs" / f"{spec.name}.sh"
-        text = render(spec, site)
+    campaign, path = results.claimed(), results.jobs_folder / SITE_FILE
+    if campaign is None or not path.exists():
+        raise ValueError(
+            f"{results.path}: no jobs were sent from here; lockstep submit CAMPAIGN --site SITE"
+        )
+    kept = {key: value for key, value in campaign.items() if key != "launches"}
+    try:
+        site = Site.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Campaign.model_validate(kept), site
+    except ValueError as error:  # pydantic's is one, of several lines
+        first = str(error).splitlines()[-1].strip()
+        raise ValueError(
+            f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it "
+            f"({first}); lockstep submit CAMPAIGN --site SITE"
+        ) from None
+
+
+def write_scripts(todo: Work, *, force: bool) -> list[Path]:
+    """Claim the folder, write the scripts of jobs and what they need, and return their paths.
+
+    Raises:
+        ValueError: The folder holds other results, campaign and site do not fit, or a script of
+            that name is there and reads otherwise.
+    """
+    texts = todo.scripts()
+    paths = [spec.script for spec in todo.jobs]
+    for path, text in zip(paths, texts, strict=True):
         if not force and path.exists() and path.read_text(encoding="utf-8") != text:
             raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
+    todo.results.claim(todo.campaign, todo.launches)
+    site = todo.site.model_dump_json(by_alias=True, indent=1)
+    journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
+    for path, text in zip(paths, texts, strict=True):
         journal.write_atomically(path, text)
-        written.append(path)
-    return written
+    return paths
 
 
-def prepare(campaign: Campaign, site: Site, results: Results, mode: Mode) -> list[JobSpec]:
-    """Claim the folder for a campaign and return the jobs of what it lacks.
+@dataclass(frozen=True)
+class Sent:
+    """A job that Slurm has taken.
 
-    Raises:
-        ValueError: The folder holds other results, or campaign and site do not fit.
+    Attributes:
+        spec: The job.
+        id: Slurm's id of it.
     """
-    settled = settle(campaign, site)
-    specs = jobs(settled, site, results.path, mode, results.missing(settled, plan(settled)))
-    results.claim(settled, plan(settled))
-    return specs
+
+    spec: JobSpec
+    id: str
+
+    @property
+    def output(self) -> Path:
+        """Where its script's output goes; of an array, that of the first element."""
+        number = f"{self.id}_0" if self.spec.kind == "array" else self.id
+        return Path(self.spec.folder, "jobs", f"slurm-{number}.out")
 
 
-def submit(
-    campaign: Campaign, site: Site, results: Results, mode: Mode
-) -> Iterator[tuple[str, str]]:
-    """Send the jobs of what is missing, and give each one's name and id once Slurm has taken it.
+def submit(todo: Work) -> Iterator[Sent]:
+    """Send the jobs of what is missing, and give each one once Slurm has taken it.
 
     Raises:
         ValueError: Jobs of this folder may still write into it, or sbatch refuses the site.
         RuntimeError: Slurm does not answer.
     """
-    with results.alone():
-        _refuse_unfinished(results)
-        specs = prepare(campaign, site, results, mode)
-        for spec, script in zip(specs, write_scripts(specs, site, force=True), strict=True):
-            yield spec.name, _send(results, spec, script)
+    with todo.results.alone():
+        refuse_unfinished(todo.results)
+        set_aside(todo.results, todo.again)
+        scripts = write_scripts(todo, force=True)
+        ids: dict[str, str] = {}
+        for spec, script in zip(todo.jobs, scripts, strict=True):
+            ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
+            yield Sent(spec, ids[spec.name])
 
 
-def _refuse_unfinished(results: Results) -> None:
+def dependencies(spec: JobSpec, ids: dict[str, str]) -> list[str]:
+    """Return sbatch's options about the jobs that a job waits for.
+
+    Args:
+        spec: The job.
+        ids: Job -> its id.
+    """
+    if not spec.after:
+        return []
+    waits: dict[str, list[str]] = {}
+    for one in spec.after:
+        waits.setdefault(one.how, []).append(ids[one.job])
+    said = ",".join(":".join([how, *others]) for how, others in waits.items())
+    return [f"--dependency={said}", KEEP_GOING]
+
+
+def refuse_unfinished(results: Results) -> None:
+    """Refuse to change a folder into which a job may still write.
+
+    Raises:
+        ValueError: There is one.
+        RuntimeError: Slurm does not answer.
+    """
     sent = results.submissions()
     queue = slurm.queue()  # also where nothing was sent: that Slurm answers is to be known first
     known = {entry["uuid"] for entry in sent} | set(results.job_ids())
-    for job_id, job in queue.items():
-        if {job_id, job.comment} & known and not job.state.has_ended:
+    for job in queue.values():
+        if {job.job_id, job.comment} & known and not job.state.has_ended:
             raise ValueError(
-                f"job {job_id} may still write into {results.path}: it {job.state.meaning}; "
-                "wait for its end, or scancel it"
+                f"job {job.job_id} may still write into {results.path}: it {job.state.meaning}; "
+                f"wait for its end, or lockstep cancel {results.path}"
             )
 
 
-def _send(results: Results, spec: JobSpec, script: Path) -> str:
+def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
     comment = f"lockstep:{uuid.uuid4()}"
     record = journal.Journal(results.jobs_folder / "submitted.jsonl")
     try:
-        launches = [step.name for step in spec.steps]
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        record.append({"uuid": comment, "job": spec.name, "time": now, "launches": launches})
+        record.append({"uuid": comment, **_facts(spec)})
         try:
-            job_id = slurm.sbatch(script, comment)
+            job_id = slurm.sbatch(script, comment, *options)
         except ValueError as error:
             record.append({"uuid": comment, "refused": str(error)})
             raise
@@ -86,3 +217,38 @@ def _send(results: Results, spec: JobSpec, script: Path) -> str:
         return job_id
     finally:
         record.close()
+
+
+def _facts(spec: JobSpec) -> dict[str, object]:
+    return {
+        "job": spec.name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "launches": [launch.name for launch in spec.launches],
+        "kind": spec.kind,
+        "after": [one.job for one in spec.after],
+    }
+
+
+def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
+    """Return the launches of which a case has a flag: they are no proposal evidence.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    return [one.name for one in launches if _is_flagged(results.journal(one.name))]
+
+
+def _is_flagged(path: Path) -> bool:
+    if not journal.outcomes(path):
+        return False
+    cases = journal.rebuild(path)["benchmarks"]
+    return any(case["extra_info"][KEY]["flags"] for case in cases)
+
+
+def set_aside(results: Results, names: Sequence[str]) -> None:
+    """Move launches away, so that they are measured again; nothing is deleted."""
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    for name in names:
+        target = results.path / "launches-set-aside" / f"{name}-{now}"
+        target.parent.mkdir(exist_ok=True)
+        results.launch(name).rename(target)

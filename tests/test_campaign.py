@@ -55,7 +55,7 @@ def test_the_published_schema_is_the_models():
 
 def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
-    assert set(campaign.built_in()) == {"laptop", "smoke"}
+    assert set(campaign.built_in()) == {"ladder", "laptop", "sensitivity", "smoke"}
     for name in campaign.built_in():
         loaded = campaign.load(name)
         assert loaded.name == name
@@ -160,7 +160,7 @@ def test_a_misspelt_key_is_named_although_the_right_one_is_then_missing(file):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere\.toml: No such file .* built-in one: laptop, "):
+    with pytest.raises(ValueError, match=r"nowhere\.toml: No such file .* built-in one: ladder, "):
         campaign.load(str(tmp_path / "nowhere.toml"))
     with pytest.raises(ValueError, match="Is a directory; give a campaign file"):
         campaign.load(str(tmp_path))

@@ -25,7 +25,8 @@ REFUSED = {
     "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
     "run smoke --world-sizes 2 --global-batch 7": "global_batch=7 does not divide by world_size=2",
     "run nowhere.toml": "nowhere.toml: No such file or directory; give a campaign file, or a built",
-    "run .": ".: Is a directory; give a campaign file, or a built-in one: laptop, smoke",
+    "run .": ".: Is a directory; give a campaign file, or a built-in one: ladder, laptop, "
+    "sensitivity, smoke",
     "run smoke --world-sizes 1,x": "'1,x' is not a list of numbers such as 1,2,4",
     "run smoke --world-sizes 0": "world_sizes.0 = 0: input should be greater than or equal to 1",
     "run smoke --world-sizes 1,1": "world_sizes = [1, 1]: 1 stands twice",

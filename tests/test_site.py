@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -13,6 +14,7 @@ REMAKE = (
 )
 GOOD = """schema = 1
 name = "here"
+partition = "gpu"
 gpus_per_node = 4
 cpus_per_node = 64
 time = "01:30:00"
@@ -68,6 +70,26 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD.replace("= 4", "= 0") + 'gpu_type = "a"\n' + IMAGE, "but gpus_per_node is 0"),
         (GOOD + IMAGE + 'binds = ["/a,/b"]\n', "a comma separates binds"),
         ("schema = \n", "not a TOML file"),
+        (GOOD.replace('partition = "gpu"\n', "") + IMAGE, "key 'partition' is missing, which"),
+        (GOOD + 'stage_in = ["/data"]\n' + IMAGE, "key 'scratch' is missing"),
+        (GOOD + "stage_image = true\n" + IMAGE, "key 'scratch' is missing"),
+        (
+            GOOD + 'stage_image = true\nscratch = "/tmp"\nvenv = "/v"\nsuite = "/s"\n',
+            "but there is no [container]",
+        ),
+        (GOOD + "cost_per_gpu_hour = 2\n" + IMAGE, "a cost and its currency go together"),
+        (GOOD + 'currency = "EUR"\n' + IMAGE, "a cost and its currency go together"),
+        (GOOD + "cost_per_gpu_hour = 2\ncost_per_node_hour = 2\n" + IMAGE, "both given; keep one"),
+        (GOOD + "cost_per_gpu_hour = -2\n" + IMAGE, "greater than or equal to 0"),
+        (GOOD + 'gpu_runtime = "hip"\n' + IMAGE, "input should be 'cuda' or 'rocm'"),
+        (GOOD + 'interface = "$(ib)"\n' + IMAGE, "interface = '$(ib)': string should match"),
+        (GOOD + "max_array_size = 1\n" + IMAGE, "greater than or equal to 2"),
+        (GOOD + 'template = "own.j2"\n' + IMAGE, "not an absolute path"),
+        (
+            GOOD + IMAGE + '[partitions.debug]\ntme = "00:10:00"\n',
+            "unknown key 'partitions.debug.tme'; did you mean 'time'",
+        ),
+        (GOOD + IMAGE + '[partitions."a b"]\n', "a value for sbatch is made of"),
     ],
 )
 def test_a_bad_site_file_is_refused_in_one_sentence(tmp_path, text, reason):
@@ -82,3 +104,31 @@ def test_a_bad_site_file_is_refused_in_one_sentence(tmp_path, text, reason):
 def test_a_missing_site_file_names_those_that_ship():
     with pytest.raises(ValueError, match=r"gone\.toml: No such file .*: example, testbed"):
         site.load("gone.toml")
+
+
+PARTITIONS = '[partitions.debug]\ntime = "00:10:00"\nmax_nodes = 2\n'
+
+
+def test_a_site_goes_to_another_of_its_partitions(tmp_path):
+    found = read(tmp_path, GOOD + IMAGE + PARTITIONS)
+    assert found.limits == site.Partition()
+    debug = found.in_partition("debug")
+    assert (debug.partition, debug.limits.time, debug.limits.max_nodes) == ("debug", "00:10:00", 2)
+    assert found.in_partition("gpu") == found
+    with pytest.raises(ValueError, match=r"no partition 'fast'; choose from debug, gpu, or add"):
+        found.in_partition("fast")
+
+
+@pytest.mark.parametrize("name", ["results", "keeper", "stop", "options", "on_nodes"])
+def test_a_variable_of_the_script_is_not_the_site_s_to_set(tmp_path, name):
+    with pytest.raises(ValueError, match="sets this variable itself"):
+        read(tmp_path, GOOD + IMAGE + f'[env]\n{name} = "0"\n')
+
+
+def test_every_variable_of_the_scripts_is_known():
+    templates = Path(site.__file__).parent / "templates"
+    found = set()
+    for path in templates.glob("*.j2"):
+        found |= set(re.findall(r"^([a-z_]+)=", path.read_text(), re.MULTILINE))
+    own = {name for name in found if not site.OWN_VARIABLES.fullmatch(name)}
+    assert own == {"copied"}  # in a process of a node, which sets it first

@@ -22,6 +22,7 @@ size = "smoke"
 """
 SITE = """schema = 1
 name = "here"
+partition = "gpu"
 gpus_per_node = 4
 cpus_per_node = 64
 time = "01:30:00"
@@ -61,28 +62,112 @@ def keep(path, *cases, expected=("a", "b"), studies="weak"):
     kept.close()
 
 
-def test_a_plan_says_what_it_may_cost(folder):
-    ended = lockstep("plan campaign.toml --site site.toml --json", folder)
+def add(folder, name, text):
+    with (folder / name).open("a") as file:
+        file.write(text)
+
+
+def price(folder, line):
+    path = folder / "site.toml"
+    path.write_text(path.read_text().replace("[container]", f"{line}\n[container]"))
+
+
+def planned(folder, options=""):
+    ended = lockstep(f"plan campaign.toml --site site.toml --json {options}", folder)
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["jobs"] == [
+    return json.loads(ended.stdout)
+
+
+def test_a_plan_says_what_it_may_cost(folder):
+    price(folder, 'cost_per_gpu_hour = 2.5\ncurrency = "EUR"')
+    found = planned(folder)
+    assert found["jobs"] == [
         {
             "job": "ladder",
+            "kind": "ladder",
+            "num_elements": 1,
             "num_nodes": 2,
             "num_ranks": 8,
             "num_launches": 4,
             "time_s": 5400,
             "node_hours": 3.0,
             "gpu_hours": 12.0,
+            "after": [],
         }
     ]
+    assert found["points"][1] == {
+        "world_size": 8,
+        "num_nodes": 2,
+        "ranks_per_node": 4,
+        "num_launches": 2,
+    }
+    assert (found["node_hours"], found["cost"], found["currency"]) == (3.0, 30.0, "EUR")
     assert not (folder / "results").exists()
 
 
-def test_a_plan_by_size_sums_its_jobs(folder):
-    ended = lockstep("plan campaign.toml --site site.toml --mode job", folder)
-    lines = ended.stdout.splitlines()
-    assert lines[0].startswith("ladder-w1: 1 node(s), up to 1 ranks, 2 launches; at most 1.50 node")
-    assert lines[-1] == "2 job(s), at most 13.50 GPU-hours in all"
+def test_a_plan_asks_for_its_overhead(folder):
+    # 3 nodes x 0.75 h x 10 runs x 3 repeats = 67.5 node-hours; with 30 % more, 87.75.
+    text = CAMPAIGN.replace("[1, 8]", "[12]").replace("repeats = 2", "repeats = 30")
+    (folder / "campaign.toml").write_text(text + '[jobs]\nlaunch_time = "00:45:00"\n')
+    found = planned(folder, "--overhead 0.3")
+    assert found["node_hours"] == 67.5
+    assert found["node_hours_with_overhead"] == pytest.approx(87.75)
+    said = lockstep("plan campaign.toml --site site.toml --overhead 0.3", folder).stdout
+    assert "1 job, 30 launches: at most 67.50 node-hours, 270.00 GPU-hours." in said
+    assert "With 30% overhead: 87.75 node-hours, 351.00 GPU-hours." in said
+
+
+def test_a_plan_is_a_table_that_fits_a_terminal(folder):
+    add(folder, "campaign.toml", '[jobs]\nallocation = "job"\ncollect = true\n')
+    lines = lockstep("plan campaign.toml --site site.toml", folder).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines[:3]] == [
+        ["ranks", "nodes", "ranks", "a", "node", "launches", "cases", "of", "a", "launch"],
+        ["1", "1", "1", "2", "1", "weak"],
+        ["8", "2", "4", "2", "1", "weak"],
+    ]
+    assert [line.split() for line in lines[4:8]] == [
+        ["job", "nodes", "time", "node-hours", "GPU-hours", "after"],
+        ["ladder-w1", "1", "01:30:00", "1.50", "1.50", "-"],
+        ["ladder-w8", "2", "01:30:00", "3.00", "12.00", "ladder-w1"],
+        ["ladder-collect", "1", "00:30:00", "0.50", "0.00", "all", "above"],
+    ]
+    assert lines[9] == "3 jobs, 4 launches: at most 5.00 node-hours, 13.50 GPU-hours."
+
+
+def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
+    add(folder, "campaign.toml", '[jobs]\nlaunch_time = "01:00:00"\n')
+    found = planned(folder, "--budget 7")
+    assert found["dropped"] == ["world size 8"]
+    assert found["gpu_hours"] == 2.0
+    ended = lockstep("render campaign.toml --site site.toml --budget 7", folder)
+    assert ended.stderr.startswith("Dropped to stay within 7 GPU-hours: world size 8 (repeats d")
+    assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
+
+
+def started(script):
+    lines = script.read_text().splitlines()
+    return sorted(line.split()[1] for line in lines if line.startswith("launch w"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--budget 0.5", "0.5 GPU-hours holds nothing of this campaign: one repeat of world size"),
+        ("--partition fast", "site here has no partition 'fast'; choose from gpu, or add [parti"),
+        ("--budget x", "Invalid value for '--budget'"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(folder, options, said):
+    ended = lockstep(f"plan campaign.toml --site site.toml {options}", folder)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_another_partition_gives_its_limit(folder):
+    add(folder, "site.toml", '[partitions.debug]\ntime = "00:10:00"\n')
+    assert planned(folder, "--partition debug")["jobs"][0]["time_s"] == 600
 
 
 def test_what_is_measured_is_planned_no_more(folder):
@@ -90,9 +175,8 @@ def test_what_is_measured_is_planned_no_more(folder):
     keep(folder / "results/ladder/launches/w1-r1/journal.jsonl", "a")
     keep(folder / "results/ladder/launches/w8-r0/journal.jsonl", "a", "b", studies="strong")
     ended = lockstep("render campaign.toml --site site.toml", folder)
-    script = Path(ended.stdout.strip()).read_text()
-    started = [line.split()[1] for line in script.splitlines() if line.startswith("launch w")]
-    assert sorted(started) == ["w1-r1", "w8-r0", "w8-r1"]
+    assert started(Path(ended.stdout.strip())) == ["w1-r1", "w8-r0", "w8-r1"]
+    assert ended.stderr == f"Next: sbatch {ended.stdout}"
 
 
 def test_a_script_that_reads_otherwise_is_not_overwritten(folder):
@@ -114,9 +198,37 @@ def test_a_script_that_reads_otherwise_is_not_overwritten(folder):
 def test_a_dry_run_prints_the_script_and_writes_nothing(folder):
     ended = lockstep("submit campaign.toml --site site.toml --dry-run", folder)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("# sbatch --parsable ")
+    assert ended.stdout.startswith(f"# sbatch {folder}/results/ladder/jobs/ladder.sh\n#!/bin/bash")
     assert "#SBATCH --nodes=2\n" in ended.stdout
     assert not (folder / "results").exists()
+
+
+def test_a_dry_run_names_what_a_job_waits_for(folder):
+    add(folder, "campaign.toml", '[jobs]\nallocation = "job"\npreflight = true\n')
+    ended = lockstep("submit campaign.toml --site site.toml --dry-run", folder)
+    jobs = f"{folder}/results/ladder/jobs"
+    ok, kill = "--dependency=afterok:<id of", "--kill-on-invalid-dep=yes"
+    assert [line for line in ended.stdout.splitlines() if line.startswith("# sbatch")] == [
+        f"# sbatch {jobs}/ladder-preflight.sh",
+        f"# sbatch {ok} ladder-preflight> {kill} {jobs}/ladder-w1.sh",
+        f"# sbatch {ok} ladder-w1> {kill} {jobs}/ladder-w8.sh",
+    ]
+
+
+def test_a_profile_and_its_debug_output_are_rendered_on_demand(folder):
+    options = "--profile nsys --debug-comm"
+    ended = lockstep(f"render campaign.toml --site site.toml {options}", folder)
+    script = Path(ended.stdout.strip())
+    assert script.name == "ladder-nsys.sh"
+    assert "export NCCL_DEBUG=INFO\n" in script.read_text()
+    assert "tool=(nsys profile" in script.read_text()
+
+
+def test_there_is_nothing_to_resume_where_nothing_was_sent(folder):
+    (folder / "results").mkdir()
+    ended = lockstep("resume results", folder)
+    assert ended.returncode == 2
+    assert "no jobs were sent from here; lockstep submit CAMPAIGN --site SITE" in ended.stderr
 
 
 def test_without_slurm_a_submission_fails_and_says_so(folder):

@@ -14,16 +14,73 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet.
+# shellcheck disable=SC2317 # traps call functions, too
 set -euo pipefail
 
 results=/results/ladder
 suite=/home/me/lockstep
-failed=0  # exit code: 1 once a launch is incomplete
-stopping= # set when the time is nearly over
-number=0  # of the step
-trap 'stopping=yes' USR1
+jobs=$results/jobs
+id=$SLURM_JOB_ID
+stop=$jobs/stop-$id # once it is there, the ranks end in order
+failed=0            # exit code: 1 once a launch is incomplete
+stopping=           # set when the time is nearly over
+running=            # process of the srun that runs
+number=0            # of the step
+keeper=             # process that removes what the job leaves on its nodes
 # How an outer job binds its CPUs is not for ours.
 unset "${!SLURM_CPU_BIND@}"
+rm -f -- "$stop"
+
+say() {
+    TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
+}
+
+warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
+    stopping=yes
+    : >"$stop"
+}
+
+finish() { # whatever ended the job: $? says how
+    local code=$? ended stopped=false
+    trap - EXIT
+    trap '' TERM USR1
+    set +e
+    [ -z "$running" ] || kill "$running" 2>/dev/null
+    [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
+    after || [ "$code" -ne 0 ] || code=1
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "ended": "%s"}\n' \
+        "$id" "$code" "$stopped" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    exit "$code"
+}
+trap warned USR1
+trap 'stopping=yes; exit 143' TERM
+trap finish EXIT
+
+free_port() { # free_port PORT: print it, or the next one that nobody listens to
+    local port=$1
+    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
+        port=$((port + 1))
+    done
+    echo "$port"
+}
+
+await() { # await PROCESS: its exit code, also if the warning ends the wait
+    local rc=0
+    wait "$1" || rc=$?
+    while [ "$rc" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
+        rc=0
+        wait "$1" || rc=$?
+    done
+    return "$rc"
+}
+
+after() (
+    set -e
+rm -r /scratch/me/data
+)
 
 set +u # modules and environments are not written for it
 module purge
@@ -37,26 +94,93 @@ export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 
-start=(python3 -m pytest)
+ulimit -l unlimited
+cd "$results"
 
-say() {
-    printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
+# Every node has a folder of this job's own. Whatever ends the job, $keeper's task on each node
+# copies what ranks left in out/ to the results and removes the folder: once Slurm ends a job no
+# new step can begin, but those that run get a signal first.
+scratch=/scratch/me/lockstep-$id
+export LOCKSTEP_SCRATCH=$scratch
+
+# shellcheck disable=SC2016 # a node's task expands it, not this shell
+leave='scratch=$1 to=$2/out-$3/$SLURMD_NODENAME mine=$1.$SLURMD_NODENAME
+mv -- "$scratch" "$mine" 2>/dev/null || exit 0 # who renames it, removes it
+if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then
+    mkdir -p -- "$to" && cp -r -- "$mine/out/." "$to" || { mv -- "$mine" "$scratch"; exit 1; }
+fi
+rm -rf -- "$mine"'
+# shellcheck disable=SC2016
+stay='leave=$4
+go() { trap "" TERM USR2; kill "$!" 2>/dev/null; bash -c "$leave" leave "$1" "$2" "$3"; exit; }
+trap "go \"\$1\" \"\$2\" \"\$3\"" TERM USR2
+sleep infinity & # the wait for it, and nothing else, is ended by a signal
+wait'
+# shellcheck disable=SC2016
+stage_in='set -euo pipefail
+scratch=$1 image=$2 sha256=$3
+shift 3
+mkdir -p -- "$scratch"
+[ -O "$scratch" ] || { echo "$SLURMD_NODENAME: $scratch is another user'"'"'s" >&2; exit 1; }
+mkdir -p -- "$scratch/data" "$scratch/out"
+for path; do cp -r -- "$path" "$scratch/data"; done
+[ -n "$image" ] || exit 0
+cp -- "$image" "$scratch/image.$SLURMD_NODENAME"
+copied=$(sha256sum <"$scratch/image.$SLURMD_NODENAME")
+if [ "${copied%% *}" != "$sha256" ]; then
+    echo "$SLURMD_NODENAME: the copy of $image differs from it: ${copied%% *}, not $sha256" >&2
+    exit 1
+fi
+mv -- "$scratch/image.$SLURMD_NODENAME" "$scratch/image.sif"'
+
+# One task on each node, beside what runs there.
+on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --mem=0
+    --mpi=none --export=ALL --kill-on-bad-exit=1 bash -c)
+
+seconds_since() { # seconds_since MICROSECONDS
+    local us=$((${EPOCHREALTIME/[.,]/} - $1))
+    printf '%d.%06d' $((us / 1000000)) $((us % 1000000))
 }
 
-free_port() { # free_port PORT: print it, or the next one that nobody listens to
-    local port=$1
-    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
-        port=$((port + 1))
-    done
-    echo "$port"
+leave_nodes() { # called once, at the end
+    local began=${EPOCHREALTIME/[.,]/} rc=0
+    # Again and again: a signal that finds no task yet is lost.
+    while kill -USR2 "$keeper" 2>/dev/null; do sleep 0.2; done
+    await "$keeper" ||
+        "${on_nodes[@]}" "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
+    [ "$rc" -eq 0 ] || say "staging out ended with $rc; $scratch may still be there"
+    {
+        flock -w 10 3 # where the file system can
+        printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s}\n' \
+            "$id" "$stage_in_s" "$(seconds_since "$began")" >&3
+    } 3>>"$jobs/staging.jsonl"
+    return "$rc"
 }
 
-recorded() { # recorded JOURNAL: print how many lines it has
-    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+stage_in_s=0
+began=${EPOCHREALTIME/[.,]/}
+"${on_nodes[@]}" "$stay" stay "$scratch" "$jobs" "$id" "$leave" </dev/null &
+keeper=$!
+"${on_nodes[@]}" "$stage_in" stage "$scratch" '' ''  </dev/null &
+running=$!
+await "$running" || { say "staging in failed"; exit 1; }
+running=
+stage_in_s=$(seconds_since "$began")
+
+start=()
+options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume --stop-file="$stop" --data-root="$scratch/data")
+
+shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+    case $1 in
+        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
+        2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
+        4) shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
+        8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
+    esac
 }
 
-step() { # step FOLDER OPTION...: one srun over the ranks of $shape
-    local folder=$1 rc=0 pid
+step() { # step LOG COMMAND...: one srun over the ranks of $shape
+    local log=$1 rc=0
     shift
     number=$((number + 1))
     # Below the ports that systems hand out, and not that of a neighbour's job or step.
@@ -64,65 +188,59 @@ step() { # step FOLDER OPTION...: one srun over the ranks of $shape
     export MASTER_PORT
     srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
         --mpi=none --export=ALL --kill-on-bad-exit=1 \
-        "${start[@]}" "$suite/bench" "$@" </dev/null >>"$folder/log.txt" 2>&1 &
-    pid=$!
-    wait "$pid" || rc=$?
-    if [ -n "$stopping" ] && [ "$rc" -gt 128 ]; then # the warning ended the wait, not the step
-        rc=0
-        wait "$pid" || rc=$?
-    fi
+        "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
+    running=$!
+    await "$running" || rc=$?
+    running=
     return "$rc"
 }
 
-launch() { # launch NAME OPTION...: whatever becomes of it, the next one is made
-    local name=$1 folder=$results/launches/$1 rc=0 again=0 before
-    shift
+tool=() # what each rank runs under
+
+recorded() { # recorded JOURNAL: print how many lines it has
+    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+}
+
+launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
+    local name=$1 folder=$results/launches/$1 rc=0 again=0 before measure
     if [ -n "$stopping" ]; then
         say "$name: not started, for the time is nearly over"
         failed=1
         return
     fi
-    mkdir -p "$folder"
+    mkdir -p -- "$folder"
+    shape_of "$2"
+    measure=("${tool[@]}" python3 -m pytest "$suite/bench" "${options[@]}" --label=launch="$name"
+        --label=repeat="$3" ${4:+"--part=$4"} --journal="$folder/journal.jsonl")
     before=$(recorded "$folder/journal.jsonl")
-    step "$folder" "$@" || rc=$?
+    step "$folder/log.txt" "${measure[@]}" || rc=$?
     if [ "$rc" -eq 5 ] && [ -s "$folder/journal.jsonl" ]; then
         rc=0 # pytest: nothing was left to measure
     fi
     say "$name: srun ended with $rc"
     [ "$rc" -ne 0 ] || return 0
     failed=1
+    [ "$rc" -ne 75 ] || stopping=yes # the ranks found the stop file
     # A failed case ends its launch; the others follow as long as that records more of them.
     while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&
         [ "$(recorded "$folder/journal.jsonl")" -ge $((before + 2)) ]; do
         before=$(recorded "$folder/journal.jsonl")
         again=0
-        step "$folder" "$@" --skip-failed || again=$?
+        step "$folder/log.txt" "${measure[@]}" --skip-failed || again=$?
         say "$name: srun for the other cases ended with $again"
         [ "$again" -ne 0 ] || return 0
     done
 }
 
-ulimit -l unlimited
-mkdir -p /scratch/me
-cd "$results"
-
 # One allocation for the whole ladder, its repeats interleaved.
-shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w4-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w4-r0/journal.jsonl --resume
-shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1)
-launch w1-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w1-r0/journal.jsonl --resume
-shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2)
-launch w2-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w2-r0/journal.jsonl --resume
-shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w8-r0 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r0 --label=repeat=0 --data-root=/scratch/me --journal=/results/ladder/launches/w8-r0/journal.jsonl --resume
-shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1)
-launch w1-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w1-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w1-r1/journal.jsonl --resume
-shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2)
-launch w2-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w2-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w2-r1/journal.jsonl --resume
-shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w8-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w8-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w8-r1/journal.jsonl --resume
-shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4)
-launch w4-r1 -m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder --label=studies=strong,weak --label=site=here --label=launch=w4-r1 --label=repeat=1 --data-root=/scratch/me --journal=/results/ladder/launches/w4-r1/journal.jsonl --resume
+launch w4-r0 4 0
+launch w1-r0 1 0
+launch w2-r0 2 0
+launch w8-r0 8 0
+launch w1-r1 1 1
+launch w2-r1 2 1
+launch w8-r1 8 1
+launch w4-r1 4 1
 
-rm -r /scratch/me/data
+[ -z "$stopping" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"

@@ -1,0 +1,181 @@
+#!/bin/bash
+#SBATCH --job-name=ladder-ncu
+#SBATCH --partition=gpu
+#SBATCH --account=project
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=h100:1
+#SBATCH --mem=480G
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --output=/results/ladder/jobs/slurm-%j.out
+#SBATCH --no-requeue
+#SBATCH --exclusive
+# Submitted again, this script measures only what its journals do not hold yet.
+# shellcheck disable=SC2317 # traps call functions, too
+set -euo pipefail
+
+results=/results/ladder
+suite=/opt/lockstep
+jobs=$results/jobs
+id=$SLURM_JOB_ID
+stop=$jobs/stop-$id # once it is there, the ranks end in order
+failed=0            # exit code: 1 once a launch is incomplete
+stopping=           # set when the time is nearly over
+running=            # process of the srun that runs
+number=0            # of the step
+# How an outer job binds its CPUs is not for ours.
+unset "${!SLURM_CPU_BIND@}"
+rm -f -- "$stop"
+
+say() {
+    TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
+}
+
+warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
+    stopping=yes
+    : >"$stop"
+}
+
+finish() { # whatever ended the job: $? says how
+    local code=$? ended stopped=false
+    trap - EXIT
+    trap '' TERM USR1
+    set +e
+    [ -z "$running" ] || kill "$running" 2>/dev/null
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "ended": "%s"}\n' \
+        "$id" "$code" "$stopped" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    exit "$code"
+}
+trap warned USR1
+trap 'stopping=yes; exit 143' TERM
+trap finish EXIT
+
+free_port() { # free_port PORT: print it, or the next one that nobody listens to
+    local port=$1
+    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
+        port=$((port + 1))
+    done
+    echo "$port"
+}
+
+await() { # await PROCESS: its exit code, also if the warning ends the wait
+    local rc=0
+    wait "$1" || rc=$?
+    while [ "$rc" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
+        rc=0
+        wait "$1" || rc=$?
+    done
+    return "$rc"
+}
+
+export NCCL_DEBUG=WARN
+export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export MASTER_ADDR=${hosts%%$'\n'*}
+
+ulimit -l unlimited
+cd "$results"
+
+image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
+    local now hash kept=$jobs/image.sha256
+    now=$(stat --dereference --format='%n %s %Y' -- "$image") || return
+    if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
+        hash=$(sha256sum -- "$image") || return
+        hash=${hash#\\} # before a name that sha256sum had to escape
+        printf '%s\n%s\n' "${hash%% *}" "$now" >"$jobs/.image-$id.tmp"
+        mv -- "$jobs/.image-$id.tmp" "$kept"
+    fi
+    head -n 1 "$kept"
+}
+
+image=/images/lockstep.sif
+LOCKSTEP_IMAGE_SHA256=$(image_hash)
+export LOCKSTEP_IMAGE_SHA256
+
+# Each rank hands on what is its own; nothing else of the host enters the image.
+export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
+export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
+# shellcheck disable=SC2016 # a rank expands it, not this shell
+hand_on='for name in $(compgen -e); do
+    case $name in
+        SLURM_*|LOCKSTEP_*|MASTER_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
+    esac
+done
+exec "$@"'
+start=(bash -c "$hand_on" rank apptainer exec --cleanenv --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
+options=(-m 'strong or weak' --size=node --global-batch=1024 --rounds=2 --warmup-rounds=2 --steps-per-round=3 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume --stop-file="$stop")
+
+shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+    case $1 in
+        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
+    esac
+}
+
+step() { # step LOG COMMAND...: one srun over the ranks of $shape
+    local log=$1 rc=0
+    shift
+    number=$((number + 1))
+    # Below the ports that systems hand out, and not that of a neighbour's job or step.
+    MASTER_PORT=$(free_port $((20000 + (SLURM_JOB_ID * 16 + number) % 10000)))
+    export MASTER_PORT
+    srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
+        --mpi=none --export=ALL --kill-on-bad-exit=1 \
+        "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
+    running=$!
+    await "$running" || rc=$?
+    running=
+    return "$rc"
+}
+
+tool=() # what each rank runs under
+
+recorded() { # recorded JOURNAL: print how many lines it has
+    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+}
+
+launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
+    local name=$1 folder=$results/profiles/$1 rc=0 again=0 before measure
+    if [ -n "$stopping" ]; then
+        say "$name: not started, for the time is nearly over"
+        failed=1
+        return
+    fi
+    mkdir -p -- "$folder"
+    shape_of "$2"
+    # Around each rank: around srun it would see srun alone.
+    # A few kernels once the libraries are warm, for ncu replays each of them many times.
+    tool=(ncu --target-processes=all --launch-skip=200 --launch-count=20 --force-overwrite
+        --export="$folder/rank-%q{SLURM_PROCID}")
+    measure=("${tool[@]}" python3 -m pytest "$suite/bench" "${options[@]}" --label=launch="$name"
+        --label=repeat="$3" ${4:+"--part=$4"} --journal="$folder/journal.jsonl")
+    before=$(recorded "$folder/journal.jsonl")
+    step "$folder/log.txt" "${measure[@]}" || rc=$?
+    if [ "$rc" -eq 5 ] && [ -s "$folder/journal.jsonl" ]; then
+        rc=0 # pytest: nothing was left to measure
+    fi
+    say "$name: srun ended with $rc"
+    [ "$rc" -ne 0 ] || return 0
+    failed=1
+    [ "$rc" -ne 75 ] || stopping=yes # the ranks found the stop file
+    # A failed case ends its launch; the others follow as long as that records more of them.
+    while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&
+        [ "$(recorded "$folder/journal.jsonl")" -ge $((before + 2)) ]; do
+        before=$(recorded "$folder/journal.jsonl")
+        again=0
+        step "$folder/log.txt" "${measure[@]}" --skip-failed || again=$?
+        say "$name: srun for the other cases ended with $again"
+        [ "$again" -ne 0 ] || return 0
+    done
+}
+
+# A few steps of each case, apart from the measured launches.
+launch w1-r0 1 0
+
+[ -z "$stopping" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
+exit "$failed"

@@ -1,0 +1,44 @@
+"""A campaign and a site as their files say them, for the tests of jobs and their scripts."""
+
+from bench.campaign import Campaign
+from slurm_templates.site import Site
+
+CAMPAIGN = {
+    "schema": 1,
+    "name": "ladder",
+    "studies": ["strong", "weak"],
+    "world_sizes": [1, 2, 4, 8],
+    "repeats": 2,
+    "size": "node",
+    "global_batch": 1024,
+}
+CONTAINER = {"image": "/images/lockstep.sif", "binds": ["/scratch"], "args": ["--no-home"]}
+SITE = {
+    "schema": 1,
+    "name": "here",
+    "partition": "gpu",
+    "account": "project",
+    "gpus_per_node": 4,
+    "gpu_type": "h100",
+    "cpus_per_node": 64,
+    "mem": "480G",
+    "time": "02:00:00",
+    "env": {"NCCL_DEBUG": "WARN"},
+    "extra_directives": ["--exclusive"],
+    "shell_before": "ulimit -l unlimited",
+}
+
+
+def campaign_of(**changes):
+    """Return the campaign with changes."""
+    return Campaign.model_validate(CAMPAIGN | changes)
+
+
+def site_of(**changes):
+    """Return the site with changes, in a container."""
+    return Site.model_validate(SITE | {"container": CONTAINER} | changes)
+
+
+def small(**changes):
+    """Return a campaign of one launch."""
+    return campaign_of(**{"world_sizes": [1], "repeats": 1, "studies": ["weak"]} | changes)

@@ -1,0 +1,746 @@
+"""Batch scripts: as they read, and as they run with stand-ins for Slurm, Apptainer and Python."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from data.job_samples import CONTAINER, campaign_of, site_of, small
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+
+from bench.campaign import common_options, own_options
+from slurm_templates.job import jobs, profile, settle
+from slurm_templates.script import environment, render
+
+GOLDEN = Path(__file__).parent / "data" / "golden"
+REWRITE = "LOCKSTEP_REWRITE_GOLDEN"
+CPU = {"gpus_per_node": 0, "gpu_type": None, "max_ranks_per_node": 2, "cpus_per_node": 8}
+NATIVE = {
+    "container": None,
+    "modules": ["CUDA/12.6", "Python 3"],
+    "venv": "/home/me/my venv",
+    "suite": "/home/me/lockstep",
+    "scratch": "/scratch/me",
+    "shell_after": "rm -r /scratch/me/data",
+}
+STAGED = {
+    "scratch": "/local/my jobs",
+    "stage_image": True,
+    "stage_in": ["/data/set", "/data/other set"],
+    "gpu_runtime": "rocm",
+    "interface": "hsn0",
+}
+FOLDER = Path("/results/ladder")
+ALL = {"preflight": True, "collect": True}
+# name of the golden script -> site's changes, campaign's, profiler, which of the jobs
+GOLDENS = {
+    "ladder-gpu-container": ({}, {}, None, 0),
+    "ladder-gpu-modules": (NATIVE, {}, None, 0),
+    "ladder-cpu-container": (CPU, {"device": "cpu"}, None, 0),
+    "ladder-staged": (STAGED, {}, None, 0),
+    "job-gpu-container": ({}, {"jobs": {"allocation": "job"}}, None, 3),
+    "array-gpu-container": ({}, {"jobs": {"allocation": "array", "max_running": 2}}, None, 1),
+    "preflight-gpu-container": ({}, {"jobs": ALL}, None, 0),
+    "collect-gpu-container": ({}, {"jobs": ALL}, None, 2),
+    "profile-nsys": ({}, {}, "nsys", 0),
+    "profile-ncu": ({}, {}, "ncu", 0),
+}
+
+
+def golden_job(name, folder=FOLDER, site=None):
+    site_changes, changes, profiler, index = GOLDENS[name]
+    site, campaign = site or site_of(**site_changes), campaign_of(**changes)
+    if profiler:
+        return profile(campaign, site, folder, profiler), site
+    return jobs(campaign, site, folder)[index], site
+
+
+def script_of(name):
+    return render(*golden_job(name))
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_script_equals_its_golden_file(name):
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get(REWRITE):
+        path.write_text(script_of(name))
+    assert script_of(name) == path.read_text(), f"if that is meant: {REWRITE}=1 pytest {__file__}"
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_bash_reads_a_script(name):
+    ended = subprocess.run(["bash", "-n"], input=script_of(name), text=True, check=False)
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_shellcheck_finds_nothing(name):
+    if shutil.which("shellcheck") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("no shellcheck is installed; tests/testbed/install does it")
+        pytest.skip("no shellcheck is installed")
+    # What a site loads is its own.
+    command = ["shellcheck", "--exclude=SC1090,SC1091", "-"]
+    ended = subprocess.run(
+        command, input=script_of(name), capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == ""
+
+
+def test_the_golden_files_are_all_of_a_script():
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == set(GOLDENS)
+
+
+def test_gpus_are_asked_by_node_never_by_task():
+    script = script_of("ladder-gpu-container")
+    assert "#SBATCH --gpus-per-node=h100:4" in script
+    assert " --nv " in script
+    assert "--gpus-per-task" not in script
+
+
+def test_a_measurement_of_cpus_asks_for_no_gpu():
+    (job,) = jobs(campaign_of(device="cpu"), site_of(), FOLDER)
+    script = render(job, site_of())
+    assert job.gpu_hours == 0
+    assert "gpus-per-node" not in script
+    assert "--nv" not in script
+
+
+def test_rocm_needs_another_flag_and_other_variables():
+    script = script_of("ladder-staged")
+    assert " --rocm " in script
+    assert " --nv " not in script
+    assert "|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)" in script
+
+
+def test_the_interface_is_said_to_both_backends_unless_the_site_says_otherwise():
+    site = site_of(interface="ib0", env={"GLOO_SOCKET_IFNAME": "eth0"})
+    script = render(jobs(campaign_of(), site, FOLDER)[0], site)
+    assert "export NCCL_SOCKET_IFNAME=ib0\n" in script
+    assert "export GLOO_SOCKET_IFNAME=eth0\n" in script
+
+
+def test_debug_output_is_on_demand_alone():
+    quiet, loud = site_of(), site_of().with_debug_output()
+    scripts = [render(jobs(campaign_of(), site, FOLDER)[0], site) for site in (quiet, loud)]
+    assert ["NCCL_DEBUG_SUBSYS=ALL" in script for script in scripts] == [False, True]
+    assert "export NCCL_DEBUG=INFO\n" in scripts[1]
+
+
+OWN_TEMPLATE = """{% extends "base.sh.j2" %}
+{% block before %}
+{{ super() }}
+echo {{ site.name | sh }} >&2
+{% endblock %}
+"""
+
+
+def own_template(folder, text):
+    path = folder / "site.sh.j2"
+    path.write_text(text)
+    return site_of(template=str(path), shell_before="")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_site_replaces_a_block_of_every_template(tmp_path, name):
+    site = own_template(tmp_path, OWN_TEMPLATE)
+    job, _ = golden_job(name)
+    plain = render(job, site_of(shell_before=""))
+    made = render(job, site)
+    assert "echo here >&2\n" in made
+    assert [line for line in made.split("\n") if line and line != "echo here >&2"] == [
+        line for line in plain.split("\n") if line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{% block before %}", "Unexpected end of template"),
+        ('{% extends "base.sh.j2" %}{% block before %}{{ absent }}{% endblock %}', "is undefined"),
+        ('{% extends "gone.sh.j2" %}', "gone.sh.j2"),
+        ('{% extends "base.sh.j2" %}{% block before %}{{ 1 / 0 }}{% endblock %}', "division"),
+        ('{% extends "site.sh.j2" %}', "extends itself"),
+    ],
+)
+def test_a_broken_template_is_one_sentence(tmp_path, text, reason):
+    site = own_template(tmp_path, text)
+    with pytest.raises(ValueError, match=reason) as caught:
+        render(jobs(small(), site, FOLDER)[0], site)
+    assert str(caught.value).startswith(f"{tmp_path}/site.sh.j2: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_is_not_there_is_one_sentence():
+    site = site_of(template="/gone.sh.j2")
+    with pytest.raises(ValueError, match=r"^/gone\.sh\.j2: No such file or directory; change temp"):
+        render(jobs(small(), site, FOLDER)[0], site)
+
+
+def seconds_per_launch(repeats, allocation):
+    campaign = campaign_of(repeats=repeats, jobs={"allocation": allocation})
+    began = time.process_time()
+    made = jobs(campaign, site_of(), FOLDER)
+    scripts = [render(job, site_of()) for job in made]
+    assert max(map(len, scripts)) < 1_000_000  # Slurm's max_script_size is 4 MB by default
+    return (time.process_time() - began) / sum(len(job.launches) for job in made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("allocation", "cases"), [("ladder", 1), ("array", 2)])
+def test_ten_times_the_launches_take_no_longer_each(allocation, cases):
+    def least(num_launches):
+        repeats = num_launches // 4 // cases
+        return min(seconds_per_launch(repeats, allocation) for _ in range(3))
+
+    assert least(10_000) <= 2 * least(1_000)
+
+
+# srun runs the command as one rank would; the last one of the chain writes down what it was told.
+STUBS = {
+    "scontrol": "echo node1; echo node2",
+    "sha256sum": """
+        [ "$#" -eq 0 ] || echo read >>"$SEEN.hashed"
+        echo 0123abcd -""",
+    "stat": "echo facts",
+    "srun": """
+        printf '%s\\0' "$@" >>"$SEEN.srun"
+        while [ "${1#--}" != "$1" ]; do shift; done
+        trap '[ -z "$task" ] || kill -USR2 "$task"' USR2; trap 'kill "$task"' TERM
+        export SLURM_PROCID=0 SLURM_NTASKS=1 SLURMD_NODENAME=node1
+        "$@" & task=$!
+        wait "$task"; rc=$?
+        while kill -0 "$task" 2>/dev/null; do wait "$task"; rc=$?; done
+        exit "$rc" """,
+    "apptainer": """
+        [ "$1" = exec ] || exit 9; shift
+        while [ "${1#--}" != "$1" ]; do printf '%s\\0' "$1" >>"$SEEN.binds"; shift; done
+        printf '%s\\0' "$1" >>"$SEEN.binds"; shift; exec "$@" """,
+    "nsys": """
+        printf '%s\\0' nsys "$@" >>"$SEEN.tool"; shift
+        while [ "${1#--}" != "$1" ]; do shift; done; exec "$@" """,
+    "ncu": """
+        printf '%s\\0' ncu "$@" >>"$SEEN.tool"
+        while [ "${1#--}" != "$1" ]; do shift; done; exec "$@" """,
+    "sacct": """echo sacct "$@" >>"$SEEN.sacct"; echo 'JobID|State'; exit "${SACCT_CODE:-0}" """,
+    "python3": """
+        printf '%s\\0' "$@" >>"$SEEN.arguments"; env -0 >"$SEEN.environment"
+        eval "${STUB_DO:-}"
+        exit "${STUB_CODE:-0}" """,
+}
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stubs")
+    for name, body in STUBS.items():
+        path = folder / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def environ_of(stubs, folder, **environ):
+    return {
+        "PATH": f"{stubs}:/usr/bin:/bin",
+        "SEEN": str(folder / "seen"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "STRANGE": "host",
+        **environ,
+    }
+
+
+def execute(script, stubs, folder, **environ):
+    """Run a script as a job of two nodes, and return how it ended."""
+    return subprocess.run(
+        ["bash", "-c", script, "job"],
+        cwd=folder,
+        env=environ_of(stubs, folder, **environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def made(folder):
+    """Make a campaign's folder as rendering does, and return it."""
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def seen(folder, what):
+    return (folder / f"seen.{what}").read_bytes().decode().split("\0")[:-1]
+
+
+def ended_as(folder, job_id="7"):
+    """Return what a job left about its end."""
+    return json.loads((folder / "jobs" / f"exit-{job_id}.json").read_text())
+
+
+def measured(folder):
+    """Return what each pytest was told of its launch."""
+    told = [one for one in seen(folder, "arguments") if one.startswith("--label=launch=")]
+    return [one.removeprefix("--label=launch=") for one in told]
+
+
+def plain(**changes):
+    return site_of(**{"shell_before": ""} | changes)
+
+
+def test_a_script_starts_what_was_meant(stubs, tmp_path):
+    results = made(tmp_path / "results")
+    (job,) = jobs(small(), plain(), results)
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert seen(tmp_path, "binds") == [
+        *("--cleanenv", "--nv", f"--bind={tmp_path}/results", "--bind=/scratch", "--no-home"),
+        "/images/lockstep.sif",
+    ]
+    campaign = settle(small(), plain())
+    told = seen(tmp_path, "arguments")
+    assert told[:3] == ["-m", "pytest", "/opt/lockstep/bench"]
+    assert sorted(told[3:]) == sorted(
+        [
+            *common_options(campaign),
+            *own_options(job.launches[0]),
+            *("--label=site=here", "--resume", f"--stop-file={results}/jobs/stop-7"),
+            f"--journal={results}/launches/w1-r0/journal.jsonl",
+        ]
+    )
+    found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
+    handed = {name.removeprefix("APPTAINERENV_") for name in found if "APPTAINERENV" in name}
+    assert {"SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR", "MASTER_PORT"} <= handed
+    assert {"LOCKSTEP_LAUNCHER", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"} <= handed
+    assert "STRANGE" not in handed
+    assert found["APPTAINERENV_MASTER_ADDR"] == "node1"
+    assert 20000 <= int(found["APPTAINERENV_MASTER_PORT"]) < 30200
+    assert found["APPTAINERENV_LOCKSTEP_IMAGE_SHA256"] == "0123abcd"
+    assert ended_as(results) == {"job_id": "7", "exit_code": 0, "stopped": False} | {
+        "ended": ended_as(results)["ended"]
+    }
+
+
+def test_an_image_is_read_once_for_all_jobs(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    for _ in range(2):
+        assert execute(render(job, plain()), stubs, tmp_path).returncode == 0
+    assert (tmp_path / "seen.hashed").read_text() == "read\n"
+    (tmp_path / "jobs" / "image.sha256").write_text("old\nother facts\n")
+    assert execute(render(job, plain()), stubs, tmp_path).returncode == 0
+    assert (tmp_path / "seen.hashed").read_text() == "read\nread\n"
+
+
+def test_an_image_that_is_gone_ends_the_job(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    (tmp_path / "tools").mkdir()
+    shutil.copy("/usr/bin/stat", tmp_path / "tools")
+    path = f"{tmp_path / 'tools'}:{stubs}:/usr/bin:/bin"
+    ended = execute(render(job, plain()), stubs, tmp_path, PATH=path)
+    assert ended.returncode == 1
+    assert "'/images/lockstep.sif': No such file" in ended.stderr
+    assert ended_as(tmp_path)["exit_code"] == 1
+
+
+def test_a_port_that_is_taken_is_not_given(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    (tmp_path / "tools" / "scontrol").chmod(0o755)
+    path = f"{tmp_path / 'tools'}:{stubs}:/usr/bin:/bin"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 20000 + 7 * 16 + 1))  # of the first step of job 7
+        listener.listen()
+        assert execute(render(job, plain()), stubs, tmp_path, PATH=path).returncode == 0
+    found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
+    assert int(found["MASTER_PORT"]) > 20000 + 7 * 16 + 1
+
+
+def test_a_failed_launch_fails_the_job_and_not_the_next_launch(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="3")
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun ended with 3") == len(job.launches) == 8
+    assert "for the other cases" not in ended.stdout
+    assert ended_as(tmp_path)["exit_code"] == 1
+
+
+def test_a_launch_with_nothing_left_is_complete(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    script = render(job, plain())
+    assert execute(script, stubs, tmp_path, STUB_CODE="5").returncode == 1
+    (tmp_path / "launches" / "w1-r0" / "journal.jsonl").write_text("{}\n")
+    assert execute(script, stubs, tmp_path, STUB_CODE="5").returncode == 0
+
+
+def test_after_the_warning_no_launch_begins(stubs, tmp_path):
+    site = plain(shell_before="kill -USR1 $$")
+    (job,) = jobs(campaign_of(), site, made(tmp_path))
+    ended = execute(render(job, site), stubs, tmp_path)
+    assert ended.returncode == 75
+    assert ended.stdout.count("not started, for the time is nearly over") == 8
+    assert not (tmp_path / "seen.arguments").exists()
+    assert ended_as(tmp_path)["stopped"] is True
+
+
+def test_the_warning_tells_the_ranks_and_lets_their_launch_end(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    script = render(job, plain()).replace("set -euo", "export BATCH=$$; set -euo", 1)
+    # A rank that ends in order, with 75, once it finds the stop file.
+    ranks = 'kill -USR1 "$BATCH"; until [ -e jobs/stop-7 ]; do sleep 0.05; done; exit 75'
+    ended = execute(script, stubs, tmp_path, STUB_DO=ranks)
+    assert ended.returncode == 75
+    assert ended.stdout.count("srun ended with 75") == 1
+    assert ended.stdout.count("not started") == 7
+    assert "other cases" not in ended.stdout
+
+
+def test_a_stop_file_of_the_user_stops_the_job_as_well(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="75")
+    assert (ended.returncode, ended.stdout.count("not started")) == (75, 7)
+
+
+def test_a_stop_file_that_was_left_stops_nothing(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    (tmp_path / "jobs" / "stop-7").touch()
+    code = '[ ! -e jobs/stop-7 ]; exit "$?"'
+    assert execute(render(job, plain()), stubs, tmp_path, STUB_DO=code).returncode == 0
+
+
+def test_after_a_failed_case_the_others_are_measured(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    journal = tmp_path / "launches" / "w1-r0" / "journal.jsonl"
+    # A session and one case that fails, three times; then nothing is left.
+    records = 'printf "session\\ncase\\n" >>"$JOURNAL"; [ $(wc -l <"$JOURNAL") -lt 8 ] || exit 5'
+    facts = {"STUB_DO": records, "STUB_CODE": "1", "JOURNAL": str(journal)}
+    ended = execute(render(job, plain()), stubs, tmp_path, **facts)
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun for the other cases ended with 1") == 2
+    assert ended.stdout.count("srun for the other cases ended with 5") == 1
+    assert seen(tmp_path, "arguments").count("--skip-failed") == 3
+
+
+@pytest.mark.parametrize(("after", "code"), [("echo bye", 0), ("false", 1), ("exit 9", 1)])
+def test_the_lines_after_run_and_count(stubs, tmp_path, after, code):
+    site = plain(shell_after=f"echo last\n{after}")
+    (job,) = jobs(small(), site, made(tmp_path))
+    ended = execute(render(job, site), stubs, tmp_path)
+    assert (ended.returncode, "last\n" in ended.stdout) == (code, True)
+    assert ended_as(tmp_path)["exit_code"] == code
+
+
+@pytest.mark.parametrize("before", ["false", "exit 3"])
+def test_the_lines_after_also_run_where_a_job_fails_early(stubs, tmp_path, before):
+    site = plain(shell_before=before, shell_after="echo last", scratch=str(tmp_path))
+    (job,) = jobs(small(), site, made(tmp_path))
+    ended = execute(render(job, site), stubs, tmp_path)
+    assert ended.stdout == "last\n"
+    assert ended_as(tmp_path)["exit_code"] == ended.returncode != 0
+
+
+def test_an_element_of_an_array_makes_its_launch(stubs, tmp_path):
+    campaign = campaign_of(jobs={"allocation": "array"}, world_sizes=[2])
+    (job,) = jobs(campaign, plain(), made(tmp_path))
+    script = render(job, plain())
+    for number in range(job.num_elements):
+        ids = {"SLURM_ARRAY_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": str(number)}
+        ended = execute(script, stubs, tmp_path, SLURM_JOB_ID=f"2{number}", **ids)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended_as(tmp_path, f"20_{number}")["job_id"] == f"20_{number}"
+    assert measured(tmp_path) == [launch.name for launch in job.launches]
+    told = seen(tmp_path, "arguments")
+    for launch in job.launches:
+        assert set(own_options(launch)) <= set(told)
+    assert told.count("--part=1/2") == 2
+    assert f"--stop-file={tmp_path}/jobs/stop-20_3" in told
+
+
+def test_two_jobs_get_different_ports(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    ports = set()
+    for job_id in ("41", "42"):
+        execute(render(job, plain()), stubs, tmp_path, SLURM_JOB_ID=job_id)
+        found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
+        ports.add(found["MASTER_PORT"])
+    assert len(ports) == 2
+
+
+def test_a_preflight_asks_every_node_and_then_every_rank(stubs, tmp_path):
+    job, _ = golden_job("preflight-gpu-container", made(tmp_path))
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "2 nodes: ended with 0" in ended.stdout
+    assert "8 ranks: ended with 0" in ended.stdout
+    assert "--benchmark-disable" in seen(tmp_path, "arguments")
+    assert "--nodes=2" in seen(tmp_path, "srun")
+    assert not (tmp_path / "launches").exists()
+
+
+def test_a_preflight_fails_where_the_ranks_do(stubs, tmp_path):
+    job, _ = golden_job("preflight-gpu-container", made(tmp_path))
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="78")
+    assert ended.returncode == 1
+    assert "8 ranks: ended with 78" in ended.stdout
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_a_profiler_is_around_the_rank_and_not_around_srun(stubs, tmp_path, tool):
+    job = profile(small(), plain(), made(tmp_path), tool)
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert seen(tmp_path, "srun").index("apptainer") < seen(tmp_path, "srun").index(tool)
+    output = {"nsys": "--output", "ncu": "--export"}[tool]
+    folder = tmp_path / "profiles" / "w1-r0"
+    assert f"{output}={folder}/rank-%q{{SLURM_PROCID}}" in seen(tmp_path, "tool")
+    assert f"--journal={folder}/journal.jsonl" in seen(tmp_path, "arguments")
+    assert not (tmp_path / "launches").exists()
+
+
+def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
+    job, _ = golden_job("collect-gpu-container", made(tmp_path))
+    lines = ['{"uuid": "a"}', '{"uuid": "a", "id": "17"}', '{"uuid": "b", "id": "18"}']
+    (tmp_path / "jobs" / "submitted.jsonl").write_text("\n".join(lines) + "\n")
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "seen.sacct").read_text().endswith(" --jobs=17,18\n")
+    assert (tmp_path / "jobs" / "sacct.txt").read_text() == "JobID|State\n"
+    command = "/opt/lockstep/lockstep.py"
+    told = seen(tmp_path, "arguments")
+    assert told == [command, "collect", str(tmp_path), command, "report", str(tmp_path)]
+    assert "--nv" not in seen(tmp_path, "binds")
+
+
+@pytest.mark.parametrize("sent", [None, '{"uuid": "a", "id": "17"}\n'])
+def test_a_collect_job_without_an_answer_keeps_what_it_had(stubs, tmp_path, sent):
+    job, _ = golden_job("collect-gpu-container", made(tmp_path))
+    (tmp_path / "jobs" / "sacct.txt").write_text("before\n")
+    if sent:
+        (tmp_path / "jobs" / "submitted.jsonl").write_text(sent)
+    ended = execute(render(job, plain()), stubs, tmp_path, SACCT_CODE="1")
+    assert ended.returncode == 0
+    assert "sacct gives no answer" in ended.stdout
+    assert (tmp_path / "jobs" / "sacct.txt").read_text() == "before\n"
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A node's scratch, a data set and an image."""
+    (tmp_path / "my scratch").mkdir()
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "one").write_text("data")
+    (tmp_path / "image.sif").write_text("an image")
+    made(tmp_path / "results")
+    return tmp_path
+
+
+def staged(node, **changes):
+    image = CONTAINER | {"image": str(node / "image.sif")}
+    facts = {"scratch": str(node / "my scratch"), "stage_in": [str(node / "set")]}
+    return plain(**facts | {"stage_image": True, "container": image} | changes)
+
+
+# What a rank does on a node: it reads what was staged, and leaves a file.
+RANK = 'cat "$LOCKSTEP_SCRATCH/data/set/one"; echo left >"$LOCKSTEP_SCRATCH/out/profile"; '
+
+
+def staging_of(node):
+    return json.loads((node / "results" / "jobs" / "staging.jsonl").read_text())
+
+
+@pytest.mark.parametrize(("code", "expected"), [("0", 0), ("3", 1)])
+def test_a_job_stages_in_and_out_also_where_it_fails(stubs, node, code, expected):
+    site = staged(node)
+    (job,) = jobs(small(), site, node / "results")
+    ended = execute(render(job, site), stubs, node, STUB_DO=RANK, STUB_CODE=code)
+    assert (ended.returncode, ended.stderr) == (expected, "")
+    own = f"{node}/my scratch/lockstep-7"
+    assert seen(node, "binds")[-2:] == ["--no-home", f"--bind={own}", f"{own}/image.sif"][1:]
+    assert f"--data-root={own}/data" in seen(node, "arguments")
+    assert (node / "results/launches/w1-r0/log.txt").read_text() == "data"
+    assert (node / "results/jobs/out-7/node1/profile").read_text() == "left\n"
+    assert list((node / "my scratch").iterdir()) == []
+    assert set(staging_of(node)) == {"job_id", "stage_in_s", "stage_out_s"}
+    assert 0 < staging_of(node)["stage_in_s"] < 60
+    assert (node / "image.sif").exists()
+
+
+def test_a_copy_of_the_image_that_differs_ends_the_job(stubs, node):
+    site = staged(node)
+    (job,) = jobs(small(), site, node / "results")
+    (node / "results/jobs/image.sha256").write_text("ffff\nfacts\n")
+    ended = execute(render(job, site), stubs, node)
+    assert ended.returncode == 1
+    assert "differs from it: 0123abcd, not ffff" in ended.stderr
+    assert "staging in failed" in ended.stdout
+    assert list((node / "my scratch").iterdir()) == []
+    assert not (node / "seen.arguments").exists()
+
+
+def test_data_that_is_not_there_ends_the_job(stubs, node):
+    site = staged(node, stage_in=["/nowhere"])
+    (job,) = jobs(small(), site, node / "results")
+    ended = execute(render(job, site), stubs, node)
+    assert ended.returncode == 1
+    assert "'/nowhere': No such file" in ended.stderr
+    assert list((node / "my scratch").iterdir()) == []
+
+
+def test_a_job_that_is_ended_still_stages_out(stubs, node):
+    site = staged(node, shell_after="echo last")
+    (job,) = jobs(campaign_of(), site, node / "results")
+    process = subprocess.Popen(
+        ["bash", "-c", render(job, site), "job"],
+        cwd=node,
+        env=environ_of(stubs, node, STUB_DO=RANK + "sleep 60"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    left = node / "my scratch/lockstep-7/out/profile"
+    give_up = time.monotonic() + 20
+    while not left.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert "last\n" in process.communicate(timeout=20)[0]
+    assert process.returncode == 143
+    assert (node / "results/jobs/out-7/node1/profile").read_text() == "left\n"
+    assert list((node / "my scratch").iterdir()) == []
+    exit_facts = ended_as(node / "results")
+    assert (exit_facts["exit_code"], exit_facts["stopped"]) == (143, True)
+    assert len(measured(node)) == 1
+
+
+HOSTILE = st.text(
+    st.one_of(
+        st.sampled_from(list(" '\"`$();&|<>*?[]{}#!~\\=%,:-\n\t\r")),
+        st.characters(codec="utf-8", min_codepoint=1),
+    ),
+    min_size=1,
+    max_size=12,
+)
+HARMFUL = ["$(touch BROKEN)", "`touch BROKEN`", "'; touch BROKEN; '", '"; touch BROKEN; "',
+           "x\ntouch BROKEN", "a b", "-x", "{{ 7 }}", "{% raw %}", "\\"]  # fmt: skip
+
+
+# field of a site -> what a hostile text makes of it, in a folder of the test's
+FIELDS = {
+    "name": lambda text, _: {"name": text},
+    "env": lambda text, _: {"env": {"OWN": text}},
+    "image": lambda text, _: {"container": CONTAINER | {"image": f"/{text}"}},
+    "binds": lambda text, _: {"container": CONTAINER | {"binds": [f"/{text}"]}},
+    "args": lambda text, _: {"container": CONTAINER | {"args": [f"--{text}"]}},
+    "suite": lambda text, _: {"suite": f"/{text}"},
+    "account": lambda text, _: {"account": text},
+    "interface": lambda text, _: {"interface": text},
+    "extra_directives": lambda text, _: {"extra_directives": [f"--{text}"]},
+    "scratch": lambda text, here: {"scratch": f"{here}/s/{text}"},
+    "stage_in": lambda text, here: {"scratch": f"{here}/s", "stage_in": [f"{here}/in/{text}"]},
+}
+
+
+def arrives(field, text, site, here):
+    """Return whether the text reached the ranks, Apptainer or a node, as it was given."""
+    binds, environment = seen(here, "binds"), seen(here, "environment")
+    own = f"{here}/s/{text}/lockstep-7"
+    return {
+        "name": lambda: f"--label=site={text}" in seen(here, "arguments"),
+        "env": lambda: {f"OWN={text}", f"APPTAINERENV_OWN={text}"} <= set(environment),
+        "image": lambda: binds[-1] == f"/{text}",
+        "binds": lambda: f"--bind=/{text}" in binds,
+        "args": lambda: f"--{text}" in binds,
+        "suite": lambda: f"--bind=/{text}" in binds,
+        "scratch": lambda: f"--bind={own}" in binds and f"LOCKSTEP_SCRATCH={own}" in environment,
+        "stage_in": lambda: site.stage_in[0] in seen(here, "srun"),
+    }.get(field, lambda: True)()
+
+
+def check_hostile(field, text, stubs, here):
+    """Execute the script of a site with a hostile text, and return False where it is refused."""
+    made(here / "results")
+    try:
+        site = plain(**FIELDS[field](text, here))
+        (job,) = jobs(small(), site, here / "results")
+    except ValueError:
+        return False
+    if not all(is_made(Path(path)) for path in site.stage_in):
+        return False
+    script = render(job, site)
+    ended = execute(script, stubs, here)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert list(here.rglob("BROKEN")) == []
+    assert script.count("\n#SBATCH ") == len(job.directives)
+    assert arrives(field, text, site, here)
+    return True
+
+
+def is_made(path):
+    """Make a file to stage in, and return whether a file can have that name."""
+    try:
+        path.parent.mkdir(parents=True)
+        path.touch(exist_ok=False)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=HOSTILE)
+def test_a_hostile_site_is_refused_or_does_only_what_was_meant(
+    field, text, stubs, tmp_path_factory
+):
+    check_hostile(field, text, stubs, tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("text", HARMFUL)
+def test_harmful_texts_do_no_harm(field, text, stubs, tmp_path):
+    refused = "\n" in text or field in ("account", "extra_directives", "interface")
+    executed = check_hostile(field, text, stubs, tmp_path)
+    assert executed is not refused or text == "-x"
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_no_template_lets_a_text_do_harm(name, stubs, tmp_path):
+    text = "'; $(touch BROKEN); `touch BROKEN` \""
+    changes = {"shell_before": ""}
+    for field in ("name", "env", "binds", "args", "suite", "scratch"):
+        changes |= FIELDS[field](text, tmp_path)
+    site = plain(**changes)
+    job, _ = golden_job(name, made(tmp_path / "results"), site)
+    ids = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    ended = execute(render(job, site), stubs, tmp_path, **ids)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(tmp_path.rglob("BROKEN")) == []
+    assert f"OWN={text}" in seen(tmp_path, "environment")
+
+
+@pytest.mark.parametrize("text", ["$(touch BROKEN) `b`", "(a) [b] {c} & | ; <d>", "it is -x !"])
+def test_a_hostile_folder_is_refused_or_does_only_what_was_meant(text, stubs, tmp_path):
+    folder = tmp_path / text
+    folder.mkdir()
+    try:
+        (job,) = jobs(small(), plain(), made(folder))
+    except ValueError:
+        assert "$" in text
+        return
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"--bind={folder}" in seen(tmp_path, "binds")
+    assert (folder / "launches" / "w1-r0" / "log.txt").exists()
+
+
+def test_the_templates_hold_nothing_undefined():
+    with pytest.raises(UndefinedError, match="'absent' is undefined"):
+        environment().from_string("{{ absent }}").render()
