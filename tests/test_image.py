@@ -22,6 +22,7 @@ from containers import apptainer, definition, image
 
 ROOT = Path(__file__).parents[1]
 DEFINITIONS = ROOT / "containers"
+TIMEOUT_S = 120
 TINY = """Bootstrap: {{ BOOTSTRAP }}
 From: {{ BASE }}  # replaced by an argument
 
@@ -65,6 +66,7 @@ def lockstep(arguments, cwd, **environ):
         env=os.environ | environ,
         capture_output=True,
         text=True,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -99,6 +101,14 @@ def test_a_definition_is_read_with_its_arguments_filled_in(folder, tiny):
     assert tiny.sources == ("hello.txt", "some*.txt", "a name.txt")
     copied = ["hello.txt", "some1.txt", "some2.txt", "a name.txt"]
     assert tiny.copied() == [folder / name for name in copied]
+
+
+def test_a_file_may_be_called_as_a_header_is(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    lines = "bootstrap.sh /opt/\n    from:x /opt/"
+    (folder / "tiny.def").write_text(TINY.replace("hello.txt /opt/\n", f"{lines}\n", 1))
+    sources = definition.load("tiny.def", {}).sources
+    assert sources == ("bootstrap.sh", "from:x", "some*.txt", "a name.txt")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +331,7 @@ def test_an_image_is_built_once_for_its_content(folder, stand_in):
         ("--force", 2),
         ("--build-arg WORD=x", 3),
         ("--build-arg WORD=x", 3),
-        ("--apptainer-options=--nv", 4),
+        ("--build-arg WORD=x --apptainer-options=--nv", 4),
     ]:
         ended = lockstep(f"image build tiny.def {arguments}", folder, PATH=path)
         assert ended.returncode == 0, ended.stderr
@@ -382,10 +392,14 @@ def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
     if change:
         names = {"copied": "hello.txt", "new": "some3.txt", "other": "unused.txt"}
         (folder / names[change]).write_text("changed")
-    ended = lockstep("image build tiny.def --json", folder, PATH=stand_in(MAKES))
-    made = json.loads(ended.stdout)
+    path, commit = stand_in(MAKES), git("rev-parse", "HEAD")
+    made = json.loads(lockstep("image build tiny.def --json", folder, PATH=path).stdout)
     is_dirty = change in ("copied", "new")
-    assert (made["git_commit"], made["git_dirty"]) == (git("rev-parse", "HEAD"), is_dirty)
+    assert (made["git_commit"], made["git_dirty"]) == (commit, is_dirty)
+    git("add", ".")
+    git("commit", "-q", "--allow-empty", "-m", "two")
+    again = json.loads(lockstep("image build tiny.def --json", folder, PATH=path).stdout)
+    assert again["state"] == ("built" if is_dirty else "up to date")
     assert made["build_args"]["COMMIT"] == made["git_commit"] + ("-dirty" if is_dirty else "")
 
 
