@@ -115,7 +115,11 @@ class Campaign(BaseModel):
 
     def num_cases(self) -> int:
         """Return how many cases one launch holds."""
-        return sum(len(sizes.rows(study, self.measured_size())) for study in self.studies)
+        return sum(self.cases_of_studies().values())
+
+    def cases_of_studies(self) -> dict[str, int]:
+        """Return study -> how many cases of it one launch holds."""
+        return {study: len(sizes.rows(study, self.measured_size())) for study in self.studies}
 
 
 @dataclass(frozen=True)

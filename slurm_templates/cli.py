@@ -208,12 +208,10 @@ def _points(todo: "Work") -> "Table":
 
 
 def _cases(todo: "Work") -> str:
-    from bench.sizes import rows
-
     if todo.campaign.jobs.allocation == "array":
         return f"1 of {todo.campaign.num_cases():,}"
-    size = todo.campaign.measured_size()
-    return ", ".join(f"{len(rows(study, size))} {study}" for study in todo.campaign.studies)
+    found = todo.campaign.cases_of_studies()
+    return ", ".join(f"{count} {study}" for study, count in found.items())
 
 
 def _empty(*headings: str) -> "Table":

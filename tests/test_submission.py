@@ -1,0 +1,248 @@
+"""Jobs sent to a stand-in for sbatch, which writes down what it was told."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.journal import Journal
+from bench.record import KEY, SCHEMA_VERSION
+
+ROOT = Path(__file__).parents[1]
+CAMPAIGN = """schema = 1
+name = "ladder"
+studies = ["weak"]
+world_sizes = [1, 8]
+repeats = 2
+size = "smoke"
+"""
+JOBS = '[jobs]\nallocation = "job"\npreflight = true\ncollect = true\n'
+ARRAY = '[jobs]\nallocation = "array"\n'
+SITE = """schema = 1
+name = "the centre's"
+partition = "gpu"
+gpus_per_node = 4
+cpus_per_node = 64
+time = "01:30:00"
+shell_before = "echo 'a \\"line\\"'"
+[container]
+image = "/images/lockstep.sif"
+[env]
+NCCL_DEBUG = "WARN"
+"""
+# Ids from 101 on, with the cluster's name as some sites have it; a refusal where there is one.
+STUBS = {
+    "squeue": 'cat queue 2>/dev/null; exit "$(cat squeue_code 2>/dev/null || echo 0)"',
+    "sbatch": """
+        printf '%s\\0' "$@" >>told; printf '\\n' >>told
+        if [ -e refusal ] && [ "$(wc -l <told)" -ge "$(cat refusal)" ]; then
+            echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1
+        fi
+        echo "$((100 + $(wc -l <told)));cluster" """,
+    "sacctmgr": "echo normal",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name, body in STUBS.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash\ncd {shlex.quote(str(tmp_path))}\n{body}\n")
+        path.chmod(0o755)
+    (tmp_path / "campaign.toml").write_text(CAMPAIGN)
+    (tmp_path / "site.toml").write_text(SITE)
+    return tmp_path
+
+
+def lockstep(arguments, folder):
+    return subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        cwd=folder,
+        env=os.environ | {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def submit(folder, jobs="", options=""):
+    (folder / "campaign.toml").write_text(CAMPAIGN + jobs)
+    return lockstep(f"submit campaign.toml --site site.toml {options}", folder)
+
+
+def told(folder):
+    """Return what each sbatch was told, without the comment by which a job is found."""
+    path = folder / "told"
+    calls = [line.split("\0")[:-1] for line in path.read_text().splitlines()]
+    return [[one for one in call if not one.startswith("--comment=")] for call in calls]
+
+
+def recorded(folder):
+    path = folder / "results/ladder/jobs/submitted.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def measured(folder, name, *cases, expected=("a",), flags=()):
+    """Write the journal of a launch."""
+    kept = Journal(folder / "results/ladder/launches" / name / "journal.jsonl")
+    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": False}
+    facts = {"document": {"version": "5"}, "launch": {"world_size": 1, "studies": "weak"}}
+    kept.append(head | facts | {"expected": list(expected)})
+    for case in cases:
+        found = {"name": case, "stats": {}, "extra_info": {KEY: {"flags": list(flags)}}}
+        kept.append({"kind": "case", "case": case, "benchmark": found})
+    kept.close()
+
+
+def test_jobs_are_sent_each_after_those_it_waits_for(folder):
+    ended = submit(folder, JOBS)
+    assert ended.returncode == 0, ended.stderr
+    jobs, kill = f"{folder}/results/ladder/jobs", "--kill-on-invalid-dep=yes"
+    assert told(folder) == [
+        ["--parsable", f"{jobs}/ladder-preflight.sh"],
+        ["--parsable", "--dependency=afterok:101", kill, f"{jobs}/ladder-w1.sh"],
+        ["--parsable", "--dependency=afterok:102", kill, f"{jobs}/ladder-w8.sh"],
+        ["--parsable", "--dependency=afterany:101:102:103", kill, f"{jobs}/ladder-collect.sh"],
+    ]
+    entries = recorded(folder)
+    assert [(one["job"], one["kind"], one["after"]) for one in entries[::2]] == [
+        ("ladder-preflight", "preflight", []),
+        ("ladder-w1", "job", ["ladder-preflight"]),
+        ("ladder-w8", "job", ["ladder-w1"]),
+        ("ladder-collect", "collect", ["ladder-preflight", "ladder-w1", "ladder-w8"]),
+    ]
+    assert [one["id"] for one in entries[1::2]] == ["101", "102", "103", "104"]
+    assert entries[2]["launches"] == ["w1-r0", "w1-r1"]
+
+
+def test_what_was_sent_is_said_with_commands_to_copy(folder):
+    lines = submit(folder, JOBS).stdout.splitlines()
+    output = f"{folder}/results/ladder/jobs/slurm-101.out"
+    assert lines[0] == f"ladder-preflight: job 101, output {output}"
+    assert lines[4:] == [
+        "Watch: squeue --jobs=101,102,103,104",
+        f"       tail -F {output}",
+        f"Next: lockstep status {folder}/results/ladder",
+    ]
+
+
+def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
+    ended = submit(folder, ARRAY, "--json")
+    found = json.loads(ended.stdout)["jobs"]
+    assert [(one["job"], one["id"]) for one in found] == [
+        ("ladder-w1", "101"),
+        ("ladder-w8", "102"),
+    ]
+    assert found[0]["output"].endswith("jobs/slurm-101_0.out")
+    entry = recorded(folder)[0]
+    assert (entry["kind"], entry["launches"]) == ("array", ["w1-r0-p1", "w1-r1-p1"])
+    script = (folder / "results/ladder/jobs/ladder-w1.sh").read_text()
+    listed = [line.split()[0].strip("'") for line in script.splitlines() if line[4:6] == "'w"]
+    assert listed == entry["launches"]
+
+
+def test_a_thousand_launches_are_few_calls(folder):
+    text = CAMPAIGN.replace("repeats = 2", "repeats = 1000").replace("[1, 8]", "[1]")
+    (folder / "campaign.toml").write_text(text + ARRAY)
+    ended = lockstep("submit campaign.toml --site site.toml", folder)
+    assert ended.returncode == 0, ended.stderr
+    assert len(told(folder)) == 1
+
+
+def test_a_refusal_ends_the_submission_and_is_recorded(folder):
+    (folder / "refusal").write_text("2")
+    ended = submit(folder, JOBS)
+    assert ended.returncode == 2
+    assert "Invalid qos specification" in ended.stderr
+    assert "qos" in ended.stderr
+    assert len(told(folder)) == 2
+    assert "refused" in recorded(folder)[-1]
+    assert ended.stdout.startswith("ladder-preflight: job 101")
+
+
+@pytest.mark.parametrize(
+    "command", ["submit campaign.toml --site site.toml", "resume results/ladder"]
+)
+def test_jobs_that_may_still_write_are_waited_for(folder, command):
+    assert submit(folder).returncode == 0
+    (folder / "queue").write_text("101|101|RUNNING|None|1700000000|x\n")
+    ended = lockstep(command, folder)
+    assert ended.returncode == 2
+    assert "job 101 may still write into" in ended.stderr
+    assert "lockstep cancel" in ended.stderr
+    assert len(told(folder)) == 1
+
+
+def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):
+    assert submit(folder, JOBS, "--debug-comm").returncode == 0
+    before = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
+    measured(folder, "w1-r0", "a")
+    measured(folder, "w1-r1", "a")
+    measured(folder, "w8-r0", "a")
+    (folder / "campaign.toml").unlink()
+    (folder / "site.toml").unlink()
+    ended = lockstep("resume results/ladder", folder)
+    assert ended.returncode == 0, ended.stderr
+    sent = [sorted(one["launches"]) for one in recorded(folder) if one.get("kind") == "job"]
+    assert sent == [["w1-r0", "w1-r1"], ["w8-r0", "w8-r1"], ["w8-r1"]]
+    after = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
+    missing = [line for line in before.splitlines() if line not in after.splitlines()]
+    assert missing == ["launch w8-r0 8 0"]
+    assert "export NCCL_DEBUG=INFO" in after
+
+
+def test_resume_with_nothing_missing_sends_nothing(folder):
+    assert submit(folder).returncode == 0
+    for name in ("w1-r0", "w1-r1", "w8-r0", "w8-r1"):
+        measured(folder, name, "a")
+    ended = lockstep("resume results/ladder", folder)
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, "Nothing is missing.")
+    assert len(told(folder)) == 1
+
+
+def test_what_is_flagged_is_set_aside_and_measured_again(folder):
+    assert submit(folder).returncode == 0
+    measured(folder, "w1-r0", "a")
+    for name in ("w1-r1", "w8-r0", "w8-r1"):
+        measured(folder, name, "a", flags=["oversubscribed"] if name == "w8-r0" else [])
+    results = folder / "results/ladder"
+    dry = lockstep("resume results/ladder --flagged --dry-run", folder)
+    assert "# set aside: w8-r0\n" in dry.stdout
+    assert "\nlaunch w8-r0 8 0\n" in dry.stdout
+    assert not (results / "launches-set-aside").exists()
+    ended = lockstep("resume results/ladder --flagged", folder)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.startswith("1 flagged launch.")
+    assert recorded(folder)[-2]["launches"] == ["w8-r0"]
+    (kept,) = (results / "launches-set-aside").iterdir()
+    assert kept.name.startswith("w8-r0-")
+    assert (kept / "journal.jsonl").exists()
+    assert not (results / "launches/w8-r0").exists()
+
+
+@pytest.mark.parametrize("file", ["campaign.json", "jobs/site.json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
+def test_a_record_that_is_broken_is_one_sentence(folder, file, text):
+    assert submit(folder).returncode == 0
+    (folder / "results/ladder" / file).write_text(text)
+    ended = lockstep("resume results/ladder", folder)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_profile_is_sent_apart_from_the_launches(folder):
+    ended = submit(folder, options="--profile ncu")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ladder-ncu: job 101")
+    assert recorded(folder)[0]["kind"] == "profile"
+
+
+def test_a_budget_is_not_for_a_profile(folder):
+    ended = submit(folder, options="--profile ncu --budget 3")
+    assert (ended.returncode, "give it without --profile" in ended.stderr) == (2, True)
