@@ -357,8 +357,10 @@ def test_one_command_builds_an_image_at_a_time(folder, stand_in):
     with subprocess.Popen(command, cwd=folder, env=os.environ | {"PATH": path}) as first:
         while not (folder / "begun").exists():
             assert first.poll() is None
-        second = lockstep("image build tiny.def", folder, PATH=path)
-        (folder / "go").touch()
+        try:
+            second = lockstep("image build tiny.def", folder, PATH=path)
+        finally:
+            (folder / "go").touch()
         assert first.wait() == 0
     assert second.returncode == 3
     assert "another command builds " in second.stderr
