@@ -106,6 +106,15 @@ def test_gpus_are_asked_by_node_never_by_task():
     assert "--gpus-per-task" not in script
 
 
+def test_modules_are_purged_only_where_there_are_some():
+    native = {"container": None, "suite": "/suite", "venv": "/venv"}
+    purged = []
+    for modules in ([], ["PyTorch/2.6"]):
+        site = site_of(**native, modules=modules)
+        purged.append("module purge\n" in render(jobs(small(), site, FOLDER)[0], site))
+    assert purged == [False, True]
+
+
 def test_a_measurement_of_cpus_asks_for_no_gpu():
     (job,) = jobs(campaign_of(device="cpu"), site_of(), FOLDER)
     script = render(job, site_of())
@@ -581,7 +590,7 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(stubs, node):
     (node / "results/jobs/image.sha256").write_text("ffff\nfacts\n")
     ended = execute(render(job, site), stubs, node)
     assert ended.returncode == 1
-    assert "differs from it: 0123abcd, not ffff" in ended.stderr
+    assert "differs: 0123abcd, not ffff" in ended.stderr
     assert "staging in failed" in ended.stdout
     assert list((node / "my scratch").iterdir()) == []
     assert not (node / "seen.arguments").exists()

@@ -131,4 +131,4 @@ def test_every_variable_of_the_scripts_is_known():
     for path in templates.glob("*.j2"):
         found |= set(re.findall(r"^([a-z_]+)=", path.read_text(), re.MULTILINE))
     own = {name for name in found if not site.OWN_VARIABLES.fullmatch(name)}
-    assert own == {"copied"}  # in a process of a node, which sets it first
+    assert own == set()

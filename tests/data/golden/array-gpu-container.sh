@@ -24,7 +24,8 @@ jobs=$results/jobs
 id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 stop=$jobs/stop-$id # once it is there, the ranks end in order
 failed=0            # exit code: 1 once a launch is incomplete
-stopping=           # set when the time is nearly over
+stopping=           # why nothing more begins
+lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
 # How an outer job binds its CPUs is not for ours.
@@ -36,7 +37,7 @@ say() {
 }
 
 warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
-    stopping=yes
+    stopping='the time is nearly over'
     : >"$stop"
 }
 
@@ -47,14 +48,14 @@ finish() { # whatever ended the job: $? says how
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$ended" >"$jobs/.exit-$id.tmp" &&
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
     exit "$code"
 }
 trap warned USR1
-trap 'stopping=yes; exit 143' TERM
+trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
 
 free_port() { # free_port PORT: print it, or the next one that nobody listens to
@@ -140,10 +141,14 @@ recorded() { # recorded JOURNAL: print how many lines it has
     if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
 }
 
+nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
+    : # the only one runs this script
+}
+
 launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
     local name=$1 folder=$results/launches/$1 rc=0 again=0 before measure
     if [ -n "$stopping" ]; then
-        say "$name: not started, for the time is nearly over"
+        say "$name: not started, for $stopping"
         failed=1
         return
     fi
@@ -159,7 +164,8 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     say "$name: srun ended with $rc"
     [ "$rc" -ne 0 ] || return 0
     failed=1
-    [ "$rc" -ne 75 ] || stopping=yes # the ranks found the stop file
+    [ ! -e "$stop" ] || stopping=${stopping:-'there is a stop file'}
+    nodes_answer
     # A failed case ends its launch; the others follow as long as that records more of them.
     while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&
         [ "$(recorded "$folder/journal.jsonl")" -ge $((before + 2)) ]; do
@@ -181,5 +187,5 @@ launches=(
 read -ra chosen <<<"${launches[SLURM_ARRAY_TASK_ID]}"
 launch "${chosen[@]}"
 
-[ -z "$stopping" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
+[ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"

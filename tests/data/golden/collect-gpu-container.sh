@@ -22,7 +22,8 @@ jobs=$results/jobs
 id=$SLURM_JOB_ID
 stop=$jobs/stop-$id # once it is there, the ranks end in order
 failed=0            # exit code: 1 once a launch is incomplete
-stopping=           # set when the time is nearly over
+stopping=           # why nothing more begins
+lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
 # How an outer job binds its CPUs is not for ours.
@@ -34,7 +35,7 @@ say() {
 }
 
 warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
-    stopping=yes
+    stopping='the time is nearly over'
     : >"$stop"
 }
 
@@ -45,14 +46,14 @@ finish() { # whatever ended the job: $? says how
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$ended" >"$jobs/.exit-$id.tmp" &&
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
     exit "$code"
 }
 trap warned USR1
-trap 'stopping=yes; exit 143' TERM
+trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
 
 free_port() { # free_port PORT: print it, or the next one that nobody listens to
@@ -144,5 +145,5 @@ shape_of 1
 step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" collect "$results" || failed=1
 step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" report "$results" || failed=1
 
-[ -z "$stopping" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
+[ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"

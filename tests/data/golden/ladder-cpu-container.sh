@@ -22,7 +22,8 @@ jobs=$results/jobs
 id=$SLURM_JOB_ID
 stop=$jobs/stop-$id # once it is there, the ranks end in order
 failed=0            # exit code: 1 once a launch is incomplete
-stopping=           # set when the time is nearly over
+stopping=           # why nothing more begins
+lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
 # How an outer job binds its CPUs is not for ours.
@@ -34,7 +35,7 @@ say() {
 }
 
 warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
-    stopping=yes
+    stopping='the time is nearly over'
     : >"$stop"
 }
 
@@ -45,14 +46,14 @@ finish() { # whatever ended the job: $? says how
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$ended" >"$jobs/.exit-$id.tmp" &&
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
     exit "$code"
 }
 trap warned USR1
-trap 'stopping=yes; exit 143' TERM
+trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
 
 free_port() { # free_port PORT: print it, or the next one that nobody listens to
@@ -141,10 +142,20 @@ recorded() { # recorded JOURNAL: print how many lines it has
     if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
 }
 
+nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
+    local said
+    [ -z "$stopping" ] || return 0
+    said=$(timeout 60 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 \
+        --kill-on-bad-exit=1 true 2>&1 </dev/null) && return
+    lost=$(sed -n 's/.* on node \([A-Za-z0-9._-]*\).*/\1/p' <<<"$said" | sort --unique | paste -sd, -)
+    lost=${lost:-a node}
+    stopping="$lost answers no more"
+}
+
 launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
     local name=$1 folder=$results/launches/$1 rc=0 again=0 before measure
     if [ -n "$stopping" ]; then
-        say "$name: not started, for the time is nearly over"
+        say "$name: not started, for $stopping"
         failed=1
         return
     fi
@@ -160,7 +171,8 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     say "$name: srun ended with $rc"
     [ "$rc" -ne 0 ] || return 0
     failed=1
-    [ "$rc" -ne 75 ] || stopping=yes # the ranks found the stop file
+    [ ! -e "$stop" ] || stopping=${stopping:-'there is a stop file'}
+    nodes_answer
     # A failed case ends its launch; the others follow as long as that records more of them.
     while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&
         [ "$(recorded "$folder/journal.jsonl")" -ge $((before + 2)) ]; do
@@ -182,5 +194,5 @@ launch w2-r1 2 1
 launch w8-r1 8 1
 launch w4-r1 4 1
 
-[ -z "$stopping" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
+[ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"
