@@ -222,6 +222,9 @@ STUBS = {
     "stat": "echo facts",
     "srun": """
         printf '%s\\0' "$@" >>"$SEEN.srun"
+        if [ -n "${LOST:-}" ] && [ "${*: -1}" = true ]; then
+            echo "srun: error: Task launch for StepId=7.1 failed on node $LOST: timeout" >&2; exit 1
+        fi
         while [ "${1#--}" != "$1" ]; do shift; done
         trap '[ -z "$task" ] || kill -USR2 "$task"' USR2; trap 'kill "$task"' TERM
         export SLURM_PROCID=0 SLURM_NTASKS=1 SLURMD_NODENAME=node1
@@ -335,9 +338,9 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     assert found["APPTAINERENV_MASTER_ADDR"] == "node1"
     assert 20000 <= int(found["APPTAINERENV_MASTER_PORT"]) < 30200
     assert found["APPTAINERENV_LOCKSTEP_IMAGE_SHA256"] == "0123abcd"
-    assert ended_as(results) == {"job_id": "7", "exit_code": 0, "stopped": False} | {
-        "ended": ended_as(results)["ended"]
-    }
+    left = ended_as(results)
+    assert left.pop("ended").endswith("Z")
+    assert left == {"job_id": "7", "exit_code": 0, "stopped": False, "lost": ""}
 
 
 def test_an_image_is_read_once_for_all_jobs(stubs, tmp_path):
@@ -416,8 +419,19 @@ def test_the_warning_tells_the_ranks_and_lets_their_launch_end(stubs, tmp_path):
 
 def test_a_stop_file_of_the_user_stops_the_job_as_well(stubs, tmp_path):
     (job,) = jobs(campaign_of(), plain(), made(tmp_path))
-    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="75")
-    assert (ended.returncode, ended.stdout.count("not started")) == (75, 7)
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_DO="touch jobs/stop-7; exit 75")
+    assert ended.returncode == 75
+    assert ended.stdout.count("not started, for there is a stop file") == 7
+
+
+def test_after_a_node_is_lost_no_launch_begins(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="1", LOST="node2")
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun ended with 1") == 1
+    assert ended.stdout.count("not started, for node2 answers no more") == 7
+    left = ended_as(tmp_path)
+    assert (left["exit_code"], left["stopped"], left["lost"]) == (1, False, "node2")
 
 
 def test_a_stop_file_that_was_left_stops_nothing(stubs, tmp_path):
