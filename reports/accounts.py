@@ -103,9 +103,16 @@ def _cells(group: Sequence[Row]) -> list[str]:
     ]
 
 
+def _state(row: Row) -> str:
+    """Return Slurm's word for a job's end, and the nodes that its script had lost by then."""
+    state = shown(_account(row).get("state"))
+    lost = (row.get("exit") or {}).get("lost")
+    return f"{state}, lost {lost}" if lost else state
+
+
 def _states(group: Sequence[Row]) -> str:
     """Return the states of a job's elements, each once with how often it is."""
-    names = Counter(shown(_account(row).get("state")) for row in group)
+    names = Counter(_state(row) for row in group)
     if len(names) == 1:
         return next(iter(names))
     return ", ".join(f"{count} {name}" for name, count in names.most_common())

@@ -101,6 +101,8 @@ def _log(standing: Standing, results: Results) -> Path:
 
 
 def _failed_node(standing: Standing, results: Results) -> str | None:
+    if lost := (standing.record or {}).get("lost"):
+        return f"{lost} answers no more"
     found = _NODE.findall(_tail(results.output(standing.job)))
     if found:
         return f"{''.join(found[-1])} failed"

@@ -254,7 +254,9 @@ class Maker:
         """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
         own = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
         own += [f"--device={self.campaign.device}"] if self.campaign.device else []
-        job = self._job(f"{self.campaign.name}-preflight", "preflight", [world_size], PREFLIGHT_S)
+        job = self._job(
+            f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
+        )
         options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *own)
         return replace(job, options=options)
 
@@ -262,8 +264,12 @@ class Maker:
         """Return the job that collects and reports once the others have ended."""
         after = tuple(Dependency(job.name, "afterany") for job in others)
         name = f"{self.campaign.name}-collect"
-        job = self._job(name, "collect", [1], COLLECT_S, self.share.without_gpu())
+        job = self._job(name, "collect", [1], self._short(COLLECT_S), self.share.without_gpu())
         return replace(job, options=(), after=after)
+
+    def _short(self, time_s: int) -> int:
+        """Return the time of a job that needs little, where the site's jobs are shorter still."""
+        return min(time_s, seconds(self.site.time))
 
     def make(
         self,

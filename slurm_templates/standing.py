@@ -264,6 +264,8 @@ def state_of(
     """
     if queued is not None and not queued.state.has_ended:
         return queued.state if record is None else State("COMPLETING")
+    if record is not None and record.get("lost"):
+        return State("NODE_FAIL")  # the script noticed, and ended before Slurm did
     if account is not None and accounting.has_ended(account):
         return State(account["state"])
     if queued is not None and queued.state.has_ended:

@@ -1,10 +1,10 @@
-"""A campaign on the testbed: real Slurm, a real image, an ordinary user."""
+"""Campaigns on the testbed: a real Slurm, a real image, an ordinary user on a login node."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,20 +13,21 @@ import pytest
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
-AS_USER = Path(__file__).parent / "testbed" / "as-user"
+TESTBED = Path(__file__).parent / "testbed"
 USUAL_STATE = "/var/tmp/lockstep-testbed"  # noqa: S108, the testbed's own
 STATE = Path(os.environ.get("LOCKSTEP_TESTBED", USUAL_STATE))
+SHARED = STATE / "shared"
 IMAGE = STATE / "image" / "cpu.sif"
-PATIENCE_S = 420
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+PATIENCE_S = 600
 CAMPAIGN = """schema = 1
-name = "testbed"
-studies = ["weak"]
-world_sizes = [1, 4]
-repeats = 1
+name = "campaign"
+studies = ["strong", "weak"]
+world_sizes = [1, 2, 4]
+repeats = 2
 size = "smoke"
 device = "cpu"
 threads_per_rank = 1
+[jobs]
 """
 GPUS = 'gpus_per_node = 2\ngpu_type = "fake"\n'
 
@@ -43,164 +44,290 @@ def testbed():
     if shutil.which("sinfo") is None:
         missing("no Slurm is installed; tests/testbed/install does it")
     if os.geteuid() != 0:
-        pytest.skip("these tests write beside the ordinary user's files, which only root may")
+        pytest.skip("these tests lose nodes, which only root may")
     asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=False)
     if b"= testbed" not in asked.stdout:
         missing("no testbed is up; tests/testbed/up brings it up")
+    if not (STATE / "login").exists():
+        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
+    if not IMAGE.exists():
+        missing(f"no image {IMAGE}; tests/testbed/image builds it")
 
 
-@pytest.fixture
-def folder(tmp_path_factory):
-    """A folder that all nodes see, whose results the ordinary user may write."""
-    made = STATE / "shared" / f"campaign of {os.getpid()}-{time.time_ns()}"
-    for path in (made, *(made / "results" / "testbed" / name for name in ("jobs", "launches"))):
-        path.mkdir(parents=True)
-    for path in made.rglob(""):
-        path.chmod(0o777)
-    (made / "campaign.toml").write_text(CAMPAIGN)
-    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
-    (made / "site.toml").write_text(site.replace(USUAL_STATE, str(STATE)))
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def login(tmp_path_factory):
-    """Slurm's commands as the ordinary user gives them, found first on PATH."""
-    made = tmp_path_factory.mktemp("login")
-    for name in ("sbatch", "squeue", "sacct"):
-        command = f'exec "{AS_USER}" env SLURM_TIME_FORMAT=%s {name} "$@"'
-        (made / name).write_text(f"#!/bin/sh\n{command}\n")
-        (made / name).chmod(0o755)
-    return os.environ | {"PATH": f"{made}:{os.environ['PATH']}"}
-
-
-def lockstep(login, folder, *arguments):
+def as_user(*command, cwd="/"):
+    """Run a command as the ordinary user types it."""
+    entered = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *command]
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *arguments],
-        cwd=folder,
-        env=login,
-        capture_output=True,
-        text=True,
-        check=False,
+        [TESTBED / "as-user", *entered], capture_output=True, text=True, check=False
     )
 
 
-def status(login, folder):
-    return json.loads(lockstep(login, folder, "status", "results/testbed", "--json").stdout)
+def done(ended):
+    """Return what a command printed, which must have succeeded."""
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    return ended.stdout
 
 
-def wait(login, folder):
-    """Wait until the campaign's job has ended, and return how it stands."""
+def write(path, text):
+    path.write_text(text)
+    shutil.chown(path, "lockstep")
+
+
+@pytest.fixture
+def folder(request):
+    """A folder of the user's that all nodes see, with a campaign file and a site file."""
+    made = SHARED / re.sub(r"\W+", " ", request.node.name)
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    shutil.chown(made, "lockstep")
+    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
+    write(made / "site.toml", site.replace(USUAL_STATE, str(STATE)))
+    write(made / "campaign.toml", CAMPAIGN)
+    yield made
+    as_user("scancel", "--user=lockstep")
+    shutil.rmtree(made)
+
+
+def change(path, **keys):
+    """Set top-level keys of a TOML file."""
+    kept = [line for line in path.read_text().splitlines() if line.partition(" =")[0] not in keys]
+    set_ = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    write(path, "\n".join([*set_, *kept, ""]))
+
+
+def lockstep(folder, *arguments):
+    return as_user("lockstep", *arguments, cwd=folder)
+
+
+def submit(folder):
+    return done(lockstep(folder, "submit", "campaign.toml", "--site", "site.toml"))
+
+
+def status(folder):
+    """Return how the campaign stands; a job that ended badly has its own exit code."""
+    ended = lockstep(folder, "status", "results/campaign", "--json")
+    assert ended.returncode in (0, 1), ended.stderr
+    return json.loads(ended.stdout)
+
+
+def until(folder, holds):
+    """Wait until something holds of the campaign's status, and return that."""
     give_up = time.monotonic() + PATIENCE_S
-    while time.monotonic() < give_up:
-        found = status(login, folder)
-        if found["jobs"][-1]["state"] in ENDED:
-            return found
-        time.sleep(2)
-    pytest.fail(f"the job has not ended after {PATIENCE_S} s: {found}")
-
-
-def submit(login, folder):
-    return lockstep(login, folder, "submit", "campaign.toml", "--site", "site.toml")
-
-
-def sent(folder):
-    """Return the launches of each job that was sent."""
-    path = folder / "results" / "testbed" / "jobs" / "submitted.jsonl"
-    entries = map(json.loads, path.read_text().splitlines())
-    return [entry["launches"] for entry in entries if "launches" in entry]
-
-
-def begin(login, folder):
-    """Send the campaign, and return once its first launch is complete."""
-    if not IMAGE.exists():
-        pytest.skip(f"no image {IMAGE}; tests/testbed/image builds it")
-    submitted = submit(login, folder)
-    assert submitted.returncode == 0, submitted.stderr
-    first = sent(folder)[0][0]
-    give_up = time.monotonic() + PATIENCE_S
-    while not status(login, folder)["launches"].get(first, {}).get("complete"):
-        assert time.monotonic() < give_up, texts(folder)
-        time.sleep(0.5)
-    return first
+    while not holds(found := status(folder)):
+        assert time.monotonic() < give_up, f"{found}\n{texts(folder)}"
+        time.sleep(1)
+    return found
 
 
 def texts(folder):
     """Return all that the jobs and launches said."""
     found = [path for path in folder.rglob("*") if path.suffix in (".out", ".txt")]
-    return "\n".join(path.read_text() for path in found)
+    return "\n".join(f"{path}:\n{path.read_text()}" for path in found)
 
 
-def check_measured(login, folder):
-    """Check that the last job and every launch are complete."""
-    found = wait(login, folder)
-    assert found["jobs"][-1]["state"] == "COMPLETED", texts(folder)
-    complete = {name: one["complete"] for name, one in found["launches"].items()}
-    assert complete == {"w1-r0": True, "w4-r0": True}
+def has_ended(found):
+    running = {"PENDING", "RUNNING", "COMPLETING", "unknown"}
+    return not running & {job["state"] for job in found["jobs"]}
 
 
-def test_a_campaign_is_submitted_measured_and_collected(login, folder):
-    begin(login, folder)
-    again = submit(login, folder)
-    assert again.returncode == 2
-    assert "may still write into" in again.stderr
-    check_measured(login, folder)
-    results = folder / "results" / "testbed"
-    assert lockstep(login, folder, "collect", "results/testbed").returncode == 0
-    result = json.loads((results / "launches" / "w4-r0" / "result.json").read_text())
-    assert (result["lockstep"]["world_size"], result["lockstep"]["num_nodes"]) == (4, 2)
-    (job,) = json.loads((results / "accounting.json").read_text())["jobs"]
-    assert job["accounting"]["state"] == "COMPLETED"
-    assert job["accounting"]["alloc_tres"]["node"] == "2"
-    assert job["accounting"]["queue_wait_s"] >= 0
-    done = submit(login, folder)
-    assert (done.returncode, done.stdout) == (0, "Nothing is missing.\n")
+def states(found):
+    return {job["job"]: job["state"] for job in found["jobs"]}
 
 
-def test_a_cancelled_campaign_measures_only_what_is_missing(login, folder):
-    first = begin(login, folder)
-    (job,) = status(login, folder)["jobs"]
-    subprocess.run([AS_USER, "scancel", job["id"]], check=True)
-    assert wait(login, folder)["jobs"][0]["state"] == "CANCELLED"
-    resumed = submit(login, folder)
-    assert resumed.returncode == 0, resumed.stderr
-    assert sent(folder)[1] == sent(folder)[0][1:]
-    assert first not in sent(folder)[1]
-    check_measured(login, folder)
+def sent(folder):
+    """Return (job, launches) of every job that was sent."""
+    path = folder / "results" / "campaign" / "jobs" / "submitted.jsonl"
+    entries = map(json.loads, path.read_text().splitlines())
+    return [(entry["job"], entry["launches"]) for entry in entries if "launches" in entry]
 
 
-@pytest.mark.parametrize("mode", ["ladder", "job"])
-def test_slurm_would_take_every_script(login, folder, mode):
-    campaign = CAMPAIGN.replace('device = "cpu"\n', "")
-    (folder / "campaign.toml").write_text(campaign)
+def begin(folder, num_complete=1):
+    """Send the campaign, and return its complete launches once there are so many."""
+    submit(folder)
+    found = until(folder, lambda now: now["num_complete"] >= num_complete)
+    return {name for name, one in found["launches"].items() if one["complete"]}
+
+
+def journals(folder):
+    """Return launch -> how often each of its cases was measured."""
+    found = {}
+    for path in (folder / "results" / "campaign" / "launches").glob("*/journal.jsonl"):
+        entries = map(json.loads, path.read_text().splitlines())
+        found[path.parent.name] = [e["case"] for e in entries if e["kind"] == "case"]
+    return found
+
+
+def read_result(folder, name):
+    path = folder / "results" / "campaign" / "launches" / name / "result.json"
+    return json.loads(path.read_text())
+
+
+def check_complete(folder, num_launches):
+    """Check that every launch was measured, and no case of it twice."""
+    found = until(folder, has_ended)
+    assert found["num_complete"] == found["num_planned"] == num_launches, texts(folder)
+    for name, cases in journals(folder).items():
+        assert len(set(cases)) == len(cases), name
+
+
+def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_killed(folder):
+    write(folder / "campaign.toml", CAMPAIGN + "preflight = true\ncollect = true\n")
+    planned = done(lockstep(folder, "plan", "campaign.toml", "--site", "site.toml", "--json"))
+    after = {job["job"]: job["after"] for job in json.loads(planned)["jobs"]}
+    before, middle, last = after
+    assert (after[before], after[middle]) == ([], [before])
+    assert middle in after[last]
+
+    first = begin(folder)
+    refused = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
+    assert refused.returncode == 2, refused.stdout
+    done(lockstep(folder, "cancel", "results/campaign", "--job", middle))
+    found = until(folder, has_ended)
+    assert states(found) == {before: "COMPLETED", middle: "CANCELLED", last: "COMPLETED"}
+
+    done(lockstep(folder, "resume", "results/campaign"))
+    again = dict(sent(folder)[3:])[middle]
+    assert not first & set(again)
+    assert again
+    check_complete(folder, num_launches=6)
+
+    done(lockstep(folder, "collect", "results/campaign"))
+    check_collected(folder, middle)
+    said = done(lockstep(folder, "report", "results/campaign"))
+    for study in ("strong", "weak"):
+        assert re.findall(rf"^ *{study} .*_batch=\d+ +(\d)", said, re.MULTILINE) == ["1", "2", "4"]
+    page = (folder / "results" / "campaign" / "report.html").read_text()
+    assert "CANCELLED" in page
+    keep_for_ci(folder)
+
+
+def check_collected(folder, middle):
+    results = folder / "results" / "campaign"
+    for name, num_nodes in {"w1-r0": 1, "w2-r0": 1, "w4-r1": 2}.items():
+        block = read_result(folder, name)["lockstep"]
+        assert (f"w{block['world_size']}-", block["num_nodes"]) == (name[:3], num_nodes)
+        built = json.loads(IMAGE.with_suffix(".sif.json").read_text())
+        assert block["provenance"]["image_sha256"] == built["sha256"]
+    rows = json.loads((results / "accounting.json").read_text())["jobs"]
+    of_ladder = [row["accounting"] for row in rows if row["job"] == middle]
+    assert [account["state"] for account in of_ladder] == ["CANCELLED", "COMPLETED"]
+    for account in of_ladder:
+        assert account["elapsed_s"] > 0
+        assert account["queue_wait_s"] >= 0
+        assert account["max_rss_bytes"] > 1e8
+
+
+def keep_for_ci(folder):
+    """Leave the campaign where CI shows its report."""
+    kept = SHARED / "campaign"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(folder / "results" / "campaign", kept)
+    subprocess.run(["chown", "--recursive", "lockstep", kept], check=True)
+
+
+def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):
+    change(folder / "campaign.toml", world_sizes=[1, 4], studies=["weak"])
+    first = begin(folder)
+    subprocess.run([TESTBED / "node", "lose", "node2"], check=True, capture_output=True)
+    try:
+        found = until(folder, has_ended)
+        (job,) = found["jobs"]
+        assert job["state"] == "NODE_FAIL", texts(folder)
+        said = lockstep(folder, "status", "results/campaign")
+        assert said.returncode == 1
+        assert "node2" in said.stdout
+        assert "lockstep resume" in said.stdout
+    finally:
+        subprocess.run([TESTBED / "node", "return", "node2"], check=True)
+    done(lockstep(folder, "resume", "results/campaign"))
+    assert not first & set(sent(folder)[1][1])
+    check_complete(folder, num_launches=4)
+    done(lockstep(folder, "collect", "results/campaign"))
+    rows = json.loads((folder / "results" / "campaign" / "accounting.json").read_text())["jobs"]
+    # Slurm's own verdict takes longer than the script's, which then ends as FAILED.
+    failed, completed = (row["accounting"]["state"] for row in rows)
+    assert failed in ("NODE_FAIL", "FAILED")
+    assert completed == "COMPLETED"
+    done(lockstep(folder, "report", "results/campaign"))
+    assert failed in (folder / "results" / "campaign" / "report.html").read_text()
+
+
+def test_a_sweep_of_27_points_is_one_array(folder):
+    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["sensitivity"])
+    jobs = 'allocation = "array"\nmax_running = 4\n'
+    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + jobs)
+    submit(folder)
+    ((name, launches),) = sent(folder)
+    assert len(set(launches)) == 27
+    check_complete(folder, num_launches=27)
+    (row,) = status(folder)["jobs"]
+    assert row["elements"] == {"COMPLETED": 27}, name
+    done(lockstep(folder, "collect", "results/campaign"))
+    skipped = [case for one in launches for case in read_result(folder, one)["lockstep"]["skipped"]]
+    cases = {case for measured in journals(folder).values() for case in measured}
+    assert len(cases) + len(skipped) == 27  # fp16 asks for a GPU
+    assert len(cases) == 18
+    done(lockstep(folder, "report", "results/campaign"))
+
+
+def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
+    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
+    made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml")
+    (script,) = done(made).splitlines()
+    job_id = done(as_user("sbatch", "--parsable", "--wait", script)).strip()
+    assert "COMPLETED" in done(as_user("sacct", "-X", "-n", "-P", "-o", "State", "-j", job_id))
+    assert list(journals(folder)) == ["w1-r0"]
+
+
+def test_the_image_measures_its_own_suite_and_a_checkout_s(folder):
+    measured = ["--size", "smoke", "-m", "weak"]
+    said = done(as_user("apptainer", "run", IMAGE, *measured, cwd=folder))
+    assert "rootdir: /opt/lockstep" in said
+    assert len(list(folder.glob("results/pytest/*/journal.jsonl"))) == 1
+
+    checkout = folder / "checkout"
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    checkout.mkdir()
+    subprocess.run(["tar", "-x"], cwd=checkout, input=archive.stdout, check=True)
+    subprocess.run(["chown", "--recursive", "lockstep", checkout], check=True)
+    line = ["apptainer", "exec", IMAGE, "pytest", "bench/", *measured]
+    said = done(as_user(*line, cwd=checkout))
+    assert f"rootdir: {checkout}" in said
+    assert len(list(checkout.glob("results/pytest/*/journal.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("allocation", ["ladder", "job", "array", "nsys", "ncu"])
+def test_slurm_would_take_every_script(folder, allocation):
+    profile = ["--profile", allocation] if allocation in ("nsys", "ncu") else []
+    jobs = f'allocation = "{"ladder" if profile else allocation}"\npreflight = true\ncollect = true'
+    text = CAMPAIGN.replace('device = "cpu"\n', "") + jobs + "\n"
+    write(folder / "campaign.toml", text)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
-    (folder / "site.toml").write_text(site)
-    options = ("--site", "site.toml", "--mode", mode)
-    made = lockstep(login, folder, "render", "campaign.toml", *options)
-    scripts = made.stdout.splitlines()
-    assert len(scripts) == {"ladder": 1, "job": 2}[mode], made.stderr
+    write(folder / "site.toml", site)
+    made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml", *profile)
+    scripts = done(made).splitlines()
+    assert len(scripts) == {"ladder": 3, "job": 5, "array": 5}.get(allocation, 1)
     for script in scripts:
-        asked = [AS_USER, "sbatch", "--test-only", script]
-        tested = subprocess.run(asked, capture_output=True, text=True, check=False)
+        tested = as_user("sbatch", "--test-only", script)
         assert tested.returncode == 0, tested.stderr
 
 
-def test_every_rank_sees_all_gpus_of_its_node(login, folder):
-    (folder / "campaign.toml").write_text(CAMPAIGN.replace('device = "cpu"\n', ""))
+def test_every_rank_sees_all_gpus_of_its_node(folder):
+    change(folder / "campaign.toml", world_sizes=[1, 4], repeats=1, studies=["weak"])
+    text = (folder / "campaign.toml").read_text().replace('device = "cpu"\n', "")
+    write(folder / "campaign.toml", text)
     tools = folder / "tools"
     tools.mkdir()
     # In place of the image: what a rank would see there, told to its launch's log.
     told = 'echo "$SLURM_PROCID of $SLURM_NTASKS sees $CUDA_VISIBLE_DEVICES"'
-    (tools / "apptainer").write_text(f"#!/bin/bash\n{told}\n")
+    write(tools / "apptainer", f"#!/bin/bash\n{told}\n")
     (tools / "apptainer").chmod(0o755)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
     before = f"shell_before = 'PATH=\"{tools}:$PATH\"'\n"
-    image = site.replace(str(IMAGE), str(folder / "site.toml"))
-    (folder / "site.toml").write_text(before + image)
-    assert submit(login, folder).returncode == 0
-    wait(login, folder)
-    launches = folder / "results" / "testbed" / "launches"
+    write(folder / "site.toml", before + site.replace(str(IMAGE), str(folder / "site.toml")))
+    submit(folder)
+    until(folder, has_ended)
+    launches = folder / "results" / "campaign" / "launches"
     said = {path.parent.name: set(lines(path)) for path in launches.glob("*/log.txt")}
     assert {f"{rank} of 4 sees 0,1" for rank in range(4)} <= said["w4-r0"]
     assert "0 of 1 sees 0" in said["w1-r0"]
@@ -212,14 +339,20 @@ def lines(path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("partition", "nowhere"), ("account", "nobody"), ("qos", "gold"), ("time", "2-00:00:00")],
+    [
+        ("partition", "nowhere"),
+        ("account", "nobody"),
+        ("qos", "gold"),
+        ("time", "2-00:00:00"),
+        ("mem", "900G"),
+        ("constraint", "rack9"),
+        ("reservation", "friday"),
+    ],
 )
-def test_what_slurm_refuses_names_the_site_s_key(login, folder, key, value):
-    lines = (folder / "site.toml").read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(f"{key} =")]
-    (folder / "site.toml").write_text("\n".join([f'{key} = "{value}"', *kept]))
-    ended = lockstep(login, folder, "submit", "campaign.toml", "--site", "site.toml")
+def test_what_slurm_refuses_names_the_site_s_key(folder, key, value):
+    change(folder / "site.toml", **{key: value})
+    ended = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert f"; change {key} in the site file" in ended.stderr
-    assert status(login, folder)["jobs"] == []
+    assert re.search(rf"\b{key}\b.* in the site file", ended.stderr), ended.stderr
+    assert status(folder)["jobs"] == []

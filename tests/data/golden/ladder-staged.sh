@@ -253,7 +253,9 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     say "$name: srun ended with $rc"
     [ "$rc" -ne 0 ] || return 0
     failed=1
-    [ ! -e "$stop" ] || stopping=${stopping:-'there is a stop file'}
+    if [ "$rc" -eq 75 ] || [ -e "$stop" ]; then
+        stopping=${stopping:-'there is a stop file'}
+    fi
     nodes_answer
     # A failed case ends its launch; the others follow as long as that records more of them.
     while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&

@@ -144,10 +144,10 @@ check() { # check WHAT COMMAND...: the job fails with the first one that does
 
 # Every node answers; then the ranks meet, exchange data and train a step.
 log=$jobs/preflight-$id.txt
-check "2 nodes" srun --nodes=2 --ntasks=2 \
-    --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 hostname
+check "every node" srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
+    --export=ALL --kill-on-bad-exit=1 hostname
 shape_of 8
-check "8 ranks" step "$log" python3 -m pytest "$suite/bench" "${options[@]}"
+check "every rank" step "$log" python3 -m pytest "$suite/bench" "${options[@]}"
 
 [ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"
