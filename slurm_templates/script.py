@@ -90,6 +90,8 @@ def render(job: JobSpec, site: Site) -> str:
         "variables": site.rank_environment(),
         "devices": DEVICES[site.gpu_runtime],
         "command": container_command(site, job.folder, is_gpu=job.gpus_per_node > 0),
+        # What only reads results needs no data, nor a copy of the image.
+        "staged": site.scratch is not None and job.kind != "collect",
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],
     }

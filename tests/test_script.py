@@ -503,8 +503,8 @@ def test_a_preflight_asks_every_node_and_then_every_rank(stubs, tmp_path):
     job, _ = golden_job("preflight-gpu-container", made(tmp_path))
     ended = execute(render(job, plain()), stubs, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "2 nodes: ended with 0" in ended.stdout
-    assert "8 ranks: ended with 0" in ended.stdout
+    assert "every node: ended with 0" in ended.stdout
+    assert "every rank: ended with 0" in ended.stdout
     assert "--benchmark-disable" in seen(tmp_path, "arguments")
     assert "--nodes=2" in seen(tmp_path, "srun")
     assert not (tmp_path / "launches").exists()
@@ -514,7 +514,7 @@ def test_a_preflight_fails_where_the_ranks_do(stubs, tmp_path):
     job, _ = golden_job("preflight-gpu-container", made(tmp_path))
     ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="78")
     assert ended.returncode == 1
-    assert "8 ranks: ended with 78" in ended.stdout
+    assert "every rank: ended with 78" in ended.stdout
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
@@ -542,6 +542,15 @@ def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
     told = seen(tmp_path, "arguments")
     assert told == [command, "collect", str(tmp_path), command, "report", str(tmp_path)]
     assert "--nv" not in seen(tmp_path, "binds")
+
+
+def test_a_collect_job_stages_nothing(stubs, node):
+    site = staged(node)
+    job, _ = golden_job("collect-gpu-container", node / "results", site)
+    ended = execute(render(job, site), stubs, node)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not (node / "results/jobs/staging.jsonl").exists()
+    assert list((node / "my scratch").iterdir()) == []
 
 
 @pytest.mark.parametrize("sent", [None, '{"uuid": "a", "id": "17"}\n'])
