@@ -132,6 +132,18 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
     console.print(_table(todo.jobs), "")
     for line in _summary(todo, overhead):
         console.print(line, markup=False)
+    if todo.jobs:
+        click.echo(f"Next: {_submission(budget=budget, **given)}")
+
+
+def _submission(campaign: str, site: str, root: Path, budget: float | None, **options: Any) -> str:
+    """Return the command that sends what was planned."""
+    import shlex
+
+    given = {"to": None if root == Path("results") else root, **options}
+    given["budget"] = budget and f"{budget:g}"
+    told = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return shlex.join(["lockstep", "submit", campaign, "--site", site, *told])
 
 
 def _facts(todo: "Work", overhead: float) -> dict[str, Any]:

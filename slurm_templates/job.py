@@ -91,11 +91,6 @@ class JobSpec:
         return self.gpus_per_node * self.node_hours
 
     @property
-    def place(self) -> str:
-        """Where in the campaign's folder its launches stand: profiles are no measurements."""
-        return "profiles" if self.kind == "profile" else "launches"
-
-    @property
     def script(self) -> Path:
         """Where its script stands."""
         return Path(self.folder, "jobs", f"{self.name}.sh")

@@ -126,8 +126,9 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
         if not force and path.exists() and path.read_text(encoding="utf-8") != text:
             raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
     todo.results.claim(todo.campaign, todo.launches)
-    site = todo.site.model_dump_json(by_alias=True, indent=1)
-    journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
+    if todo.profiler is None:  # what a profile changes is not what measures
+        site = todo.site.model_dump_json(by_alias=True, indent=1)
+        journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
     for path, text in zip(paths, texts, strict=True):
         journal.write_atomically(path, text)
     return paths

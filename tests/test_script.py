@@ -524,7 +524,7 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(stubs, tmp_path, tool
     assert (ended.returncode, ended.stderr) == (0, "")
     assert seen(tmp_path, "srun").index("apptainer") < seen(tmp_path, "srun").index(tool)
     output = {"nsys": "--output", "ncu": "--export"}[tool]
-    folder = tmp_path / "profiles" / "w1-r0"
+    folder = tmp_path / "profiles" / f"{tool}-7" / "w1-r0"
     assert f"{output}={folder}/rank-%q{{SLURM_PROCID}}" in seen(tmp_path, "tool")
     assert f"--journal={folder}/journal.jsonl" in seen(tmp_path, "arguments")
     assert not (tmp_path / "launches").exists()

@@ -132,7 +132,19 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         ["ladder-w8", "2", "01:30:00", "3.00", "12.00", "ladder-w1"],
         ["ladder-collect", "1", "00:30:00", "0.50", "0.00", "all", "above"],
     ]
-    assert lines[9] == "3 jobs, 4 launches: at most 5.00 node-hours, 13.50 GPU-hours."
+    assert lines[9:] == [
+        "3 jobs, 4 launches: at most 5.00 node-hours, 13.50 GPU-hours.",
+        "Next: lockstep submit campaign.toml --site site.toml",
+    ]
+
+
+def test_a_plan_says_how_to_send_just_that(folder):
+    options = "--to 'other results' --budget 100 --partition gpu"
+    said = lockstep(f"plan campaign.toml --site site.toml {options}", folder).stdout
+    assert said.splitlines()[-1] == (
+        "Next: lockstep submit campaign.toml --site site.toml '--to=other results' "
+        "--partition=gpu --budget=100"
+    )
 
 
 def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):

@@ -243,6 +243,13 @@ def test_a_profile_is_sent_apart_from_the_launches(folder):
     assert recorded(folder)[0]["kind"] == "profile"
 
 
+def test_a_profile_leaves_the_site_to_resume_as_it_was(folder):
+    assert submit(folder).returncode == 0
+    before = (folder / "results/ladder/jobs/site.json").read_text()
+    assert submit(folder, options="--profile nsys --debug-comm").returncode == 0
+    assert (folder / "results/ladder/jobs/site.json").read_text() == before
+
+
 def test_a_budget_is_not_for_a_profile(folder):
     ended = submit(folder, options="--profile ncu --budget 3")
     assert (ended.returncode, "give it without --profile" in ended.stderr) == (2, True)

@@ -137,6 +137,7 @@ step() { # step LOG COMMAND...: one srun over the ranks of $shape
     return "$rc"
 }
 
+measured=$results/launches
 tool=() # what each rank runs under
 
 recorded() { # recorded JOURNAL: print how many lines it has
@@ -154,7 +155,7 @@ nodes_answer() { # after a failure: a node that is lost would fail every launch 
 }
 
 launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
-    local name=$1 folder=$results/launches/$1 rc=0 again=0 before measure
+    local name=$1 folder=$measured/$1 rc=0 again=0 before measure
     if [ -n "$stopping" ]; then
         say "$name: not started, for $stopping"
         failed=1
