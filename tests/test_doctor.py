@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from cluster import TESTBED, need_testbed
 
 from slurm_templates.cluster import Accounts, Cluster, Kind, Node, Partition
 from slurm_templates.doctor import checks, diagnosis, image, machine
@@ -22,7 +23,6 @@ from slurm_templates.doctor.diagnosis import Diagnosis, Result
 from slurm_templates.site import Site
 
 ROOT = Path(__file__).parents[1]
-AS_USER = Path(__file__).parent / "testbed" / "as-user"
 PROBED = {
     "torch": "2.9.0",
     "pytest-benchmark": "5.3.1",
@@ -686,22 +686,11 @@ def test_help_loads_neither_checks_nor_torch(tmp_path):
     assert "  lockstep doctor --site site.toml --slurm" in ended.stdout
 
 
-def missing(reason):
-    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_two_nodes_of_the_testbed_answer(tmp_path, stand_in):
-    if os.geteuid() != 0:
-        pytest.skip("only root may start a job as the testbed's user")
-    asked = subprocess.run([AS_USER, "sinfo"], capture_output=True, text=True, check=False)
-    if "debug" not in asked.stdout:
-        missing("no testbed is up; tests/testbed/up brings it up")
-    stand_in("srun", f'exec "{AS_USER}" srun "$@"')
+    need_testbed()
+    stand_in("srun", f'exec "{TESTBED}/as-user" srun "$@"')
     chosen = site(partition="debug", account="project", gpus_per_node=2, cpus_per_node=4)
     found = slurm_checks.nodes(subject(tmp_path, site=chosen, asks_nodes=True))
     assert found.status == "ok", found

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import figures_image
 import pytest
+from cluster import missing, need
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,13 +50,6 @@ From: {{ BASE }}  # replaced by an argument
 %labels
     org.opencontainers.image.revision {{ COMMIT }}
 """
-
-
-def missing(reason):
-    """An Apptainer that is not there is nobody's fault on a laptop, and a fault in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def lockstep(arguments, cwd, **environ):
@@ -170,8 +164,7 @@ def test_a_built_in_definition_copies_every_room_from_wherever_it_is_asked_for(
 
 
 def test_the_installation_script_is_clean():
-    if shutil.which("shellcheck") is None:
-        missing("no shellcheck is installed; tests/testbed/install does it")
+    need("shellcheck")
     done = subprocess.run(
         ["shellcheck", DEFINITIONS / "install.sh"], capture_output=True, text=True, check=False
     )
@@ -483,8 +476,7 @@ OPTIONS = "--build-arg BASE=base --apptainer-options=--fakeroot"
 
 @pytest.fixture(scope="module")
 def real_base(tmp_path_factory):
-    if shutil.which("apptainer") is None:
-        missing("no Apptainer is installed; tests/testbed/install does it")
+    need("apptainer")
     base = tmp_path_factory.mktemp("image") / "base"
     for name in ("dev", "etc", "home", "opt", "proc", "root", "sys", "tmp", "usr", "var/tmp"):
         (base / name).mkdir(parents=True)

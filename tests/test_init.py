@@ -7,12 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cluster import need_testbed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import campaign as campaigns
 from slurm_templates import cluster as clusters
-from slurm_templates import init, slurm
+from slurm_templates import init
 from slurm_templates import site as sites
 from slurm_templates.cluster import Accounts
 from slurm_templates.init import Surroundings
@@ -464,24 +465,9 @@ def test_images_are_found_beside_the_files(tmp_path, monkeypatch):
     assert init.look_around(tmp_path, {}).images == (tmp_path / "new.sif", tmp_path / "old.sif")
 
 
-def missing(reason):
-    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def shown():
-    try:
-        return slurm.ask("scontrol", "show", "config")
-    except RuntimeError:
-        return ""
-
-
 @pytest.mark.slurm
 def test_the_testbed_s_own_files_load(tmp_path):
-    if "= testbed" not in shown():
-        missing("no testbed is up; tests/testbed/up brings it up")
+    need_testbed()
     (tmp_path / "my.sif").touch()
     made = init.drafts(tmp_path, {})
     site = load(tmp_path, "site.toml", made["site.toml"].text)

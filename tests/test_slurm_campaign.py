@@ -1,7 +1,6 @@
 """Campaigns on the testbed: a real Slurm, a real image, an ordinary user on a login node."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -9,15 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, missing, need_testbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
-TESTBED = Path(__file__).parent / "testbed"
-USUAL_STATE = "/var/tmp/lockstep-testbed"  # noqa: S108, the testbed's own
-STATE = Path(os.environ.get("LOCKSTEP_TESTBED", USUAL_STATE))
-SHARED = STATE / "shared"
-IMAGE = STATE / "image" / "cpu.sif"
 PATIENCE_S = 600
 CAMPAIGN = """schema = 1
 name = "campaign"
@@ -32,34 +27,13 @@ threads_per_rank = 1
 GPUS = 'gpus_per_node = 2\ngpu_type = "fake"\n'
 
 
-def missing(reason):
-    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def testbed():
-    if shutil.which("sinfo") is None:
-        missing("no Slurm is installed; tests/testbed/install does it")
-    if os.geteuid() != 0:
-        pytest.skip("these tests lose nodes, which only root may")
-    asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=False)
-    if b"= testbed" not in asked.stdout:
-        missing("no testbed is up; tests/testbed/up brings it up")
+    need_testbed()
     if not (STATE / "login").exists():
         missing("its user has no Lockstep; tests/testbed/login installs this checkout")
     if not IMAGE.exists():
         missing(f"no image {IMAGE}; tests/testbed/image builds it")
-
-
-def as_user(*command, cwd="/"):
-    """Run a command as the ordinary user types it."""
-    entered = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *command]
-    return subprocess.run(
-        [TESTBED / "as-user", *entered], capture_output=True, text=True, check=False
-    )
 
 
 def done(ended):

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cluster import SHARED, TESTBED, need_testbed
 from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
 
 from bench.journal import Journal
@@ -22,7 +23,6 @@ from slurm_templates.advice import gist
 from slurm_templates.results import Results
 
 NOW = datetime.now(UTC).isoformat(timespec="seconds")
-STATE = Path(os.environ.get("LOCKSTEP_TESTBED", "/var/tmp/lockstep-testbed"))  # noqa: S108
 TESTBED_USER = "lockstep"
 DISABLED = "Slurm accounting storage is disabled"
 
@@ -551,22 +551,15 @@ def test_each_command_s_help_has_an_example(command, here, asked):
 @pytest.fixture(scope="module")
 def testbed():
     """Slurm's commands as the testbed's ordinary user gives them, on PATH."""
-    up = shutil.which("scontrol") and subprocess.run(
-        ["scontrol", "show", "config"], capture_output=True, text=True, check=False
-    )
-    if not up or "testbed" not in up.stdout:
-        reason = "no testbed is up; tests/testbed/up brings it up"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-    if os.geteuid() != 0:
-        pytest.skip("only root may give a command as another user")
-    folder = Path(tempfile.mkdtemp(dir=STATE / "shared"))
+    need_testbed()
+    folder = Path(tempfile.mkdtemp(dir=SHARED))
     folder.chmod(0o777)
     (folder / "jobs").mkdir()
     (folder / "jobs").chmod(0o777)
     (folder / "bin").mkdir()
     for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "scontrol"):
         told = " ".join(f"{key}={value}" for key, value in slurm.ENVIRONMENT.items())
-        script = f'#!/bin/sh\nexec {ROOT}/tests/testbed/as-user env {told} {name} "$@"\n'
+        script = f'#!/bin/sh\nexec {TESTBED}/as-user env {told} {name} "$@"\n'
         (folder / "bin" / name).write_text(script)
         (folder / "bin" / name).chmod(0o755)
     yield folder

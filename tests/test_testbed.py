@@ -1,17 +1,15 @@
 """The testbed is what it promises: a cluster's answers on one machine, down and up at any time."""
 
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from cluster import SHARED, TESTBED, need, need_testbed
 
 pytestmark = pytest.mark.slurm
 
-TESTBED = Path(__file__).parent / "testbed"
-SHARED = Path(os.environ.get("LOCKSTEP_TESTBED", "/var/tmp/lockstep-testbed")) / "shared"  # noqa: S108, the testbed's own
 PID_FILE = Path("/run/lockstep-testbed/munged.pid")
 AS_ROOT = [] if os.geteuid() == 0 else ["sudo"]
 # Daemons of the testbed as ps names them, and what keeps a job alive.
@@ -41,19 +39,9 @@ def as_user(*command, text=None):
     return run(TESTBED / "as-user", *command, text=text)
 
 
-def missing(reason):
-    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def testbed():
-    if shutil.which("sinfo") is None:
-        missing("no Slurm is installed; tests/testbed/install does it")
-    if "testbed" not in run("scontrol", "show", "config").stdout:
-        missing("no testbed is up; tests/testbed/up brings it up")
+    need_testbed()
 
 
 def states():
@@ -126,8 +114,7 @@ def test_the_user_has_a_clean_environment():
 
 
 def test_the_scripts_pass_shellcheck():
-    if shutil.which("shellcheck") is None:
-        missing("no shellcheck is installed; tests/testbed/install does it")
+    need("shellcheck")
     scripts = [path for path in TESTBED.iterdir() if path.is_file()]
     assert len(scripts) >= 6
     checked = run("shellcheck", "--external-sources", f"--source-path={TESTBED}", *scripts)

@@ -1,0 +1,45 @@
+"""The testbed as tests use it: a real Slurm, its ordinary user, and the image built on it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTBED = Path(__file__).parent / "testbed"
+USUAL_STATE = "/var/tmp/lockstep-testbed"  # noqa: S108, the testbed's own
+STATE = Path(os.environ.get("LOCKSTEP_TESTBED", USUAL_STATE))
+SHARED = STATE / "shared"
+IMAGE = STATE / "image" / "cpu.sif"
+
+
+def missing(reason):
+    """A testbed that is not there is nobody's fault on a laptop, and a fault in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def need(command):
+    """Go on only where a command of the testbed is installed."""
+    if shutil.which(command) is None:
+        missing(f"no {command} is installed; tests/testbed/install does it")
+
+
+def need_testbed():
+    """Go on only where the testbed is up, and this is root, who alone may act as its user."""
+    need("sinfo")
+    asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=False)
+    if b"= testbed" not in asked.stdout:
+        missing("no testbed is up; tests/testbed/up brings it up")
+    if os.geteuid() != 0:
+        missing("only root may act as the testbed's user")
+
+
+def as_user(*command, cwd="/", **options):
+    """Run a command as the ordinary user types it."""
+    entered = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *command]
+    return subprocess.run(
+        [TESTBED / "as-user", *entered], capture_output=True, text=True, check=False, **options
+    )
