@@ -226,11 +226,14 @@ STUBS = {
             echo "srun: error: Task launch for StepId=7.1 failed on node $LOST: timeout" >&2; exit 1
         fi
         while [ "${1#--}" != "$1" ]; do shift; done
-        trap '[ -z "$task" ] || kill -USR2 "$task"' USR2; trap 'kill "$task"' TERM
+        all() { kill -USR2 $(ps -o pid= --ppid "$task"); sleep 0.05; kill -USR2 "$task"; }
+        trap '[ -z "$task" ] || all 2>/dev/null' USR2  # as Slurm: every process of a task
+        trap 'kill "$task"' TERM
         export SLURM_PROCID=0 SLURM_NTASKS=1 SLURMD_NODENAME=node1
         "$@" & task=$!
         wait "$task"; rc=$?
         while kill -0 "$task" 2>/dev/null; do wait "$task"; rc=$?; done
+        [ "$rc" -ne 140 ] || { wait "$task"; rc=$?; }
         exit "$rc" """,
     "apptainer": """
         [ "$1" = exec ] || exit 9; shift
