@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from containers import apptainer, definition, image
 
+pytestmark = pytest.mark.slow  # real commands, many of them
+
 ROOT = Path(__file__).parents[1]
 DEFINITIONS = ROOT / "containers"
 TIMEOUT_S = 120

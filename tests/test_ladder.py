@@ -192,6 +192,7 @@ def test_one_driver_at_a_time(tmp_path):
     assert other().stdout == "alone\n"
 
 
+@pytest.mark.slow
 def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     script = (
         "import os, subprocess, sys; from pathlib import Path\n"

@@ -729,6 +729,7 @@ def is_made(path):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=HOSTILE)
@@ -738,6 +739,7 @@ def test_a_hostile_site_is_refused_or_does_only_what_was_meant(
     check_hostile(field, text, stubs, tmp_path_factory.mktemp("hostile"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("text", HARMFUL)
 def test_harmful_texts_do_no_harm(field, text, stubs, tmp_path):
@@ -746,6 +748,7 @@ def test_harmful_texts_do_no_harm(field, text, stubs, tmp_path):
     assert executed is not refused or text == "-x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDENS)
 def test_no_template_lets_a_text_do_harm(name, stubs, tmp_path):
     text = "'; $(touch BROKEN); `touch BROKEN` \""

@@ -58,7 +58,7 @@ def folder(request):
     write(made / "site.toml", site.replace(USUAL_STATE, str(STATE)))
     write(made / "campaign.toml", CAMPAIGN)
     yield made
-    as_user("scancel", "--user=lockstep")
+    lockstep(made, "cancel", "results/campaign")
     shutil.rmtree(made)
 
 

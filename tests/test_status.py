@@ -22,6 +22,8 @@ from slurm_templates.accounting import FIELDS
 from slurm_templates.advice import gist
 from slurm_templates.results import Results
 
+pytestmark = pytest.mark.slow  # real commands, many of them
+
 NOW = datetime.now(UTC).isoformat(timespec="seconds")
 TESTBED_USER = "lockstep"
 DISABLED = "Slurm accounting storage is disabled"

@@ -12,6 +12,8 @@ import pytest
 from bench.journal import Journal
 from bench.record import KEY, SCHEMA_VERSION
 
+pytestmark = pytest.mark.slow  # real commands, many of them
+
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = """schema = 1
 name = "ladder"
