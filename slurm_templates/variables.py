@@ -50,7 +50,10 @@ class Values(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number in a range; NCCL reads 0x as hexadecimal."""
+    """A whole number in a range, as NCCL reads one: by C's strtoll, base 0.
+
+    So 0x begins a hexadecimal number and 0 an octal one, and 08 would be read as 0.
+    """
 
     low: int = 0
     high: int | None = None
@@ -64,10 +67,17 @@ class Whole:
 
     def accept(self, value: str) -> bool:
         """Return whether the value is a number of the range."""
-        if not re.fullmatch(r"-?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})", value, re.ASCII):
-            return False
-        number = int(value, 16 if "x" in value.lower() else 10)
-        return self.low <= number and (self.high is None or number <= self.high)
+        return self.parse(value) is not None
+
+    def parse(self, value: str) -> int | None:
+        """Return the number; None where it is none of the range."""
+        match = re.fullmatch(r"-?(0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,20}|[1-9][0-9]{0,19})", value)
+        if match is None:
+            return None
+        base = 16 if "x" in value.lower() else 8 if match[1].startswith("0") else 10
+        number = int(value, base)
+        is_in_range = self.low <= number and (self.high is None or number <= self.high)
+        return number if is_in_range else None
 
 
 @dataclass(frozen=True)
@@ -130,11 +140,15 @@ class Anything:
 
 SWITCH = Whole(0, 1)
 SIZE = Whole(1)
+SOCKETS = Whole(1, 64)  # of a thread
+THREADS = Whole(1, 16)
 LEVELS = ("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE", "ALL")
 SUBSYSTEMS = (
     *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST"),
     *("CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL"),
 )
+# What is logged by default: "Environment Variables", NCCL_DEBUG_SUBSYS.
+DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
 # What is logged while communicators are made, and not while they are used.
 STARTING = {"INIT", "BOOTSTRAP", "ENV", "NET", "GRAPH", "TUNING"}
 ALGORITHMS = ("Ring", "Tree", "Collnet", "CollnetChain", "CollnetDirect", "NVLS", "NVLSTree", "PAT")
@@ -207,7 +221,7 @@ KNOWN: dict[str, Values] = {
     "NCCL_P2P_LEVEL": OneOf(("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"), integers=True),
     "NCCL_NET_GDR_LEVEL": OneOf(("LOC", "PIX", "PXB", "PHB", "SYS"), integers=True),
     "NCCL_NET_MERGE_POLICY": OneOf(("ALL", "RAIL")),
-    "NCCL_NSOCKS_PERTHREAD": Whole(1, 64),
+    "NCCL_NSOCKS_PERTHREAD": SOCKETS,
     "NCCL_NTHREADS": OneOf(("64", "128", "256", "512")),
     "NCCL_NVLS_ENABLE": Whole(0, 2),
     "NCCL_P2P_LL_THRESHOLD": Whole(),
@@ -215,7 +229,7 @@ KNOWN: dict[str, Values] = {
     "NCCL_P2P_PXN_LEVEL": Whole(0, 2),
     "NCCL_PROTO": ListOf(("LL", "LL128", "Simple"), by_function=True),
     "NCCL_SOCKET_FAMILY": OneOf(("AF_INET", "AF_INET6")),
-    "NCCL_SOCKET_NTHREADS": Whole(1, 16),
+    "NCCL_SOCKET_NTHREADS": THREADS,
     "NCCL_SOCKET_POLL_TIMEOUT_MSEC": Whole(),
     "NCCL_SOCKET_RETRY_CNT": SIZE,
     "NCCL_SOCKET_RETRY_SLEEP_MSEC": SIZE,
@@ -316,7 +330,7 @@ def _bad_value(name: str, value: str, values: Values) -> Problem:
 
 
 def _too_many_sockets(sockets: str, threads: str) -> Problem | None:
-    if not Whole(1, 16).accept(threads) or int(sockets, 0) * int(threads, 0) <= MAX_SOCKETS:
+    if (SOCKETS.parse(sockets) or 0) * (THREADS.parse(threads) or 0) <= MAX_SOCKETS:
         return None
     name = "NCCL_NSOCKS_PERTHREAD"
     message = f"{name}={sockets} x NCCL_SOCKET_NTHREADS={threads} is more than {MAX_SOCKETS}"
@@ -330,7 +344,7 @@ def _slow(name: str, value: str, environ: Mapping[str, str]) -> Problem | None:
         return Problem(name, value, f"{name}={value} {why}", "leave it out of timed runs", "slow")
     if name != "NCCL_DEBUG" or level not in ("INFO", "TRACE"):
         return None
-    chosen = environ.get("NCCL_DEBUG_SUBSYS", "ALL").upper().split(",")
+    chosen = (environ.get("NCCL_DEBUG_SUBSYS") or DEFAULT_SUBSYSTEMS).upper().split(",")
     if level == "INFO" and set(chosen) <= STARTING:
         return None
     action = "use WARN, or NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,NET to see the network used"

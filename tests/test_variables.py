@@ -20,6 +20,9 @@ WRONG = {
     "NCCL_ALGO=allreduce:tre": ("value", "Ring, Tree, Collnet", "set it to one of these"),
     "NCCL_DEBUG_SUBSYS=INIT,NETS": ("value", "INIT, COLL, P2P", "set it to one of these"),
     "NCCL_NSOCKS_PERTHREAD=65": ("value", "a whole number from 1 to 64", "set it to one of these"),
+    "NCCL_NSOCKS_PERTHREAD=08": ("value", "a whole number from 1 to 64", "set it to one of these"),
+    "NCCL_SOCKET_NTHREADS=020x1": ("value", "a whole number from 1 to 16", "set it to one of"),
+    "NCCL_IB_TIMEOUT=040": ("value", "a whole number from 0 to 31", "set it to one of these"),
     "NCCL_TIMEOUT=7200": ("name", "does nothing", "--comm-timeout to Lockstep"),
     "NCCL_ASYNC_ERROR_HANDLING=1": ("name", "a new name", "use TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     "NCCL_BLOCKING_WAIT=1": ("name", "a new name since 2.2", "use TORCH_NCCL_BLOCKING_WAIT"),
@@ -47,13 +50,13 @@ WRONG = {
     "NCCL_SOCKET_IFNAME=^": ("value", "names no interface; allowed: [^][=]NAME", "list names"),
     "NCCL_SOCKET_IFNAME=eth0 ib0": ("value", "'eth0 ib0', which is no name of an", "list names"),
     "GLOO_SOCKET_IFNAME=^lo": ("value", "has ^ or =, which Gloo does not know", "list names"),
-    "NCCL_DEBUG=info": ("slow", "writes a log while ranks are timed", "use WARN"),
     "NCCL_DEBUG=TRACE": ("slow", "writes a log while ranks are timed", "use WARN"),
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": ("slow", "checks every collective", "leave it out"),
 }
 RIGHT = [
     *("NCCL_P2P_LEVEL=NVL", "NCCL_P2P_LEVEL=5", "NCCL_NET_GDR_LEVEL=SYS", "NCCL_DEBUG=warn"),
     *("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", "NCCL_IB_TIMEOUT=0x14", "NCCL_IB_GID_INDEX=-1"),
+    *("NCCL_IB_TIMEOUT=037", "NCCL_IB_PKEY=0", "NCCL_IB_DISABLE=00", "NCCL_DEBUG=info"),
     *("NCCL_ALGO=ring,collnetdirect;allreduce:^tree;broadcast:ring", "NCCL_PROTO=^LL128"),
     *("NCCL_DEBUG_SUBSYS=ALL,^COLL", "NCCL_SOCKET_IFNAME=eth", "NCCL_SOCKET_IFNAME=ens,ib"),
     *("NCCL_SOCKET_IFNAME==eth0,eth7", "NCCL_SOCKET_IFNAME=^docker,lo", "NCCL_SOCKET_IFNAME=^=lo"),
@@ -93,12 +96,23 @@ def test_sockets_and_threads_are_judged_together():
     assert problems(sixteen) == []
     (found,) = problems(sixteen | {"NCCL_NSOCKS_PERTHREAD": "5"})
     assert "=5 x NCCL_SOCKET_NTHREADS=16 is more than 64" in found.message
+    assert problems({"NCCL_SOCKET_NTHREADS": "010", "NCCL_NSOCKS_PERTHREAD": "0x8"}) == []
+    for bad in ("08", "many", "-1", "99999999"):
+        (found,) = problems(sixteen | {"NCCL_NSOCKS_PERTHREAD": bad})
+        assert "is not a value of it" in found.message
+        (found,) = problems(sixteen | {"NCCL_SOCKET_NTHREADS": bad})
+        assert found.name == "NCCL_SOCKET_NTHREADS"
 
 
 def test_a_log_of_the_start_alone_slows_nothing():
     starting = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
     assert problems(starting) == []
-    assert len(problems(starting | {"NCCL_DEBUG_SUBSYS": "INIT,COLL"})) == 1
+    assert problems(starting | {"NCCL_DEBUG_SUBSYS": ""}) == []
+    assert problems({"NCCL_DEBUG": "INFO"}) == []
+    for more in ("INIT,COLL", "ALL", "^COLL"):
+        (found,) = problems(starting | {"NCCL_DEBUG_SUBSYS": more})
+        assert (found.name, found.kind) == ("NCCL_DEBUG", "slow")
+        assert "writes a log while ranks are timed" in found.message
     assert len(problems(starting | {"NCCL_DEBUG": "TRACE"})) == 1
 
 
@@ -118,7 +132,9 @@ def test_interfaces_of_the_machine_are_found_by_name_and_by_prefix(prefix, liste
 @given(
     st.dictionaries(
         st.sampled_from([*KNOWN, *GONE]) | st.text(max_size=20).map("NCCL_".__add__),
-        st.text(max_size=30) | st.from_regex(r"[-^=:;,xX0-9A-Z]{0,12}", fullmatch=True),
+        st.sampled_from(["08", "010", "0x8"])
+        | st.text(max_size=30)
+        | st.from_regex(r"[-^=:;,xX0-9A-Z]{0,12}", fullmatch=True),
         max_size=6,
     )
 )
