@@ -256,18 +256,26 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
 def test_the_image_measures_its_own_suite_and_a_checkout_s(folder):
     measured = ["--size", "smoke", "-m", "weak"]
     said = done(as_user("apptainer", "run", IMAGE, *measured, cwd=folder))
-    assert "rootdir: /opt/lockstep" in said
-    assert len(list(folder.glob("results/pytest/*/journal.jsonl"))) == 1
+    assert "1 passed" in said
+    built = json.loads(IMAGE.with_suffix(".sif.json").read_text())
+    assert commit_of(folder) == built["git_commit"]
 
     checkout = folder / "checkout"
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
     checkout.mkdir()
     subprocess.run(["tar", "-x"], cwd=checkout, input=archive.stdout, check=True)
+    (checkout / "COMMIT").write_text("f" * 40)
     subprocess.run(["chown", "--recursive", "lockstep", checkout], check=True)
     line = ["apptainer", "exec", IMAGE, "pytest", "bench/", *measured]
-    said = done(as_user(*line, cwd=checkout))
-    assert f"rootdir: {checkout}" in said
-    assert len(list(checkout.glob("results/pytest/*/journal.jsonl"))) == 1
+    assert "1 passed" in done(as_user(*line, cwd=checkout))
+    assert commit_of(checkout) == "f" * 40
+
+
+def commit_of(folder):
+    """Return the commit of the suite that the one journal below a folder was measured with."""
+    (path,) = folder.glob("results/pytest/*/journal.jsonl")
+    head = json.loads(path.read_text().splitlines()[0])
+    return head["launch"]["provenance"]["git_commit"]
 
 
 @pytest.mark.parametrize("allocation", ["ladder", "job", "array", "nsys", "ncu"])
