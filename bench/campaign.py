@@ -12,7 +12,15 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from bench import inputs, sizes, workloads
 from bench.sizes import CHANGES, Size
@@ -22,7 +30,7 @@ Study = Literal[
 ]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 
-Duration = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$")]
+MINUTE_S = 60
 
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
@@ -32,6 +40,20 @@ def seconds(duration: str) -> int:
     days, _, clock = duration.rpartition("-")
     hours, minutes, rest = map(int, clock.split(":"))
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def _limiting(duration: str) -> str:
+    # Slurm counts limits in minutes, and takes 0 for none at all (sbatch(1), --time).
+    if seconds(duration) < MINUTE_S:
+        raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
+    return duration
+
+
+Duration = Annotated[
+    str,
+    Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$"),
+    AfterValidator(_limiting),
+]
 
 
 class Jobs(BaseModel):
@@ -45,7 +67,7 @@ class Jobs(BaseModel):
         "smaller one, or array elements of one case each",
     )
     max_running: Count | None = Field(
-        default=None, description="elements of an array that run at once; all by default"
+        default=None, description="elements of the arrays that run at once; all by default"
     )
     time: Duration | None = Field(
         default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"

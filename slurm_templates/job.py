@@ -46,6 +46,7 @@ class JobSpec:
         folder: The campaign's folder, absolute.
         num_nodes: Nodes of the allocation, of each element's where it is an array.
         gpus_per_node: GPUs asked for on each of them.
+        billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
         time_s: Its time limit.
         cpus_per_task: CPUs of a rank, equal at every world size.
         directives: What sbatch is told, one option each.
@@ -61,6 +62,7 @@ class JobSpec:
     folder: str
     num_nodes: int
     gpus_per_node: int
+    billed_per_node: int
     time_s: int
     cpus_per_task: int
     directives: tuple[str, ...]
@@ -87,8 +89,8 @@ class JobSpec:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours if every element takes all of its time."""
-        return self.gpus_per_node * self.node_hours
+        """GPU-hours that Slurm accounts for if every element takes all of its time."""
+        return self.billed_per_node * self.node_hours
 
     @property
     def script(self) -> Path:
@@ -175,11 +177,17 @@ def jobs(
     found = list(maker.measuring(wanted))
     if campaign.jobs.preflight:
         first = maker.preflight(max(launch.world_size for launch in wanted))
-        waits = (Dependency(first.name, "afterok"),)
-        found = [first, *(replace(job, after=job.after or waits) for job in found)]
+        found = [first, *(_behind(first, job) for job in found)]
     if campaign.jobs.collect:
         found.append(maker.collect(found))
     return found
+
+
+def _behind(first: JobSpec, job: JobSpec) -> JobSpec:
+    """Return a job that never begins where the first one fails."""
+    if any(one.how == "afterok" for one in job.after):
+        return job  # the one before it does not begin then
+    return replace(job, after=(Dependency(first.name, "afterok"), *job.after))
 
 
 def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) -> JobSpec:
@@ -226,10 +234,14 @@ class Maker:
             yield self.make(name, kind, launches)
             return
         smaller: tuple[Dependency, ...] = ()
+        limited = self.campaign.jobs.max_running is not None
         for world_size in sorted({launch.world_size for launch in launches}):
             group = [one for one in launches if one.world_size == world_size]
             if kind == "array":
-                yield from self._arrays(f"{name}-w{world_size}", group)
+                for job in self._arrays(f"{name}-w{world_size}", group):
+                    yield replace(job, after=smaller)
+                    # At once they would run more elements than the campaign lets run.
+                    smaller = (Dependency(job.name, "afterany"),) if limited else ()
                 continue
             yield self.make(f"{name}-w{world_size}", kind, group, smaller)
             smaller = (Dependency(f"{name}-w{world_size}", "afterok"),)
@@ -238,12 +250,9 @@ class Maker:
         """Yield as many arrays as Slurm's limit of one makes of them."""
         most = self.site.max_array_size
         chunks = [launches[first : first + most] for first in range(0, len(launches), most)]
-        before: tuple[Dependency, ...] = ()
         for number, chunk in enumerate(chunks, start=1):
             own = name if len(chunks) == 1 else f"{name}-{number}"
-            yield self.make(own, "array", chunk, before)
-            # At once they would run more elements than the campaign lets run.
-            before = (Dependency(own, "afterany"),) if self.campaign.jobs.max_running else ()
+            yield self.make(own, "array", chunk)
 
     def preflight(self, world_size: int) -> JobSpec:
         """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
@@ -298,12 +307,14 @@ class Maker:
         time_s = min(time_s, _limit_s(self.site) or time_s)
         number = "%A_%a" if kind == "array" else "%j"
         output = f"{self.folder}/jobs/slurm-{number}.out"
+        asked = own.on_node(largest) if own.is_gpu else 0
         return JobSpec(
             name=name,
             kind=kind,
             folder=str(self.folder),
             num_nodes=own.num_nodes(largest),
-            gpus_per_node=own.on_node(largest) if own.is_gpu else 0,
+            gpus_per_node=asked,
+            billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else asked,
             time_s=time_s,
             cpus_per_task=own.cpus_per_task,
             directives=tuple(_directives(self.site, own, name, largest, time_s, output)),

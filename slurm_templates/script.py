@@ -83,6 +83,8 @@ def render(job: JobSpec, site: Site) -> str:
     Raises:
         ValueError: The site's own template cannot be read, or is broken.
     """
+    if job.kind == "preflight":  # it shows that there is scratch, with no copy of what is large
+        site = site.model_copy(update={"stage_in": (), "stage_image": False})
     values: dict[str, Any] = {
         "job": job,
         "site": site,
@@ -90,7 +92,7 @@ def render(job: JobSpec, site: Site) -> str:
         "variables": site.rank_environment(),
         "devices": DEVICES[site.gpu_runtime],
         "command": container_command(site, job.folder, is_gpu=job.gpus_per_node > 0),
-        # What only reads results needs no data, nor a copy of the image.
+        # What only reads results needs no data.
         "staged": site.scratch is not None and job.kind != "collect",
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],

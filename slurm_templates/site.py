@@ -3,6 +3,7 @@
 The published JSON Schema is `slurm_templates/site.schema.json`.
 """
 
+import difflib
 import re
 from importlib import resources
 from pathlib import Path
@@ -20,17 +21,21 @@ from pydantic import (
 from bench import inputs
 from bench.campaign import Duration
 
-# What Lockstep itself says to sbatch: said twice, the last one would win unseen.
-OWN_OPTIONS = re.compile(
-    "account|array|chdir|comment|constraint|cpus-per-task|error|export|gpus|gpus-per-(node|task)|"
-    "gres|job-name|mem|nodes|(no-)?requeue|ntasks|ntasks-per-node|open-mode|output|partition|qos|"
-    "reservation|signal|time|wrap"
+# Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
+# last one would win unseen.
+EXTRA_OPTIONS = (
+    *("acctg-freq", "begin", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "exclude"),
+    *("exclusive", "gpu-freq", "gres-flags", "hint", "licenses", "mail-type", "mail-user"),
+    *("network", "nice", "nodelist", "power", "prefer", "propagate", "reboot", "segment"),
+    *("sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "tmp"),
+    *("use-min-nodes", "wckey"),
 )
 # Variables of the script itself, of Slurm, and those that bash does not let be set.
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
     "began|chosen|failed|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|number|on_nodes|"
-    "options|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|_"
+    "options|patience|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|"
+    "stopping|suite|tool|unfinished|_"
 )
 
 
@@ -76,8 +81,10 @@ def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
         raise ValueError("not an option of sbatch; write it as --name or --name=value")
-    if OWN_OPTIONS.fullmatch(match[1]):
-        raise ValueError("Lockstep sets this option itself; use the site's keys, or leave it out")
+    if match[1] not in EXTRA_OPTIONS:
+        near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
+        hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
+        raise ValueError(f"not an option that may be added to what Lockstep asks for; {hint}")
     if match[2]:
         _directive_value(match[2])
     return text
@@ -191,6 +198,11 @@ class Site(BaseModel):
         """Limits of the partition that jobs go to, as far as they are known."""
         return self.partitions.get(str(self.partition), Partition())
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a job gets all GPUs of its nodes, whatever it asks for (sbatch(1))."""
+        return "--exclusive" in self.extra_directives
+
     def in_partition(self, name: str) -> Self:
         """Return the site with its jobs in another partition.
 
@@ -240,6 +252,12 @@ class Site(BaseModel):
             raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
         if self.stage_image and self.container is None:
             raise ValueError("stage_image is set but there is no [container]; leave it out")
+        names = [Path(path).name for path in self.stage_in]
+        doubled = [name for name in names if names.count(name) > 1]
+        if doubled:
+            raise ValueError(
+                f"stage_in copies {doubled[0]!r} twice to one place; give one of them another name"
+            )
         return self
 
     @model_validator(mode="after")

@@ -274,6 +274,7 @@ def test_a_part_is_named_so_that_names_sort_by_it():
         ("max_runing = 2", "unknown key 'jobs.max_runing'; did you mean 'max_running'?"),
         ("max_running = 2", "max_running is for allocation = \"array\", not 'ladder'"),
         ('time = "1 hour"', "jobs.time = '1 hour': string should match pattern"),
+        ('time = "00:00:59"', "jobs.time = '00:00:59': shorter than a minute"),
         ('time = "1:00:00"\nlaunch_time = "0:05:00"', "time and launch_time both set"),
     ],
 )

@@ -50,15 +50,24 @@ def test_nodes_and_cpus_are_computed(world_size, gpus, cpus, most, expected):
 
 
 def test_hours_are_those_of_the_limit():
-    (job,) = jobs(campaign_of(), site_of(), FOLDER)
+    shared = site_of(extra_directives=[])
+    (job,) = jobs(campaign_of(), shared, FOLDER)
     assert (job.time_s, job.node_hours, job.gpu_hours) == (7200, 4.0, 16.0)
-    by_size = jobs(campaign_of(jobs={"allocation": "job"}), site_of(), FOLDER)
+    by_size = jobs(campaign_of(jobs={"allocation": "job"}), shared, FOLDER)
     assert [(one.name, one.gpu_hours) for one in by_size] == [
         ("ladder-w1", 2.0),
         ("ladder-w2", 4.0),
         ("ladder-w4", 8.0),
         ("ladder-w8", 16.0),
     ]
+
+
+def test_an_exclusive_node_costs_all_its_gpus():
+    asked = {"allocation": "job", "collect": True}
+    found = jobs(campaign_of(world_sizes=[1, 8], jobs=asked), site_of(), FOLDER)
+    assert [(one.gpus_per_node, one.gpu_hours) for one in found] == [(1, 8.0), (4, 16.0), (0, 2.0)]
+    (on_cpus,) = jobs(campaign_of(world_sizes=[64], device="cpu"), site_of(), FOLDER)
+    assert (on_cpus.gpus_per_node, on_cpus.gpu_hours) == (0, 8.0)
 
 
 def test_node_hours_are_nodes_by_hours_by_runs():
@@ -89,7 +98,7 @@ def test_a_larger_job_waits_for_the_smaller_one_to_succeed():
         ),
     ]
     assert found[0].num_nodes == 2
-    assert (found[-1].num_nodes, found[-1].gpu_hours) == (1, 0)
+    assert (found[-1].num_nodes, found[-1].gpus_per_node) == (1, 0)
 
 
 def test_an_array_has_one_world_size_and_an_element_for_each_case():
@@ -114,6 +123,16 @@ def test_an_array_is_split_where_slurm_has_its_highest_index(max_running):
     assert [launch for one in found for launch in one.launches] == plan(campaign, by_case=True)
     before = (Dependency("ladder-w1-1", "afterany"),) if max_running else ()
     assert found[1].after == before
+
+
+def test_arrays_run_one_after_another_where_only_so_many_elements_may_run():
+    asked = {"allocation": "array", "max_running": 2, "preflight": True}
+    found = jobs(campaign_of(jobs=asked, world_sizes=[1, 2]), site_of(), FOLDER)
+    first = ("afterok", "ladder-preflight")
+    # After any end of the smaller one: but never after a preflight that failed.
+    assert [waits(one) for one in found] == [[], [first], [first, ("afterany", "ladder-w1")]]
+    free = jobs(campaign_of(jobs={"allocation": "array"}), site_of(), FOLDER)
+    assert [waits(one) for one in free] == [[]] * 4
 
 
 def test_a_thousand_launches_are_one_array():

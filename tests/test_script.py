@@ -118,7 +118,7 @@ def test_modules_are_purged_only_where_there_are_some():
 def test_a_measurement_of_cpus_asks_for_no_gpu():
     (job,) = jobs(campaign_of(device="cpu"), site_of(), FOLDER)
     script = render(job, site_of())
-    assert job.gpu_hours == 0
+    assert job.gpus_per_node == 0
     assert "gpus-per-node" not in script
     assert "--nv" not in script
 
@@ -222,9 +222,10 @@ STUBS = {
     "stat": "echo facts",
     "srun": """
         printf '%s\\0' "$@" >>"$SEEN.srun"
-        if [ -n "${LOST:-}" ] && [ "${*: -1}" = true ]; then
-            echo "srun: error: Task launch for StepId=7.1 failed on node $LOST: timeout" >&2; exit 1
+        if [ -n "${SAID:-}" ] && [ "${*: -1}" = true ]; then
+            echo "srun: error: $SAID" >&2; exit 1
         fi
+        if [ -n "${DEAF:-}" ] && [[ "$*" == *" stay "* ]]; then trap '' USR2; exec /bin/sleep 60; fi
         while [ "${1#--}" != "$1" ]; do shift; done
         all() { kill -USR2 $(ps -o pid= --ppid "$task"); sleep 0.05; kill -USR2 "$task"; }
         trap '[ -z "$task" ] || all 2>/dev/null' USR2  # as Slurm: every process of a task
@@ -245,7 +246,11 @@ STUBS = {
     "ncu": """
         printf '%s\\0' ncu "$@" >>"$SEEN.tool"
         while [ "${1#--}" != "$1" ]; do shift; done; exec "$@" """,
-    "sacct": """echo sacct "$@" >>"$SEEN.sacct"; echo 'JobID|State'; exit "${SACCT_CODE:-0}" """,
+    "sacct": """
+        echo sacct "$@" >>"$SEEN.sacct"; echo 'JobID|JobIDRaw|State'
+        echo '7.batch|7.batch|RUNNING'
+        [ "$(wc -l <"$SEEN.sacct")" -gt "${BEHIND:-0}" ] || echo '17_1|18|COMPLETING'
+        exit "${SACCT_CODE:-0}" """,
     "python3": """
         printf '%s\\0' "$@" >>"$SEEN.arguments"; env -0 >"$SEEN.environment"
         eval "${STUB_DO:-}"
@@ -429,12 +434,27 @@ def test_a_stop_file_of_the_user_stops_the_job_as_well(stubs, tmp_path):
 
 def test_after_a_node_is_lost_no_launch_begins(stubs, tmp_path):
     (job,) = jobs(campaign_of(), plain(), made(tmp_path))
-    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="1", LOST="node2")
+    said = "Task launch for StepId=7.1 failed on node node2: timeout"
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="1", SAID=said)
     assert ended.returncode == 1
     assert ended.stdout.count("srun ended with 1") == 1
     assert ended.stdout.count("not started, for node2 answers no more") == 7
     left = ended_as(tmp_path)
     assert (left["exit_code"], left["stopped"], left["lost"]) == (1, False, "node2")
+
+
+def test_a_node_that_is_busy_is_not_lost(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    said = "Unable to create step for job 7: Job/step already completing or completed"
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="1", SAID=said)
+    assert ended.returncode == 1
+    assert ended.stdout.count("srun ended with 1") == 8
+    assert "not all nodes answer: srun: error: Unable" in ended.stdout
+    assert ended_as(tmp_path)["lost"] == ""
+    told = seen(tmp_path, "srun")
+    assert ["--overlap", "--mem=0", "--gres=none"] == [
+        one for one in told[: told.index("true")] if one in ("--overlap", "--mem=0", "--gres=none")
+    ]
 
 
 def test_a_stop_file_that_was_left_stops_nothing(stubs, tmp_path):
@@ -457,13 +477,62 @@ def test_after_a_failed_case_the_others_are_measured(stubs, tmp_path):
     assert seen(tmp_path, "arguments").count("--skip-failed") == 3
 
 
-@pytest.mark.parametrize(("after", "code"), [("echo bye", 0), ("false", 1), ("exit 9", 1)])
+@pytest.mark.parametrize(
+    ("after", "code"), [("echo bye", 0), ("false", 1), ("false\necho bye", 1), ("exit 9", 1)]
+)
 def test_the_lines_after_run_and_count(stubs, tmp_path, after, code):
     site = plain(shell_after=f"echo last\n{after}")
     (job,) = jobs(small(), site, made(tmp_path))
     ended = execute(render(job, site), stubs, tmp_path)
     assert (ended.returncode, "last\n" in ended.stdout) == (code, True)
     assert ended_as(tmp_path)["exit_code"] == code
+
+
+def test_the_end_is_on_record_before_what_slurm_may_cut(stubs, tmp_path):
+    site = plain(shell_after="cp jobs/exit-7.json jobs/before.json; exit 3")
+    (job,) = jobs(small(), site, made(tmp_path))
+    assert execute(render(job, site), stubs, tmp_path).returncode == 1
+    assert json.loads((tmp_path / "jobs" / "before.json").read_text())["exit_code"] == 0
+    assert ended_as(tmp_path)["exit_code"] == 1
+
+
+# What `module` is to a job's shell: a function that changes its variables.
+MODULE = """() {
+    echo "$@" >>"$SEEN.modules"
+    if [ "$1" = load ]; then
+        [ "$2" != absent ] && export PYTHONPATH=$ROOM/$2 OF_NO_USE=$unset_by_all
+    fi
+}"""
+
+
+def modules_run(stubs, folder, *modules, before="ROOM=/sw"):
+    site = plain(container=None, modules=modules, suite="/suite", shell_before=before)
+    (job,) = jobs(small(), site, made(folder))
+    return execute(render(job, site), stubs, folder, **{"BASH_FUNC_module%%": MODULE})
+
+
+def test_what_modules_put_on_the_path_stays_behind_the_suite(stubs, tmp_path):
+    before = "module use /own; ROOM=/sw${unset_as_well}"
+    ended = modules_run(stubs, tmp_path, "torch", before=before)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "PYTHONPATH=/suite:/sw/torch" in seen(tmp_path, "environment")
+    assert (tmp_path / "seen.modules").read_text() == "use /own\npurge\nload torch\n"
+
+
+def test_a_module_that_cannot_be_loaded_ends_the_job(stubs, tmp_path):
+    ended = modules_run(stubs, tmp_path, "absent")
+    assert ended.returncode == 1
+    assert "lockstep: module absent cannot be loaded\n" in ended.stdout
+    assert ended_as(tmp_path)["exit_code"] == 1
+    assert not (tmp_path / "seen.arguments").exists()
+
+
+def test_what_an_outer_job_asked_for_is_not_for_the_steps(stubs, tmp_path):
+    names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "HINT", "DISTRIBUTION")
+    outer = {f"SLURM_{name}": "outer" for name in (*names, "MEM_PER_GPU", "CPU_BIND_TYPE")}
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    assert execute(render(job, plain()), stubs, tmp_path, **outer).returncode == 0
+    assert not [one for one in seen(tmp_path, "environment") if one.endswith("=outer")]
 
 
 @pytest.mark.parametrize("before", ["false", "exit 3"])
@@ -528,7 +597,9 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(stubs, tmp_path, tool
     assert seen(tmp_path, "srun").index("apptainer") < seen(tmp_path, "srun").index(tool)
     output = {"nsys": "--output", "ncu": "--export"}[tool]
     folder = tmp_path / "profiles" / f"{tool}-7" / "w1-r0"
-    assert f"{output}={folder}/rank-%q{{SLURM_PROCID}}" in seen(tmp_path, "tool")
+    # The other cases after one that failed are a step of their own, and write beside it.
+    own = f"{output}={folder}/step-%q{{SLURM_STEP_ID}}-rank-%q{{SLURM_PROCID}}"
+    assert own in seen(tmp_path, "tool")
     assert f"--journal={folder}/journal.jsonl" in seen(tmp_path, "arguments")
     assert not (tmp_path / "launches").exists()
 
@@ -540,11 +611,57 @@ def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
     ended = execute(render(job, plain()), stubs, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "seen.sacct").read_text().endswith(" --jobs=17,18\n")
-    assert (tmp_path / "jobs" / "sacct.txt").read_text() == "JobID|State\n"
+    assert "7.batch|7.batch|RUNNING\n" in (tmp_path / "jobs" / "sacct.txt").read_text()
+    assert "accounting has no end" not in ended.stdout
     command = "/opt/lockstep/lockstep.py"
     told = seen(tmp_path, "arguments")
     assert told == [command, "collect", str(tmp_path), command, "report", str(tmp_path)]
     assert "--nv" not in seen(tmp_path, "binds")
+
+
+def collect_late(stubs, folder, behind):
+    job, _ = golden_job("collect-gpu-container", made(folder))
+    (folder / "jobs" / "submitted.jsonl").write_text('{"uuid": "a", "id": "17"}\n')
+    script = render(job, plain())
+    assert "in 0 1 2 4 8 15;" in script
+    script = script.replace("in 0 1 2 4 8 15;", "in 0 0 0;")
+    ended = execute(script, stubs, folder, BEHIND=str(behind))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout, (folder / "seen.sacct").read_text().count("\n")
+
+
+def test_a_collect_job_asks_again_until_accounting_has_heard_of_the_end(stubs, tmp_path):
+    said, asked = collect_late(stubs, tmp_path, behind=1)
+    assert ("accounting has no end" in said, asked) == (False, 2)
+    assert "COMPLETING" not in (tmp_path / "jobs" / "sacct.txt").read_text()
+
+
+def test_a_collect_job_says_of_which_job_accounting_has_no_end(stubs, tmp_path):
+    said, asked = collect_late(stubs, tmp_path, behind=9)
+    assert asked == 3
+    assert "no end yet of 17_1; run lockstep collect again" in said
+
+
+def test_a_collect_job_without_what_lockstep_needs_says_where_to_collect(stubs, tmp_path):
+    site = plain(container=None, venv="/dev/null/..", suite="/suite")
+    site = site.model_copy(update={"venv": None, "modules": ()})
+    job = jobs(small(jobs=ALL), site, made(tmp_path))[2]
+    ended = execute(render(job, site), stubs, tmp_path, STUB_CODE="1")
+    assert ended.returncode == 0
+    assert "run lockstep collect on a login node" in ended.stdout
+    assert seen(tmp_path, "arguments")[0] == "-c"
+
+
+def test_a_preflight_copies_neither_data_nor_the_image(stubs, node):
+    site = staged(node)
+    job, _ = golden_job("preflight-gpu-container", node / "results", site)
+    ended = execute(render(job, site), stubs, node, STUB_DO='ls "$LOCKSTEP_SCRATCH"/* >&2')
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert seen(node, "binds")[-1] == f"{node}/image.sif"
+    assert not {str(node / "set"), f"{node}/my scratch/lockstep-7/image.sif"} & set(
+        seen(node, "srun")
+    )
+    assert list((node / "my scratch").iterdir()) == []
 
 
 def test_a_collect_job_stages_nothing(stubs, node):
@@ -620,6 +737,39 @@ def test_a_copy_of_the_image_that_differs_ends_the_job(stubs, node):
     assert "staging in failed" in ended.stdout
     assert list((node / "my scratch").iterdir()) == []
     assert not (node / "seen.arguments").exists()
+    assert staging_of(node)["stage_in_s"] is None
+
+
+def test_a_link_is_no_scratch_of_the_job_s(stubs, node):
+    site = staged(node)
+    (job,) = jobs(small(), site, node / "results")
+    (node / "elsewhere").mkdir()
+    (node / "my scratch/lockstep-7").symlink_to(node / "elsewhere")
+    ended = execute(render(job, site), stubs, node)
+    assert ended.returncode == 1
+    assert "lockstep-7 is another's" in ended.stderr
+    assert list((node / "elsewhere").iterdir()) == []
+
+
+def test_a_keeper_that_hears_nothing_does_not_hold_the_job(stubs, node):
+    site = staged(node)
+    (job,) = jobs(small(), site, node / "results")
+    script = render(job, site)
+    assert '"$tries" -lt 150' in script
+    script = script.replace('"$tries" -lt 150', '"$tries" -lt 3')
+    ended = execute(script, stubs, node, STUB_DO=RANK, DEAF="1")
+    assert ended.returncode == 0
+    assert (node / "results/jobs/out-7/node1/profile").read_text() == "left\n"
+    assert list((node / "my scratch").iterdir()) == []
+
+
+def test_staging_needs_no_bash_5(stubs, node):
+    site = staged(node)
+    (job,) = jobs(small(), site, node / "results")
+    script = "unset EPOCHREALTIME EPOCHSECONDS SRANDOM\n" + render(job, site)
+    ended = execute(script, stubs, node)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert 0 < staging_of(node)["stage_in_s"] < 60
 
 
 def test_data_that_is_not_there_ends_the_job(stubs, node):

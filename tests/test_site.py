@@ -62,7 +62,11 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD + IMAGE.replace("/images/", ""), "not an absolute path"),
         (GOOD + 'account = "a\\n#SBATCH --nodes=99"\n' + IMAGE, "a line break or control"),
         (GOOD + 'account = "a b"\n' + IMAGE, "account = 'a b': a value for sbatch is made of"),
-        (GOOD + 'extra_directives = ["--nodes=9"]\n' + IMAGE, "Lockstep sets this option itself"),
+        (GOOD + 'extra_directives = ["--nodes=9"]\n' + IMAGE, "did you mean --nodelist?"),
+        (GOOD + 'extra_directives = ["--gpu-bind=per_task:1"]\n' + IMAGE, "not an option that may"),
+        (GOOD + 'extra_directives = ["--acc=x"]\n' + IMAGE, "known: --acctg-freq, --begin, "),
+        (GOOD.replace("01:30:00", "00:00:00") + IMAGE, "'00:00:00': shorter than a minute"),
+        (GOOD + 'scratch = "/s"\nstage_in = ["/a/set", "/b/set/"]\n' + IMAGE, "copies 'set' twice"),
         (GOOD + 'extra_directives = ["exclusive"]\n' + IMAGE, "not an option of sbatch"),
         (GOOD + IMAGE + '[env]\n"A B" = "1"\n', "not a variable's name"),
         (GOOD + IMAGE + '[env]\nfailed = "0"\n', "sets this variable itself"),
@@ -99,6 +103,12 @@ def test_a_bad_site_file_is_refused_in_one_sentence(tmp_path, text, reason):
     assert said.startswith(f"{tmp_path / 'site.toml'}: ")
     assert reason.lower() in said.lower()
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("option", ["--exclusive", "--mail-type=END", "--hint=nomultithread"])
+def test_what_sites_need_may_be_added(tmp_path, option):
+    text = GOOD + f'extra_directives = ["{option}"]\n' + IMAGE
+    assert read(tmp_path, text).extra_directives == (option,)
 
 
 def test_a_missing_site_file_names_those_that_ship():

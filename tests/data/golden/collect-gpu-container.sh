@@ -13,6 +13,7 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet.
+# It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
 # shellcheck disable=SC2317 # traps call functions, too
 set -euo pipefail
 
@@ -26,8 +27,10 @@ stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
-# How an outer job binds its CPUs is not for ours.
-unset "${!SLURM_CPU_BIND@}"
+# What an outer job asked for is not for ours; what ours needs, each srun is told.
+unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -39,17 +42,23 @@ warned() { # Slurm's signal before the limit: what runs ends in order, nothing m
     : >"$stop"
 }
 
+record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
+    local ended stopped=false
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+}
+
 finish() { # whatever ended the job: $? says how
-    local code=$? ended stopped=false
+    local code=$? rc
     trap - EXIT
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
-        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    record_end "$code"
+    record_end "$code"
     exit "$code"
 }
 trap warned USR1
@@ -74,12 +83,14 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
     return "$rc"
 }
 
+set +u # what a site loads is not written for it
+ulimit -l unlimited
+set -u
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 
-ulimit -l unlimited
 cd "$results"
 
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
@@ -136,11 +147,23 @@ step() { # step LOG COMMAND...: one srun over the ranks of $shape
 # Accounting is asked here: inside the image there is none of Slurm's commands.
 sent=$(sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null |
     paste -sd, -) || sent=
-if [ -n "$sent" ] && SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
+unfinished=
+# Of a job that has just ended, Slurm's accounting hears a little later.
+for patience in 0 1 2 4 8 15; do
+    sleep "$patience"
+    if [ -z "$sent" ] || ! SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
+        say "sacct gives no answer; the jobs' accounting stays unknown"
+        break
+    fi
     mv -- "$jobs/.sacct-$id.tmp" "$jobs/sacct.txt"
-else
-    say "sacct gives no answer; the jobs' accounting stays unknown"
-fi
+    unfinished=$(awk -F'|' -v own="$id" '
+        { sub(/[.].*/, "", $1) }
+        $1 != own && $3 ~ /^(RUNNING|COMPLETING|PENDING)/ { print $1 }' "$jobs/sacct.txt" |
+        sort --unique | paste -sd, -)
+    [ -n "$unfinished" ] || break
+done
+[ -z "$unfinished" ] ||
+    say "accounting has no end yet of $unfinished; run lockstep collect again later"
 shape_of 1
 step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" collect "$results" || failed=1
 step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" report "$results" || failed=1

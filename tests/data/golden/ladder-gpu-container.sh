@@ -14,6 +14,7 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet.
+# It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
 # shellcheck disable=SC2317 # traps call functions, too
 set -euo pipefail
 
@@ -27,8 +28,10 @@ stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
-# How an outer job binds its CPUs is not for ours.
-unset "${!SLURM_CPU_BIND@}"
+# What an outer job asked for is not for ours; what ours needs, each srun is told.
+unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -40,17 +43,23 @@ warned() { # Slurm's signal before the limit: what runs ends in order, nothing m
     : >"$stop"
 }
 
+record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
+    local ended stopped=false
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+}
+
 finish() { # whatever ended the job: $? says how
-    local code=$? ended stopped=false
+    local code=$? rc
     trap - EXIT
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
-        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    record_end "$code"
+    record_end "$code"
     exit "$code"
 }
 trap warned USR1
@@ -75,12 +84,14 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
     return "$rc"
 }
 
+set +u # what a site loads is not written for it
+ulimit -l unlimited
+set -u
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 
-ulimit -l unlimited
 cd "$results"
 
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
@@ -98,6 +109,10 @@ image_hash() { # print the image's SHA-256; kept, for a large one takes a while 
 image=/images/lockstep.sif
 LOCKSTEP_IMAGE_SHA256=$(image_hash)
 export LOCKSTEP_IMAGE_SHA256
+
+# One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
+on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
+    --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
 
 # Each rank hands on what is its own; nothing else of the host enters the image.
 export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
@@ -147,10 +162,14 @@ recorded() { # recorded JOURNAL: print how many lines it has
 nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
     local said
     [ -z "$stopping" ] || return 0
-    said=$(timeout 60 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
-        --kill-on-bad-exit=1 true 2>&1 </dev/null) && return
-    lost=$(sed -n 's/.* on node \([A-Za-z0-9._-]*\).*/\1/p' <<<"$said" | sort --unique | paste -sd, -)
-    lost=${lost:-a node}
+    said=$(timeout 60 "${on_nodes[@]}" true 2>&1 </dev/null) && return
+    # Only one that srun names: a node may as well be slow to end the step before.
+    lost=$(sed -n 's/.* on \(node \)\?\([A-Za-z0-9._-]*\).*/\2/p' <<<"$said" |
+        grep --fixed-strings --line-regexp -- "$hosts" | sort --unique | paste -sd, -) || :
+    if [ -z "$lost" ]; then
+        say "not all nodes answer: ${said:-nothing within 60 s}"
+        return
+    fi
     stopping="$lost answers no more"
 }
 

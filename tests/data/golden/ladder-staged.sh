@@ -14,6 +14,7 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet.
+# It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
 # shellcheck disable=SC2317 # traps call functions, too
 set -euo pipefail
 
@@ -28,8 +29,10 @@ lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
 keeper=             # process that removes what the job leaves on its nodes
-# How an outer job binds its CPUs is not for ours.
-unset "${!SLURM_CPU_BIND@}"
+# What an outer job asked for is not for ours; what ours needs, each srun is told.
+unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -41,18 +44,24 @@ warned() { # Slurm's signal before the limit: what runs ends in order, nothing m
     : >"$stop"
 }
 
+record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
+    local ended stopped=false
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+}
+
 finish() { # whatever ended the job: $? says how
-    local code=$? ended stopped=false
+    local code=$? rc
     trap - EXIT
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
+    record_end "$code"
     [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
-    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
-        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    record_end "$code"
     exit "$code"
 }
 trap warned USR1
@@ -77,6 +86,9 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
     return "$rc"
 }
 
+set +u # what a site loads is not written for it
+ulimit -l unlimited
+set -u
 export GLOO_SOCKET_IFNAME=hsn0
 export NCCL_DEBUG=WARN
 export NCCL_SOCKET_IFNAME=hsn0
@@ -84,7 +96,6 @@ export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 
-ulimit -l unlimited
 cd "$results"
 
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
@@ -103,6 +114,10 @@ image=/images/lockstep.sif
 LOCKSTEP_IMAGE_SHA256=$(image_hash)
 export LOCKSTEP_IMAGE_SHA256
 
+# One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
+on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
+    --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
+
 # Every node has a folder of this job's own. Whatever ends the job, $keeper's task on each node
 # copies what ranks left in out/ to the results and removes the folder: once Slurm ends a job no
 # new step can begin, but those that run get a signal first.
@@ -111,7 +126,10 @@ export LOCKSTEP_SCRATCH=$scratch
 
 # shellcheck disable=SC2016 # a node's task expands it, not this shell
 leave='scratch=$1 to=$2/out-$3/$SLURMD_NODENAME mine=$1.$SLURMD_NODENAME
-mv -- "$scratch" "$mine" 2>/dev/null || exit 0 # who renames it, removes it
+if ! mv -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
+    while [ -e "$mine" ]; do sleep 0.2; done
+    exit 0
+fi
 if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then
     mkdir -p -- "$to" && cp -r -- "$mine/out/." "$to" || { mv -- "$mine" "$scratch"; exit 1; }
 fi
@@ -126,8 +144,8 @@ go "$@"'
 stage_in='set -euo pipefail
 scratch=$1 image=$2 sha256=$3
 shift 3
-mkdir -p -- "$scratch"
-[ -O "$scratch" ] || { echo "$SLURMD_NODENAME: $scratch is another user'"'"'s" >&2; exit 1; }
+(umask 077 && mkdir -p -- "$scratch")
+[ -O "$scratch" ] && [ ! -L "$scratch" ] || { echo "$SLURMD_NODENAME: $scratch is another'"'"'s" >&2; exit 1; }
 exec 9<"$scratch"
 flock 9 # nodes that share the folder copy once
 [ ! -e "$scratch/staged" ] || exit 0
@@ -143,21 +161,22 @@ if [ -n "$image" ]; then
 fi
 touch -- "$scratch/staged"'
 
-# One task on each node, beside what runs there.
-on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --mem=0
-    --mpi=none --export=ALL --kill-on-bad-exit=1 bash -c)
-
-seconds_since() { # seconds_since MICROSECONDS
-    local us=$((${EPOCHREALTIME/[.,]/} - $1))
-    printf '%d.%06d' $((us / 1000000)) $((us % 1000000))
+seconds_since() { # seconds_since NANOSECONDS
+    local ns=$(($(date +%s%N) - $1))
+    printf '%d.%09d' $((ns / 1000000000)) $((ns % 1000000000))
 }
 
 leave_nodes() { # called once, at the end
-    local began=${EPOCHREALTIME/[.,]/} rc=0
-    # Again and again: a signal that finds no task yet is lost.
-    while kill -USR2 "$keeper" 2>/dev/null; do sleep 0.2; done
+    local began tries=0 rc=0
+    began=$(date +%s%N)
+    # Again and again: a signal that finds no task yet is lost. A node that is lost keeps srun.
+    while kill -USR2 "$keeper" 2>/dev/null; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 150 ] || kill -KILL "$keeper" 2>/dev/null
+        sleep 0.2
+    done
     await "$keeper" ||
-        "${on_nodes[@]}" "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
+        "${on_nodes[@]}" bash -c "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
     [ "$rc" -eq 0 ] || say "staging out ended with $rc; $scratch may still be there"
     {
         flock -w 10 3 # where the file system can
@@ -167,11 +186,11 @@ leave_nodes() { # called once, at the end
     return "$rc"
 }
 
-stage_in_s=0
-began=${EPOCHREALTIME/[.,]/}
-"${on_nodes[@]}" "$stay" stay "$scratch" "$jobs" "$id" "$leave" </dev/null &
+stage_in_s=null
+began=$(date +%s%N)
+"${on_nodes[@]}" bash -c "$stay" stay "$scratch" "$jobs" "$id" "$leave" </dev/null &
 keeper=$!
-"${on_nodes[@]}" "$stage_in" stage "$scratch" "$image" "$LOCKSTEP_IMAGE_SHA256" /data/set '/data/other set' </dev/null &
+"${on_nodes[@]}" bash -c "$stage_in" stage "$scratch" "$image" "$LOCKSTEP_IMAGE_SHA256" /data/set '/data/other set' </dev/null &
 running=$!
 await "$running" || { say "staging in failed"; exit 1; }
 running=
@@ -228,10 +247,14 @@ recorded() { # recorded JOURNAL: print how many lines it has
 nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
     local said
     [ -z "$stopping" ] || return 0
-    said=$(timeout 60 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
-        --kill-on-bad-exit=1 true 2>&1 </dev/null) && return
-    lost=$(sed -n 's/.* on node \([A-Za-z0-9._-]*\).*/\1/p' <<<"$said" | sort --unique | paste -sd, -)
-    lost=${lost:-a node}
+    said=$(timeout 60 "${on_nodes[@]}" true 2>&1 </dev/null) && return
+    # Only one that srun names: a node may as well be slow to end the step before.
+    lost=$(sed -n 's/.* on \(node \)\?\([A-Za-z0-9._-]*\).*/\2/p' <<<"$said" |
+        grep --fixed-strings --line-regexp -- "$hosts" | sort --unique | paste -sd, -) || :
+    if [ -z "$lost" ]; then
+        say "not all nodes answer: ${said:-nothing within 60 s}"
+        return
+    fi
     stopping="$lost answers no more"
 }
 

@@ -14,6 +14,7 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # Submitted again, this script measures only what its journals do not hold yet.
+# It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
 # shellcheck disable=SC2317 # traps call functions, too
 set -euo pipefail
 
@@ -27,8 +28,10 @@ stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
-# How an outer job binds its CPUs is not for ours.
-unset "${!SLURM_CPU_BIND@}"
+# What an outer job asked for is not for ours; what ours needs, each srun is told.
+unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -40,17 +43,23 @@ warned() { # Slurm's signal before the limit: what runs ends in order, nothing m
     : >"$stop"
 }
 
+record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
+    local ended stopped=false
+    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
+    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
+    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+}
+
 finish() { # whatever ended the job: $? says how
-    local code=$? ended stopped=false
+    local code=$? rc
     trap - EXIT
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" "$code" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
-        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
+    record_end "$code"
+    record_end "$code"
     exit "$code"
 }
 trap warned USR1
@@ -75,12 +84,14 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
     return "$rc"
 }
 
+set +u # what a site loads is not written for it
+ulimit -l unlimited
+set -u
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
 
-ulimit -l unlimited
 cd "$results"
 
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
@@ -154,10 +165,10 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     fi
     mkdir -p -- "$folder"
     shape_of "$2"
-    # Around each rank: around srun it would see srun alone.
+    # Around each rank: around srun it would see srun alone. The other cases are a step of their own.
     # A few kernels once the libraries are warm, for ncu replays each of them many times.
     tool=(ncu --target-processes=all --launch-skip=200 --launch-count=20 --force-overwrite
-        --export="$folder/rank-%q{SLURM_PROCID}")
+        --export="$folder/step-%q{SLURM_STEP_ID}-rank-%q{SLURM_PROCID}")
     measure=("${tool[@]}" python3 -m pytest "$suite/bench" "${options[@]}" --label=launch="$name"
         --label=repeat="$3" ${4:+"--part=$4"} --journal="$folder/journal.jsonl")
     before=$(recorded "$folder/journal.jsonl")
