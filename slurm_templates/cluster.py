@@ -4,18 +4,21 @@ Read from `scontrol show` and `sacctmgr show`, whose `Key=Value` texts have kept
 Slurm's releases while its JSON has not.
 """
 
+import getpass
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-import psutil
+from dataclasses import dataclass, field
 
 from slurm_templates import slurm
 
 MIB_PER_GIB = 1024
-# Parts of a node's state that say that it will not come back by itself.
-GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE", "MAINT", "UNKNOWN", "INVAL")
+# Words of a node's state that say that it will not come back by itself; one that is POWERED_DOWN
+# does, when a job wants it.
+GONE = {
+    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"),
+    *("MAINT", "MAINTENANCE", "UNKNOWN"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,16 @@ class Accounts:
 
     Attributes:
         default: What is charged where a job names none.
-        names: All of them.
-        qos: The qualities of service that they have.
+        qos: Account -> the qualities of service that it has.
     """
 
     default: str | None = None
-    names: tuple[str, ...] = ()
-    qos: tuple[str, ...] = ()
+    qos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self.qos)
 
 
 @dataclass(frozen=True)
@@ -218,7 +224,8 @@ def _node(record: Mapping[str, str]) -> Node:
         kind=kind,
         features=frozenset(_listed(features) or ()),
         partitions=frozenset(_listed(record.get("Partitions")) or ()),
-        is_here=not any(state in record.get("State", "") for state in GONE),
+        # Such as IDLE+CLOUD+POWERED_DOWN, or DOWN*: words, and signs of flags.
+        is_here=GONE.isdisjoint(re.findall(r"\w+", record.get("State", ""))),
     )
 
 
@@ -269,21 +276,23 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     return tuple(item for item in text.split(",") if item)
 
 
-def own_accounts() -> Accounts:
-    """Ask Slurm what the user who asks may charge.
+def own_accounts(cluster: str) -> Accounts:
+    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
 
     Raises:
         RuntimeError: sacctmgr is not installed, or does not answer.
     """
-    user = psutil.Process().username()
-    fields = "user,defaultaccount,account,qos"
-    options = ("--noheader", "--parsable2", f"format={fields}")
-    return parse_accounts(slurm.ask("sacctmgr", "show", "user", user, "withassoc", *options))
+    which = (getpass.getuser(), "withassoc", f"cluster={cluster}")
+    options = ("--noheader", "--parsable2", "format=user,defaultaccount,account,qos")
+    return parse_accounts(slurm.ask("sacctmgr", "show", "user", *which, *options))
 
 
 def parse_accounts(text: str) -> Accounts:
     """Read the associations of one user, a line each, from sacctmgr's output."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
-    names = dict.fromkeys(row[2] for row in rows if row[2])
-    qos = dict.fromkeys(name for row in rows for name in row[3].split(",") if name)
-    return Accounts(next((row[1] for row in rows if row[1]), None), tuple(names), tuple(qos))
+    qos: dict[str, tuple[str, ...]] = {}
+    for _, _, account, listed in filter(lambda row: row[2], rows):
+        # An account may have an association for each partition.
+        both = (*qos.get(account, ()), *listed.split(","))
+        qos[account] = tuple(dict.fromkeys(filter(None, both)))
+    return Accounts(next((row[1] for row in rows if row[1]), None), qos)

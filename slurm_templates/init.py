@@ -43,7 +43,7 @@ class Surroundings:
         has_apptainer: Whether Apptainer is on PATH.
         venv: The environment of this Python, if it is one that has torch.
         modules: Modules that bring PyTorch.
-        suite: Where this installation of Lockstep is.
+        suite: The checkout that this runs from, if it is one.
         scratch: What the variable SCRATCH names.
         num_cores: Cores of this machine.
         num_gpus: GPUs of this machine.
@@ -54,7 +54,7 @@ class Surroundings:
     has_apptainer: bool
     venv: Path | None
     modules: tuple[str, ...]
-    suite: Path
+    suite: Path | None
     scratch: str | None
     num_cores: int
     num_gpus: int
@@ -141,7 +141,9 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
         folder: Where the files will be written; images are looked for there and here.
         environ: Variables of this process.
     """
-    found = {path.resolve() for place in (folder, Path.cwd()) for path in place.glob("*.sif")}
+    seen = (path for place in (folder, Path.cwd()) for path in place.glob("*.sif"))
+    found = {path.resolve() for path in seen if path.is_file()}
+    root = Path(__file__).resolve().parents[1]
     is_venv = sys.prefix != sys.base_prefix and find_spec("torch") is not None
     return Surroundings(
         interfaces=tuple(interfaces()),
@@ -149,7 +151,8 @@ def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
         has_apptainer=shutil.which("apptainer") is not None,
         venv=Path(sys.prefix) if is_venv else None,
         modules=tuple(_modules(environ)),
-        suite=Path(__file__).resolve().parents[1],
+        # Of an installed Lockstep it is site-packages, which no job may put on PYTHONPATH.
+        suite=root if (root / "pyproject.toml").is_file() else None,
         scratch=environ.get("SCRATCH"),
         num_cores=psutil.cpu_count(logical=False) or 1,
         num_gpus=_num_gpus(),
@@ -180,7 +183,7 @@ def _num_gpus() -> int:
 def read_accounts(cluster: Cluster) -> Accounts:
     """Return what this user may charge; nothing where Slurm keeps no accounts or says nothing."""
     try:
-        return clusters.own_accounts() if cluster.keeps_accounts else Accounts()
+        return clusters.own_accounts(cluster.name) if cluster.keeps_accounts else Accounts()
     except RuntimeError:
         return Accounts()
 
@@ -262,7 +265,8 @@ def _account(chosen: Partition, own: Accounts) -> Iterator[str]:
         yield _line("account", "PROJECT", "what pays, if jobs must say so", is_set=False)
     else:
         yield _line("account", account, f"or {others}" if others else "the project that pays")
-    qos = [name for name in own.qos if chosen.qos is None or name in chosen.qos]
+    having = own.qos.get(account or "", ())
+    qos = [name for name in having if chosen.qos is None or name in chosen.qos]
     yield _line("qos", next(iter(qos), "NAME"), f"yours: {', '.join(qos) or 'none'}", is_set=False)
 
 
@@ -272,7 +276,8 @@ def _hardware(chosen: Partition, kind: Kind) -> Iterator[str]:
     if kind.gpu_type:
         several = f"the partition has {len(types)} types" if len(types) > 1 else "the only type"
         yield _line("gpu_type", kind.gpu_type, several, is_set=len(types) > 1)
-    if re.match(r"mi[0-9]{2}", kind.gpu_type or "", re.IGNORECASE):  # AMD's Instinct
+    # AMD's Instinct, by its name (amd_instinct_mi250x) or its architecture.
+    if re.search(r"mi[0-9]{2}|gfx[0-9]", kind.gpu_type or "", re.IGNORECASE):
         yield _line("gpu_runtime", "rocm")
     yield _line("cpus_per_node", kind.num_cpus)
     if not kind.num_gpus and kind.num_cpus > 1:
@@ -330,7 +335,8 @@ def _native(around: Surroundings) -> Iterator[str]:
         yield _line("venv", str(around.venv), "on storage that all nodes see")
     else:
         yield _line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
-    yield _line("suite", str(around.suite), "on storage that all nodes see")
+    placeholder = f"{FILL_IN}path of a checkout of Lockstep"
+    yield _line("suite", str(around.suite or placeholder), "on storage that all nodes see")
 
 
 def _tables(cluster: Cluster, kind: Kind) -> Iterator[str]:

@@ -3,10 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -70,25 +70,16 @@ def doctor(
     context.exit(diagnosis.exit_code)
 
 
-def _watched() -> AbstractContextManager[Callable[[str], Any]]:
-    """Return a line that names the current check, on a terminal."""
+@contextmanager
+def _watched() -> Iterator[Callable[[str], None]]:
+    """Give what names the current check: on a terminal, in a line that goes at the end."""
     if not sys.stderr.isatty():
-        return nullcontext(lambda _: None)
-    return _Line()
+        yield lambda _: None
+        return
+    from rich.console import Console
 
-
-class _Line:
-    """One line on stderr that goes when it is no longer needed."""
-
-    def __enter__(self) -> Callable[[str], Any]:
-        from rich.console import Console
-
-        self._status = Console(stderr=True).status("looking")
-        self._status.start()
-        return lambda name: self._status.update(f"looking: {name}")
-
-    def __exit__(self, *error: object) -> None:
-        self._status.stop()
+    with Console(stderr=True).status("looking") as line:
+        yield lambda name: line.update(f"looking: {name}")
 
 
 @click.command()

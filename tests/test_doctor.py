@@ -21,8 +21,11 @@ from slurm_templates.doctor import cluster as slurm_checks
 from slurm_templates.doctor.checks import Finding, Subject
 from slurm_templates.doctor.diagnosis import Diagnosis, Result
 from slurm_templates.site import Site
+from slurm_templates.slurm import NotInstalledError
 
 ROOT = Path(__file__).parents[1]
+ABSENT = NotInstalledError("scontrol is not installed here; use a login node of the cluster")
+SILENT = RuntimeError("scontrol gave no answer within 60 s; ask again later")
 PROBED = {
     "torch": "2.9.0",
     "pytest-benchmark": "5.3.1",
@@ -85,7 +88,7 @@ def stand_in(tmp_path, monkeypatch):
 
 def test_every_check_says_what_to_do_where_something_is_amiss(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "probe", lambda python: PROBED)
-    made = diagnosis.examine(subject(tmp_path, "slurm is not installed here"))
+    made = diagnosis.examine(subject(tmp_path, ABSENT))
     assert len(made.results) == len(diagnosis.CHECKS) == len({r.name for r in made.results})
     for result in made.results:
         amiss = result.finding.status in ("warning", "missing")
@@ -126,9 +129,48 @@ def test_the_exit_code_says_what_can_be_done(findings, can, code, verdict):
 
 def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    found = diagnosis.examine(subject(tmp_path, "scontrol is not installed here"))
+    found = diagnosis.examine(subject(tmp_path, ABSENT))
     assert found.exit_code == 3
     assert "no torch, torchvision, pytest, pytest_benchmark" in diagnosis.page(found)
+
+
+@pytest.fixture
+def login_node(monkeypatch):
+    """Let Lockstep measure here, and the user have an account."""
+    own = Accounts("mine", {"mine": ("normal",)})
+    monkeypatch.setattr(machine, "probe", lambda python: PROBED)
+    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
+
+
+@pytest.mark.usefixtures("login_node")
+def test_results_that_cannot_be_written_keep_everything_from_running(tmp_path, stand_in):
+    stand_in("apptainer", f"echo '{json.dumps(PROBED)}'")
+    given, _ = in_image(tmp_path, cluster())
+    found = diagnosis.examine(given)
+    assert (found.runs_here, found.submits) == (True, True)
+    found = diagnosis.examine(
+        subject(tmp_path, cluster(), site=given.site, results=Path("/proc/results"))
+    )
+    assert (found.runs_here, found.submits, found.exit_code) == (False, False, 3)
+
+
+@pytest.mark.usefixtures("login_node")
+def test_what_a_login_node_lacks_keeps_no_job_from_being_submitted(tmp_path, stand_in, monkeypatch):
+    stand_in("apptainer", "echo 'FATAL: no namespaces here' >&2; exit 255")
+    monkeypatch.setattr(image, "NAMESPACES", tmp_path / "closed")
+    (tmp_path / "closed").write_text("0")
+    monkeypatch.setattr(image, "FUSE", tmp_path / "no fuse")
+    given, file = in_image(tmp_path, cluster())
+    found = diagnosis.examine(given)
+    rows = {row.name: row.finding for row in found.results}
+    for name in ("User namespaces", "FUSE", "Image's Python"):
+        assert rows[name].status == "warning", rows[name]
+        assert rows[name].says.startswith("on this login node: ")
+    assert found.submits
+    in_a_job = subject(tmp_path, cluster(), site=given.site, environ={"SLURM_JOB_ID": "7"})
+    assert image.namespaces(in_a_job).status == "missing"
+    file.unlink()
+    assert not diagnosis.examine(given).submits
 
 
 def test_the_page_is_aligned_and_fits_a_terminal():
@@ -273,6 +315,15 @@ def test_doubtful_nccl_variables_are_named(tmp_path):
     assert diagnosis.nccl_variables(subject(tmp_path)).status == "not needed"
 
 
+@pytest.mark.parametrize(
+    ("state", "status"), [(-1, "not needed"), (0, "ok"), (machine.CLOCK_ERROR, "warning")]
+)
+def test_a_clock_of_which_the_kernel_says_nothing_is_not_kept(tmp_path, monkeypatch, state, status):
+    library = SimpleNamespace(adjtimex=lambda buffer: state)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: library)
+    assert machine.clock(subject(tmp_path)).status == status
+
+
 # Storage
 
 
@@ -349,10 +400,10 @@ def test_the_clock_of_a_local_disk_is_this_machine_s(tmp_path):
 # The image
 
 
-def in_image(tmp_path, **changes):
+def in_image(tmp_path, slurm=SILENT, **changes):
     file = tmp_path / "lockstep.sif"
     file.write_bytes(b"squashed")
-    return subject(tmp_path, site=site(container={"image": str(file)}, **changes)), file
+    return subject(tmp_path, slurm, site=site(container={"image": str(file)}, **changes)), file
 
 
 def test_an_image_is_compared_with_its_record(tmp_path):
@@ -387,13 +438,13 @@ def test_an_image_that_is_not_there_is_missing(tmp_path):
     [
         ({}, "ok", "torch 2.9.0 with CUDA 13.0, NCCL 2.28.3, gloo; 4 GPU(s) seen"),
         ({"gpus": 0}, "ok", "no GPU seen"),
-        ({"cuda": None, "nccl": None}, "missing", "it cannot use GPUs"),
-        ({"cuda": None, "rocm": "6.4"}, "ok", "ROCm 6.4"),
+        ({"cuda": None, "nccl": None}, "missing", "it cannot use the site's GPUs, which need CUDA"),
+        ({"cuda": None, "rocm": "6.4"}, "missing", "which need CUDA"),
         ({"nccl": None}, "missing", "without NCCL"),
     ],
 )
 def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, status, says):
-    given, file = in_image(tmp_path)
+    given, file = in_image(tmp_path, cluster())
     facts = json.dumps(PROBED | probed)
     stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo a banner; echo '{facts}'")
     found = image.image_runs(given)
@@ -402,6 +453,34 @@ def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, st
     argv = (tmp_path / "argv").read_text()
     assert argv.startswith("exec --cleanenv --nv --env PYTHONNOUSERSITE=1 ")
     assert f"{file} python3 -c" in argv
+
+
+@pytest.mark.parametrize(
+    ("probed", "status", "says"),
+    [
+        ({"cuda": None, "rocm": "6.4"}, "ok", "torch 2.9.0 with ROCm 6.4, NCCL 2.28.3"),
+        ({}, "missing", "it cannot use the site's GPUs, which need ROCm"),
+        ({"cuda": None, "rocm": "6.4", "nccl": None}, "missing", "without NCCL"),
+    ],
+)
+def test_an_image_for_amd_s_gpus_is_entered_and_judged_as_one(
+    tmp_path, stand_in, probed, status, says
+):
+    given, _ = in_image(tmp_path, gpu_runtime="rocm")
+    facts = json.dumps(PROBED | probed)
+    stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo '{facts}'")
+    found = image.image_runs(given)
+    assert (found.status, says in found.says) == (status, True), found
+    assert (tmp_path / "argv").read_text().startswith("exec --cleanenv --rocm --env ")
+
+
+def test_a_driver_counts_where_it_is_of_the_site_s_gpus(tmp_path, monkeypatch):
+    (tmp_path / "kfd").touch()
+    drivers = {"cuda": ("CUDA", tmp_path / "none"), "rocm": ("ROCm", tmp_path / "kfd")}
+    monkeypatch.setattr(image, "RUNTIMES", drivers)
+    assert image.gpu_driver(in_image(tmp_path, gpu_runtime="rocm")[0]).status == "ok"
+    assert "none here, and --nv does not say so" in image.gpu_driver(in_image(tmp_path)[0]).says
+    assert image.gpu_driver(in_image(tmp_path, gpus_per_node=0)[0]).status == "not needed"
 
 
 @pytest.mark.parametrize(
@@ -427,7 +506,9 @@ def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     stand_in("singularity", "exit 0")
     given, _ = in_image(tmp_path)
-    assert image.apptainer(given).says == ("only singularity is on PATH; jobs call apptainer")
+    assert image.apptainer(given).says == "only singularity, and jobs call apptainer"
+    on_login_node, _ = in_image(tmp_path, cluster())
+    assert image.apptainer(on_login_node).status == "warning"
     assert image.apptainer(subject(tmp_path)).status == "not needed"
 
 
@@ -484,11 +565,19 @@ def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, st
 
 
 def test_slurm_that_is_not_there_is_missing_only_to_a_site(tmp_path):
-    absent = "scontrol is not installed here; use a login node of the cluster"
-    assert slurm_checks.answers(subject(tmp_path, absent)).status == "not needed"
-    assert slurm_checks.answers(subject(tmp_path, absent, site=site())).status == "missing"
-    silent = "scontrol gave no answer within 60 s; ask again later"
-    assert slurm_checks.answers(subject(tmp_path, silent)).status == "missing"
+    assert slurm_checks.answers(subject(tmp_path, ABSENT)).status == "not needed"
+    found = slurm_checks.answers(subject(tmp_path, ABSENT, site=site()))
+    assert (found.status, found.says) == ("missing", str(ABSENT))
+    assert slurm_checks.answers(subject(tmp_path, SILENT)).status == "missing"
+
+
+def test_slurm_is_absent_where_its_command_is_and_not_where_it_says_so(
+    tmp_path, stand_in, monkeypatch
+):
+    stand_in("scontrol", "echo 'plugin auth/munge is not installed' >&2; exit 1")
+    assert slurm_checks.answers(subject(tmp_path)).status == "missing"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert slurm_checks.answers(subject(tmp_path)).status == "not needed"
 
 
 DOWN = Node(
@@ -553,17 +642,28 @@ def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit
         ({"account": "other"}, {}, "missing", "other is not yours"),
         ({"account": "mine"}, {"accounts": ("theirs",)}, "missing", "mine may not use gpu"),
         ({"qos": "high"}, {}, "ok", "QOS high"),
-        ({"qos": "urgent"}, {}, "missing", "QOS urgent is not yours"),
+        ({"qos": "urgent"}, {}, "missing", "QOS urgent is none of the account's"),
+        ({"account": "theirs", "qos": "high"}, {}, "missing", "QOS high is none of"),
         ({"qos": "high"}, {"qos": ("normal",)}, "missing", "QOS high may not use gpu"),
         ({}, {"keeps_accounts": False}, "not needed", "keeps no accounts"),
     ],
 )
 def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status, says):
-    own = Accounts("mine", ("mine", "theirs"), ("normal", "high"))
-    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda: own)
+    own = Accounts("mine", {"mine": ("normal", "high"), "theirs": ("normal",)})
+    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
     found = slurm_checks.account(given)
     assert (found.status, says in found.says) == (status, True), found
+
+
+def test_without_a_default_account_the_site_must_name_one(tmp_path, monkeypatch):
+    own = Accounts(None, {"mine": (), "theirs": ()})
+    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
+    found = slurm_checks.account(subject(tmp_path, cluster(), site=site()))
+    assert (found.status, found.action) == ("missing", "name an account: mine, theirs")
+    assert slurm_checks.account(subject(tmp_path, cluster(), site=site(account="mine"))) == (
+        checks.ok("mine, QOS the default")
+    )
 
 
 def test_arrays_must_fit_into_slurm_s_limit(tmp_path):
@@ -580,22 +680,53 @@ def test_an_srun_that_does_not_end_is_ended(tmp_path, stand_in, monkeypatch):
     started = time.monotonic()
     found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
     assert found.status == "missing"
+    assert found.says.endswith("; its job may wait on: squeue --me --name=doctor")
     assert time.monotonic() - started < 20
 
 
 def test_accounting_that_fails_is_a_warning(tmp_path, stand_in):
     given = subject(tmp_path, cluster())
     stand_in("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert slurm_checks.accounting(given).says == "sacct: Slurm accounting storage is disabled"
+    assert slurm_checks.accounting(given).says == "sacct said: Slurm accounting storage is disabled"
     stand_in("sacct", "exit 0")
     assert slurm_checks.accounting(given).status == "ok"
 
 
+def says(answer):
+    """What a node's shell prints."""
+    return f"echo {slurm_checks.MARK} {answer}"
+
+
+def test_what_prologs_print_is_no_node(tmp_path, stand_in):
+    said = f"echo; echo Welcome; {says('n1 h1 ib0')}; echo -n 'job 1: '; {says('n2 h2 ib0')}"
+    stand_in("srun", said)
+    found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
+    assert found.status == "ok"
+    assert found.details == ("n1, host h1: ib0", "n2, host h2: ib0")
+
+
+def test_a_node_says_its_names_and_interfaces():
+    said = subprocess.run(
+        ["sh", "-c", slurm_checks.NODE_SAYS],
+        env={"SLURMD_NODENAME": "n7", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ((node, host, *found),) = slurm_checks._rows(said.stdout)
+    assert (node, host) == ("n7", socket.gethostname())
+    assert sorted(found) == sorted(link.name for link in Path("/sys/class/net").iterdir())
+
+
 def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
     stand_in(
-        "srun", f'echo "$@" >{tmp_path}/argv; echo n2 n2.local ib0 lo; echo n1 n1.local ib0 lo'
+        "srun",
+        f'echo "$@" >{tmp_path}/argv; {says("n2 n2.local ib0 lo")}; {says("n1 n1.local ib0 lo")}',
     )
-    chosen = site(account="mine", gpu_type="a100", interface="ib0")
+    extra = ["--exclusive", "--begin=18:00", "--licenses=disk:1"]
+    chosen = site(
+        account="mine", gpu_type="a100", interface="ib0", mem="480G", extra_directives=extra
+    )
     given = subject(tmp_path, cluster(), site=chosen, asks_nodes=True)
     found = slurm_checks.nodes(given)
     assert found.status == "ok"
@@ -605,7 +736,7 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
         .read_text()
         .startswith(
             "--nodes=2 --ntasks=2 --ntasks-per-node=1 --partition=gpu --account=mine "
-            "--gpus-per-node=a100:1 --time=00:01:00 "
+            "--mem=480G --gpus-per-node=a100:1 --exclusive --licenses=disk:1 --time=00:01:00 "
         )
     )
 
@@ -613,8 +744,14 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("echo n1 h1 ib0; echo n2 h2 eth0", "n2: no interface ib0, which the site names"),
-        ("echo n1 h1 ib0", "1 of 2 nodes have answered"),
+        (
+            f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}",
+            "n2: no interface ib0, which the site names",
+        ),
+        (says("n1 h1 ib0"), "1 of 2 nodes have answered"),
+        (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "1 of 2 nodes have answered"),
+        (f"echo Welcome; echo to our cluster; {says('n1 h1 ib0')}", "1 of 2 nodes have answered"),
+        ("echo one; echo 'n1 h1 ib0'; echo lockstep-node:", "0 of 2 nodes have answered"),
         ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
         ("exit 3", "srun ended with 3"),
     ],
@@ -633,7 +770,7 @@ def test_a_queue_that_is_too_long_ends_with_a_sentence_and_no_job(tmp_path, stan
     started = time.monotonic()
     found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
     assert time.monotonic() - started < 20
-    assert "no nodes within 1 s, the queue is too long" in found.says
+    assert found.says == "no nodes within 1 s, the queue is too long; its job is cancelled"
     assert cancelled.exists()
 
 

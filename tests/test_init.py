@@ -123,6 +123,16 @@ CLUSTERS = {
         {"gpus_per_node": 8, "gpu_runtime": "rocm", "time": "02:00:00"},
         [1, 2, 4, 8, 16],
     ),
+    "AMD by its full name": (
+        [partition(), node("n1", "gpu:amd_instinct_mi300x:8")],
+        {"gpus_per_node": 8, "gpu_runtime": "rocm"},
+        [1, 2, 4, 8],
+    ),
+    "AMD by its architecture": (
+        [partition(), node("n1", "gpu:gfx90a:4")],
+        {"gpus_per_node": 4, "gpu_runtime": "rocm"},
+        [1, 2, 4],
+    ),
     "no type": ([partition(), node("n1", "gpu:3")], {"gpus_per_node": 3}, [1, 2, 3]),
     "no GPUs": (
         [partition("batch"), node("n1", partitions="batch"), node("n2", partitions="batch")],
@@ -244,7 +254,7 @@ CLUSTERS = {
         [1, 2, 4],
     ),
 }
-OWN = Accounts("mine", ("mine", "theirs"), ("normal", "high"))
+OWN = Accounts("mine", {"mine": ("normal", "high"), "theirs": ("normal",)})
 
 
 def load(tmp_path, name, text):
@@ -342,9 +352,42 @@ def test_a_user_s_default_account_is_proposed_and_the_others_named():
 
 
 def test_accounts_are_read_from_associations():
-    text = "me|mine|mine|normal,high\nme|mine|theirs|normal\n"
+    text = "me|mine|mine|normal,high\nme|mine|theirs|normal\nme|mine|mine|high\n"
     assert clusters.parse_accounts(text) == OWN
     assert clusters.parse_accounts("") == Accounts()
+    assert clusters.parse_accounts("me||\nme|||\n") == Accounts()
+
+
+def test_accounts_are_those_of_this_cluster(tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    (tmp_path / "sacctmgr").write_text(f'#!/bin/sh\necho "$@" >{asked}; echo "me|mine|mine|high"')
+    (tmp_path / "sacctmgr").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert clusters.own_accounts("here") == Accounts("mine", {"mine": ("high",)})
+    assert " withassoc cluster=here " in asked.read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "is_here"),
+    [
+        ("IDLE", True),
+        ("MIXED+PLANNED", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("IDLE+CLOUD+POWERING_DOWN", True),
+        ("IDLE+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+DYNAMIC_FUTURE", True),
+        ("DOWN", False),
+        ("DOWN*+CLOUD+POWERED_DOWN", False),
+        ("DOWN+NOT_RESPONDING", False),
+        ("IDLE*+DRAIN", False),
+        ("ALLOCATED+MAINTENANCE", False),
+        ("IDLE+INVALID_REG", False),
+        ("FUTURE", False),
+    ],
+)
+def test_a_node_that_is_powered_down_is_not_lost(state, is_here):
+    (found,) = cluster(partition(), node("n1", state=state)).partitions[0].nodes
+    assert found.is_here == is_here
 
 
 @pytest.mark.parametrize(
@@ -385,6 +428,19 @@ def test_where_there_is_no_apptainer_ranks_run_beside_it(changes, facts, tmp_pat
     assert {key: getattr(site, key) for key in facts} == facts
     assert site.suite == "/home/me/lockstep"
     assert draft.to_fill_in == ()
+
+
+def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch):
+    root = Path(init.__file__).parents[1]
+    assert init.look_around(tmp_path, {}).suite == root
+    installed = tmp_path / "site-packages" / "slurm_templates" / "init.py"
+    monkeypatch.setattr(init, "__file__", str(installed))
+    suite = init.look_around(tmp_path, {}).suite
+    seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
+    draft = init.site_file(cluster(*CLUSTERS["one GPU"][0]), OWN, seen)
+    assert draft.to_fill_in == ("suite",)
+    with pytest.raises(ValueError, match=r"^\S+: suite = 'FILL IN: path of a checkout"):
+        load(tmp_path, "site.toml", draft.text)
 
 
 def test_what_slurm_says_cannot_leave_its_comment_or_string(tmp_path):
@@ -462,6 +518,8 @@ def test_images_are_found_beside_the_files(tmp_path, monkeypatch):
     for age, name in enumerate(["old.sif", "new.sif"]):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (age, age))
+    (tmp_path / "dangling.sif").symlink_to("gone.sif")
+    (tmp_path / "sandbox.sif").mkdir()
     assert init.look_around(tmp_path, {}).images == (tmp_path / "new.sif", tmp_path / "old.sif")
 
 

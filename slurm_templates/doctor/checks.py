@@ -90,12 +90,18 @@ class Subject:
     asks_nodes: bool = False
 
     @cached_property
-    def slurm(self) -> Cluster | str:
+    def slurm(self) -> Cluster | RuntimeError:
         """The cluster as Slurm describes it, or why it does not."""
         try:
             return clusters.read()
         except RuntimeError as error:
-            return str(error)
+            return error
+
+    @property
+    def is_login_node(self) -> bool:
+        """Whether this only sends jobs: a site's Slurm answers, and this is no job of it."""
+        is_job = "SLURM_JOB_ID" in self.environ
+        return self.site is not None and isinstance(self.slurm, Cluster) and not is_job
 
     @property
     def wants_gpus(self) -> bool:

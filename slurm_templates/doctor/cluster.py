@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bench.campaign import seconds
 from slurm_templates import cluster as clusters
+from slurm_templates import slurm
 from slurm_templates.cluster import MIB_PER_GIB, Cluster, Partition
 from slurm_templates.doctor.checks import (
     Finding,
@@ -15,7 +16,6 @@ from slurm_templates.doctor.checks import (
     missing,
     not_needed,
     ok,
-    output,
     warning,
 )
 from slurm_templates.doctor.machine import named_interfaces
@@ -24,8 +24,10 @@ from slurm_templates.site import Site
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
 NODES_TIMEOUT_S = 120
 GRACE_S = 20
-# What a node says of itself: Slurm's name of it, its own, then its network interfaces.
-NODE_SAYS = 'echo "${SLURMD_NODENAME:--}" "$(hostname)" $(ls /sys/class/net)'
+# What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
+# tells it from what a site's prologs print.
+MARK = "lockstep-node:"
+NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls /sys/class/net)'
 MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
 
 
@@ -34,16 +36,16 @@ def answers(subject: Subject) -> Finding:
     if isinstance(subject.slurm, Cluster):
         names = ", ".join(partition.name for partition in subject.slurm.partitions)
         return ok(f"{subject.slurm.version or 'a'} on {subject.slurm.name}, partitions {names}")
-    if subject.site is None and "not installed" in subject.slurm:
+    if subject.site is None and isinstance(subject.slurm, slurm.NotInstalledError):
         return not_needed("not installed here, and no site file names a cluster")
-    return missing(subject.slurm, "use a login node of the cluster, or ask later")
+    return missing(str(subject.slurm), "use a login node of the cluster, or ask later")
 
 
 def _both(subject: Subject) -> tuple[Site, Cluster] | Finding:
     """Return site and cluster, or why there is nothing to compare."""
     if subject.site is None:
         return not_needed("no --site given")
-    if isinstance(subject.slurm, str):
+    if isinstance(subject.slurm, RuntimeError):
         return not_needed("Slurm does not answer")
     return subject.site, subject.slurm
 
@@ -137,23 +139,28 @@ def account(subject: Subject) -> Finding:
     if not cluster.keeps_accounts:
         return not_needed("this Slurm keeps no accounts")
     try:
-        own = clusters.own_accounts()
+        own = clusters.own_accounts(cluster.name)
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
     wanted = site.account or own.default
     if not own.names:
         return warning("Slurm knows none of yours", "ask for an account on the cluster")
+    choices = ", ".join(own.names)
+    if wanted is None:
+        return missing("none is named, and you have no default", f"name an account: {choices}")
     if wanted not in own.names:
-        return missing(f"{wanted} is not yours", f"choose from {', '.join(own.names)}")
+        return missing(f"{wanted} is not yours", f"choose from {choices}")
     if chosen and chosen.accounts and wanted not in chosen.accounts:
         allowed = ", ".join(chosen.accounts)
         return missing(f"{wanted} may not use {chosen.name}", f"it is open to {allowed}")
-    return _qos(site, own.qos, chosen) or ok(f"{wanted}, QOS {site.qos or 'the default'}")
+    return _qos(site, own.qos[wanted], chosen) or ok(f"{wanted}, QOS {site.qos or 'the default'}")
 
 
 def _qos(site: Site, own: Sequence[str], chosen: Partition | None) -> Finding | None:
     if site.qos and site.qos not in own:
-        return missing(f"QOS {site.qos} is not yours", f"choose from {', '.join(own) or 'none'}")
+        return missing(
+            f"QOS {site.qos} is none of the account's", f"choose from {', '.join(own) or 'none'}"
+        )
     if site.qos and chosen and chosen.qos and site.qos not in chosen.qos:
         allowed = ", ".join(chosen.qos)
         return missing(f"QOS {site.qos} may not use {chosen.name}", f"it is open to {allowed}")
@@ -162,21 +169,21 @@ def _qos(site: Site, own: Sequence[str], chosen: Partition | None) -> Finding | 
 
 def accounting(subject: Subject) -> Finding:
     """Whether sacct can tell what jobs have used."""
-    if isinstance(subject.slurm, str):
+    if isinstance(subject.slurm, RuntimeError):
         return not_needed("Slurm does not answer")
     without = "nothing to do: reports then say nothing of queues, memory and billing"
     if not subject.slurm.keeps_accounts:
         return warning("this Slurm keeps no accounting", without)
     try:
-        output(["sacct", "--noheader", "--allocations", "--format=JobID"])
+        slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
     except RuntimeError as error:
-        return warning(f"sacct: {error}", "ask again later; collect keeps what it has")
+        return warning(str(error), "ask again later; collect keeps what it has")
     return ok("sacct answers")
 
 
 def array_size(subject: Subject) -> Finding:
     """How many elements a job array may have."""
-    if isinstance(subject.slurm, str):
+    if isinstance(subject.slurm, RuntimeError):
         return not_needed("Slurm does not answer")
     size = subject.slurm.max_array_size
     if size is None:
@@ -193,7 +200,7 @@ def nodes(subject: Subject) -> Finding:
     """Whether a job gets two nodes, and what they say of themselves."""
     if not subject.asks_nodes:
         return not_needed("not asked for; --slurm starts a job on two nodes")
-    if isinstance(subject.slurm, str):
+    if isinstance(subject.slurm, RuntimeError):
         return missing("no job can be started: Slurm does not answer", "use a login node")
     chosen = subject.slurm.partition(subject.site.partition if subject.site else None)
     num_nodes = min(2, chosen.num_usable_nodes) if chosen else 2
@@ -202,11 +209,16 @@ def nodes(subject: Subject) -> Finding:
         said = _patiently(command)
     except RuntimeError as error:
         return missing(str(error), f"try: {shlex.join(command[:-3])} hostname")
-    return _nodes_found(subject, [line.split() for line in said.splitlines() if line], num_nodes)
+    return _nodes_found(subject, _rows(said), num_nodes)
+
+
+def _rows(said: str) -> list[list[str]]:
+    """Return what each node says of itself: its names, then its interfaces."""
+    marked = (line.partition(MARK)[2].split() for line in said.splitlines())
+    return sorted({row[0]: row for row in marked if len(row) > 1}.values())
 
 
 def _nodes_found(subject: Subject, rows: list[list[str]], num_nodes: int) -> Finding:
-    rows = sorted(rows)
     details = [f"{node}, host {host}: {', '.join(found)}" for node, host, *found in rows]
     if len(rows) < num_nodes:
         return missing(f"{len(rows)} of {num_nodes} nodes have answered", "try again", *details)
@@ -229,21 +241,25 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
     """Return the command that asks nodes for their names, by the site's own options."""
     options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     if site is not None:
-        keys = ("partition", "account", "qos", "constraint", "reservation")
+        keys = ("partition", "account", "qos", "constraint", "reservation", "mem")
         given = {key: getattr(site, key) for key in keys}
         options += [f"--{key}={value}" for key, value in given.items() if value]
         if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
             options.append(f"--gpus-per-node={f'{site.gpu_type}:' if site.gpu_type else ''}1")
+        # Jobs may be meant to begin later, but nobody waits for one that only looks.
+        options += [one for one in site.extra_directives if not one.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
 
 
-def _end(started: "subprocess.Popen[str]") -> None:
-    """Let srun cancel its job, which it would leave in the queue if it were killed at once."""
+def _end(started: "subprocess.Popen[str]") -> str:
+    """Let srun cancel its job, which it leaves in the queue if it is killed; return how it went."""
     started.send_signal(signal.SIGTERM)
     try:
         started.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         started.kill()
+        return "its job may wait on: squeue --me --name=doctor"
+    return "its job is cancelled"
 
 
 def _patiently(command: Sequence[str]) -> str:
@@ -259,9 +275,8 @@ def _patiently(command: Sequence[str]) -> str:
         try:
             said, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            _end(started)
             raise RuntimeError(
-                f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; its job is cancelled"
+                f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; {_end(started)}"
             ) from None
     if started.returncode:
         raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")

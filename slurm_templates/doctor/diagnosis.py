@@ -81,8 +81,9 @@ class Diagnosis:
 
     Attributes:
         results: In the table's order.
-        runs_here: Whether `lockstep run` can measure on this machine.
-        submits: Whether a site is given and nothing that its jobs need is missing.
+        runs_here: Whether `lockstep run` can measure on this machine and keep the results.
+        submits: Whether a site is given, nothing that its jobs need is missing, and their results
+            can be kept.
     """
 
     results: tuple[Result, ...]
@@ -138,10 +139,14 @@ def examine(subject: Subject, say: Callable[[str], None] = lambda _: None) -> Di
         results.append(Result(check.group, check.name, _find(check, subject)))
     status = {result.name: result.finding.status for result in results}
     cluster = [r.finding.status for r in results if r.group in ("Image", "Slurm")]
+    is_kept = status["Results"] != "missing"
     return Diagnosis(
         results=tuple(results),
-        runs_here=status["lockstep run"] == "ok",
-        submits=subject.site is not None and status["Slurm"] == "ok" and "missing" not in cluster,
+        runs_here=is_kept and status["lockstep run"] == "ok",
+        submits=is_kept
+        and subject.site is not None
+        and status["Slurm"] == "ok"
+        and "missing" not in cluster,
     )
 
 

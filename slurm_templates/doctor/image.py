@@ -19,6 +19,7 @@ from slurm_templates.doctor.checks import (
     torch_in_words,
     warning,
 )
+from slurm_templates.script import GPU_FLAGS
 from slurm_templates.site import Container
 
 GB = 10**9
@@ -29,6 +30,11 @@ NO_SITE = "no site file names an image"
 LEAST_APPTAINER = (1, 1)
 FUSE = Path("/dev/fuse")
 NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
+# gpu_runtime -> what torch is built for, and what the driver leaves where it is loaded
+RUNTIMES = {
+    "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
+    "rocm": ("ROCm", Path("/dev/kfd")),
+}
 # Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
@@ -40,6 +46,18 @@ def _container(subject: Subject) -> Container | Finding:
     return subject.site.container or not_needed(NO_IMAGE)
 
 
+def _lacking(subject: Subject, says: str, action: str) -> Finding:
+    """Return what keeps images from running on this machine; a site's jobs run on others."""
+    if subject.is_login_node:
+        return warning(f"on this login node: {says}", action)
+    return missing(says, action)
+
+
+def _gpu_runtime(subject: Subject) -> str | None:
+    """Return what the site's GPUs need in an image; None where ranks use none."""
+    return subject.site.gpu_runtime if subject.site and subject.wants_gpus else None
+
+
 def apptainer(subject: Subject) -> Finding:
     """Whether Apptainer is here, and new enough."""
     wanted = _container(subject)
@@ -47,10 +65,12 @@ def apptainer(subject: Subject) -> Finding:
         if isinstance(wanted, Finding):
             return not_needed(f"not on PATH; {wanted.says}")
         if shutil.which("singularity"):
-            return missing(
-                "only singularity is on PATH; jobs call apptainer", "install or load Apptainer"
+            return _lacking(
+                subject, "only singularity, and jobs call apptainer", "install or load Apptainer"
             )
-        return missing("not on PATH", "load its module or ask for it, or use modules and a venv")
+        return _lacking(
+            subject, "not on PATH", "load its module or ask for it, or use modules and a venv"
+        )
     said = output(["apptainer", "--version"]).strip()
     numbers = re.search(r"([0-9]+)\.([0-9]+)", said)
     if numbers and (int(numbers[1]), int(numbers[2])) < LEAST_APPTAINER:
@@ -66,7 +86,7 @@ def _needs_namespaces() -> bool:
         return True
 
 
-def namespaces(subject: Subject) -> Finding:  # noqa: ARG001, every check is asked alike
+def namespaces(subject: Subject) -> Finding:
     """Whether an ordinary user may make user namespaces."""
     if shutil.which("apptainer") is None:
         return not_needed("Apptainer is not here")
@@ -79,14 +99,15 @@ def namespaces(subject: Subject) -> Finding:  # noqa: ARG001, every check is ask
     }
     for path, is_refused in refusals.items():
         if is_refused:
-            return missing(
+            return _lacking(
+                subject,
                 f"ordinary users may make none: {path} says {path.read_text().strip()}",
                 "ask for this setting to be changed, or for apptainer-suid",
             )
     try:
         output(["unshare", "--user", "--map-root-user", "true"])
     except RuntimeError as error:
-        return missing(f"the kernel refuses one: {error}", "ask for user namespaces")
+        return _lacking(subject, f"the kernel refuses one: {error}", "ask for user namespaces")
     return ok("an ordinary user may make them")
 
 
@@ -94,23 +115,26 @@ def _says(path: Path, value: str) -> bool:
     return path.exists() and path.read_text(encoding="ascii").strip() == value
 
 
-def fuse(subject: Subject) -> Finding:  # noqa: ARG001
+def fuse(subject: Subject) -> Finding:
     """Whether an ordinary user can mount an image."""
     if shutil.which("apptainer") is None:
         return not_needed("Apptainer is not here")
     if not _needs_namespaces():
         return not_needed("this Apptainer mounts images with setuid")
     if not FUSE.exists():
-        return missing(f"{FUSE} is not there", "ask for modprobe fuse")
+        return _lacking(subject, f"{FUSE} is not there", "ask for modprobe fuse")
     mode = FUSE.stat().st_mode
     if not mode & stat.S_IROTH or not mode & stat.S_IWOTH:
-        return missing(
+        return _lacking(
+            subject,
             f"{FUSE} is {stat.filemode(mode)}: an ordinary user cannot use it",
             f"ask for chmod 666 {FUSE}",
         )
     if not (helper := _squashfuse()):
-        return missing(
-            "neither squashfuse_ll nor squashfuse is installed", "ask for the package squashfuse"
+        return _lacking(
+            subject,
+            "neither squashfuse_ll nor squashfuse is installed",
+            "ask for the package squashfuse",
         )
     return ok(f"{FUSE} is open to all, {helper}")
 
@@ -166,26 +190,36 @@ def image_runs(subject: Subject) -> Finding:
     if shutil.which("apptainer") is None or not Path(wanted.image).is_file():
         return not_needed("there is no image that Apptainer could run")
     binds = [f"--bind={bind}" for bind in wanted.binds]
-    options = ["--cleanenv", *(["--nv"] if subject.wants_gpus else []), *binds, *wanted.args]
+    runtime = _gpu_runtime(subject)
+    options = ["--cleanenv", *([GPU_FLAGS[runtime]] if runtime else []), *binds, *wanted.args]
     command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
     try:
         facts = probe([*command, "python3"], Path("/"))
     except RuntimeError as error:
         trial = f"apptainer exec {wanted.image} python3 -c 'import torch'"
         is_root = os.geteuid() == 0  # which some machines give less than all capabilities
-        return missing(str(error), f"try{' as an ordinary user' if is_root else ''}: {trial}")
+        return _lacking(
+            subject, str(error), f"try{' as an ordinary user' if is_root else ''}: {trial}"
+        )
     says = torch_in_words(facts)
-    if subject.wants_gpus and not (facts["cuda"] or facts["rocm"]):
-        return missing(f"{says}: it cannot use GPUs", "build it on a base with CUDA or ROCm")
-    if facts["cuda"] and subject.wants_gpus and facts["nccl"] is None:
+    if runtime and not facts[runtime]:
+        built_for = RUNTIMES[runtime][0]
+        return missing(
+            f"{says}: it cannot use the site's GPUs, which need {built_for}",
+            f"build it on a base with {built_for}, or correct gpu_runtime in the site file",
+        )
+    if runtime and facts["nccl"] is None:
         return missing(f"{says}: without NCCL", "build it on a base whose torch has NCCL")
     return ok(says)
 
 
 def gpu_driver(subject: Subject) -> Finding:
-    """Whether `apptainer --nv` finds a driver, which it does not say itself."""
-    if not subject.wants_gpus or isinstance(_container(subject), Finding):
+    """Whether `apptainer --nv` or `--rocm` finds a driver, which it does not say itself."""
+    runtime = _gpu_runtime(subject)
+    if runtime is None or isinstance(_container(subject), Finding):
         return not_needed("no image of the site uses GPUs")
-    if Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists():
+    if RUNTIMES[runtime][1].exists():
         return ok("a driver is here for the image to use")
-    return not_needed("none here, and --nv does not say so; look on a node: srun lockstep doctor")
+    return not_needed(
+        f"none here, and {GPU_FLAGS[runtime]} does not say so; look on a node: srun lockstep doctor"
+    )
