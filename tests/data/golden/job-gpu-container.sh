@@ -86,11 +86,11 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
 
 set +u # what a site loads is not written for it
 ulimit -l unlimited
-set -u
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
+set -u
 
 cd "$results"
 

@@ -101,12 +101,12 @@ module purge
 module load CUDA/12.6 || { say 'module CUDA/12.6 cannot be loaded'; exit 1; }
 module load 'Python 3' || { say 'module Python 3 cannot be loaded'; exit 1; }
 . '/home/me/my venv/bin/activate'
-set -u
 export PYTHONPATH=$suite${PYTHONPATH:+:$PYTHONPATH}
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
+set -u
 
 cd "$results"
 
@@ -122,8 +122,8 @@ export LOCKSTEP_SCRATCH=$scratch
 
 # shellcheck disable=SC2016 # a node's task expands it, not this shell
 leave='scratch=$1 to=$2/out-$3/$SLURMD_NODENAME mine=$1.$SLURMD_NODENAME
-if ! mv -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
-    while [ -e "$mine" ]; do sleep 0.2; done
+if ! mv --no-target-directory -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
+    while [ -O "$mine" ]; do sleep 0.2; done # it copies
     exit 0
 fi
 if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then

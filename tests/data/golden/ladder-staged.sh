@@ -88,13 +88,13 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
 
 set +u # what a site loads is not written for it
 ulimit -l unlimited
-set -u
 export GLOO_SOCKET_IFNAME=hsn0
 export NCCL_DEBUG=WARN
 export NCCL_SOCKET_IFNAME=hsn0
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\n'*}
+set -u
 
 cd "$results"
 
@@ -126,8 +126,8 @@ export LOCKSTEP_SCRATCH=$scratch
 
 # shellcheck disable=SC2016 # a node's task expands it, not this shell
 leave='scratch=$1 to=$2/out-$3/$SLURMD_NODENAME mine=$1.$SLURMD_NODENAME
-if ! mv -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
-    while [ -e "$mine" ]; do sleep 0.2; done
+if ! mv --no-target-directory -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
+    while [ -O "$mine" ]; do sleep 0.2; done # it copies
     exit 0
 fi
 if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then
