@@ -10,7 +10,8 @@ import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from typing import Any
 LOGGED = 'cd "$1" && log=$2 && shift 2 && exec apptainer "$@" >>"$log" 2>&1'
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
+ASK_TIMEOUT_S = 60
+# How long what is asked to end may take, before it is made to.
+GRACE_S = 10
 # What it notes while it packs the image, which takes longest.
 NOTES = ("To see mksquashfs output", "Non-gzip squashfs")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -51,17 +55,28 @@ class Said:
         return reason(self.text) or f"it ended with exit code {self.code} and said nothing"
 
 
-def ask(*arguments: str, stdin: int | None = subprocess.DEVNULL) -> Said:
-    """Run a command of Apptainer's."""
-    ended = subprocess.run(
-        ["apptainer", *arguments],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Said:
+    """Run a command of Apptainer's.
+
+    Raises:
+        RuntimeError: It does not answer in time.
+    """
+    try:
+        ended = subprocess.run(
+            ["apptainer", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"apptainer {arguments[0]} has not answered within {timeout_s:g} s; "
+            "see whether the file system that it lies on answers"
+        ) from None
     return Said(ended.returncode, ended.stdout)
 
 
@@ -98,11 +113,30 @@ def build(
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(_build, definition, image, options, folder, log)
         step = ""
-        while wait([ended], LOOK_EVERY_S).not_done:
-            if (now := current_step(tail(log))) and now != step:
-                show(step := now)
+        try:
+            while wait([ended], LOOK_EVERY_S).not_done:
+                if (now := current_step(tail(log))) and now != step:
+                    show(step := now)
+        except BaseException:
+            _end(ended)
+            raise
     if code := ended.result():
         raise RuntimeError(_failure(image, code, log))
+
+
+def _end(build: Future[int]) -> None:
+    """End an unfinished build: nothing may write on once the image's lock is gone."""
+    import psutil
+
+    while not build.done():
+        begun = psutil.Process().children(recursive=True)
+        for process in begun:
+            with suppress(psutil.Error):
+                process.terminate()
+        for process in psutil.wait_procs(begun, GRACE_S)[1]:
+            with suppress(psutil.Error):
+                process.kill()
+        wait([build], LOOK_EVERY_S)
 
 
 def _build(definition: Path, image: Path, options: Sequence[str], folder: Path, log: Path) -> int:
@@ -207,7 +241,8 @@ class Signature:
 
 def signature(image: Path) -> Signature:
     """Return what the keyring of this machine says of an image's signature; no server is asked."""
-    said = ask("verify", "--local", str(image))
+    # However long it takes to read a big image.
+    said = ask("verify", "--local", str(image), timeout_s=None)
     if not said.code:
         found = re.findall(r"Fingerprint:\s*([0-9A-Fa-f]+)", said.text)
         return Signature("valid", tuple(dict.fromkeys(found)))

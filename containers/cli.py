@@ -1,6 +1,8 @@
 """The commands about the image: `lockstep image build`, `inspect`, `verify` and `hash`."""
 
 import json
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +104,7 @@ def build(
     plan = images.plan(definition, path, given, options)
     if not force:
         images.refuse_foreign(plan)
-    state = plan.state()
+    state = plan.state(must_be_signed=sign)
     is_needed = force or state != "up to date"
     if dry_run:
         _say_plan(plan, state, is_needed=is_needed, as_json=as_json)
@@ -115,6 +117,8 @@ def build(
 def _build(plan: "Plan", *, sign: bool) -> "Record":
     from containers import image as images
 
+    # Let what is begun be ended on the way out, as by an interrupt.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _progress() as (show, advance):
         return images.build(plan, show, advance, is_signed=sign)
 
@@ -160,8 +164,8 @@ def _say_built(path: Path, record: "Record", state: str, *, as_json: bool) -> No
     took = f" in {record.build_s:.0f} s" if state == "built" else ""
     click.echo(f"{path} is {state}{took}: {decimal(record.size_bytes)}")
     click.echo(f"sha256 {record.sha256}, recorded in {path}.json")
-    if state == "built":
-        click.echo(f"Next: apptainer test {path}")
+    todo = "apptainer test" if state == "built" else "lockstep image verify"
+    click.echo(f"Next: {todo} {path}")
 
 
 @image.command()
@@ -195,7 +199,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from rich.filesize import decimal
 
     yield "image", facts["image"]
-    yield "sha256", facts["sha256"]
+    is_recorded = facts["sha256_from"] == "record"
+    note = ", as recorded; lockstep image verify checks it" if is_recorded else ""
+    yield "sha256", facts["sha256"] + note
     yield "size", decimal(facts["size_bytes"])
     base = f"{facts['base'] or '-'} ({facts['bootstrap'] or '-'})"
     yield "base", base + (f", digest {facts['base_digest']}" if facts.get("base_digest") else "")

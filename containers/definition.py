@@ -19,7 +19,10 @@ COMMIT = "COMMIT"
 LOCAL = ("localimage", "docker-archive", "oci-archive", "oci")
 CHUNK_BYTES = 1 << 22
 
+# Names whose values nobody should read; a tokenizer is no secret.
+SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|(^|_|API)KEY", re.IGNORECASE)
 PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+STAGE = re.compile(r"^bootstrap:", re.IGNORECASE | re.MULTILINE)
 SECTION = re.compile(r"^\s*%(\w+)[^\n]*\n(.*?)(?=^\s*%|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -92,6 +95,11 @@ def load(name: str, given: Mapping[str, str]) -> Definition:
     raw = path.read_text(encoding="utf-8", errors="replace")
     arguments = _arguments(path, raw, given)
     text = PLACE.sub(lambda place: arguments[place[1]], raw)
+    if len(STAGE.findall(text)) > 1:
+        raise ValueError(
+            f"{path.name} has more than one stage, whose bases would go unrecorded; "
+            "build its first stage as an image, and use that by Bootstrap: localimage"
+        )
     return Definition(
         path,
         folder,
@@ -122,6 +130,12 @@ def _arguments(path: Path, raw: str, given: Mapping[str, str]) -> dict[str, str]
             raise ValueError(
                 f"{path.name} has no build argument {name}; "
                 f"it has {', '.join(sorted(wanted)) or 'none'}"
+            )
+        if SECRET.search(name):
+            raise ValueError(
+                f"the build argument {name} would stay readable in the image and its record; "
+                "bind a file that holds it by --apptainer-options, "
+                "or name the argument otherwise if it is no secret"
             )
         if "\n" in value:
             raise ValueError(f"the build argument {name} holds a newline; give it on one line")

@@ -197,8 +197,11 @@ class Plan:
             f"cd {shlex.quote(str(self.definition.folder))} && {shlex.join(['apptainer', *words])}"
         )
 
-    def state(self) -> str:
-        """Return whether the image is `missing`, `up to date`, `outdated` or `foreign`."""
+    def state(self, *, must_be_signed: bool = False) -> str:
+        """Return whether it is `missing`, `foreign`, `outdated`, `unsigned` or `up to date`.
+
+        By its record and its size: the file is not read.
+        """
         if not self.image.exists():
             return "missing"
         try:
@@ -207,7 +210,9 @@ class Plan:
             return "foreign"
         if record is None or record.size_bytes != self.image.stat().st_size:
             return "foreign"
-        return "up to date" if record.key == self.key else "outdated"
+        if record.key != self.key:
+            return "outdated"
+        return "unsigned" if must_be_signed and not record.is_signed else "up to date"
 
 
 def _quoted(text: str) -> str:
@@ -432,7 +437,8 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
 def facts(image: Path) -> dict[str, Any]:
     """Return what an image is: its record and what it says of itself.
 
-    Where it has no record, the SHA-256 is None until it is asked for.
+    The file is not read: `sha256_from` is `record`, or `file` where it has no record and the
+    SHA-256 is None until it is asked for.
 
     Raises:
         ValueError: It is no whole image, or its record is of another file.
@@ -451,6 +457,7 @@ def facts(image: Path) -> dict[str, Any]:
         "image": str(image),
         "size_bytes": image.stat().st_size,
         "sha256": None,
+        "sha256_from": "record" if record else "file",
         "git_commit": labels.get(REVISION) or None,
         "bootstrap": definition.header(text, "bootstrap"),
         "base": definition.header(text, "from"),

@@ -69,14 +69,19 @@ def compare() -> dict[str, Any]:
 
 
 def _twin(asks_version: list[str]) -> str:
-    """Return the system's Python if it is of the image's version, else this one."""
+    """Return the system's Python if it is of the image's version, else this one.
+
+    It is to import what is installed for this one, which only the same minor version can.
+    """
     system = "/usr/bin/python3"
     versions = [
         subprocess.run(command, capture_output=True, text=True, check=False).stdout
         for command in (asks_version, [system, "--version"])
         if Path(command[0]).exists() or shutil.which(command[0])
     ]
-    return system if len(versions) == 2 and versions[0] == versions[1] else sys.executable
+    own = f"Python {sys.version_info[0]}.{sys.version_info[1]}."
+    is_twin = len(versions) == 2 and versions[0] == versions[1] and versions[0].startswith(own)
+    return system if is_twin else sys.executable
 
 
 Process = tuple[subprocess.Popen[str], IO[str]]
