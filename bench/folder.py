@@ -1,10 +1,12 @@
 """A campaign's folder of results: whose it is, and how far each launch has come."""
 
+import errno
+import fcntl
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench import journal
 from bench.campaign import Campaign, Launch, differences
@@ -30,6 +32,29 @@ class Outcome:
     remaining: int = 0
     failed: tuple[dict[str, str], ...] = ()
     complete: bool = False
+
+
+def take_lock(file: IO[str], folder: Path) -> bool:
+    """Take the lock of a file in a folder of results; return False where another holds it.
+
+    Raises:
+        ValueError: The folder's file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ValueError(
+            f"{no_locks(folder, error)}; give --to a folder on one with locks"
+        ) from None
+    return True
+
+
+def no_locks(folder: Path, error: OSError) -> str:
+    """Return in words that a folder's file system refuses locks, and how it says so."""
+    code = errno.errorcode.get(error.errno or 0, str(error))
+    return f"{folder} is on a file system without locks ({code})"
 
 
 @dataclass(frozen=True)
@@ -83,14 +108,6 @@ class Folder:
     def missing(self, campaign: Campaign, launches: Sequence[Launch]) -> list[Launch]:
         """Return the launches that still lack a case, in the order given."""
         return [one for one in launches if not self.outcome(one.name, campaign.studies).complete]
-
-    def write_results(self) -> list[str]:
-        """Make each launch's JSON from its journal, and return the names of the launches.
-
-        Raises:
-            ValueError: A journal is corrupt.
-        """
-        return [name for name in self.names() if self.write_result(name)]
 
     def write_result(self, name: str) -> bool:
         """Make a launch's JSON from its journal, and return whether a case of it has ended.

@@ -5,28 +5,45 @@ lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed lau
 finished case. A line cut short by a kill was never a finished case: it is dropped.
 """
 
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.record import KEY, SCHEMA_VERSION, check_schema
+
+# What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
+# whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).
+LOCK_WAIT_S = 10.0
+POLL_S = 0.2
 
 
 class Journal:
     """An append-only file of JSON lines, each on disk when `append` returns.
 
+    Only one may be open at a time, wherever the file system has locks.
+
     Args:
         path: The file; its folder is made, and a torn last line is cut off.
+
+    Raises:
+        BlockingIOError: Another has it open.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_tail(path)
         self.path = path
         self._file = path.open("a", encoding="utf-8")
-        _sync_folder(path.parent)
+        try:
+            _lock(self._file, path)
+            _cut_torn_tail(path)
+            _sync_folder(path.parent)
+        except OSError:
+            self._file.close()
+            raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write one line and wait until it is on disk.
@@ -43,6 +60,24 @@ class Journal:
         self._file.close()
 
 
+def _lock(file: IO[str], path: Path) -> None:
+    """Keep others out of a file until it is closed, where its file system can."""
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise BlockingIOError(
+                    f"another launch writes into {path}; wait for its end"
+                ) from None
+            time.sleep(POLL_S)
+        except OSError:
+            return  # no locks here: the drivers' own refusals are then all there is
+        else:
+            return
+
+
 def _sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -53,8 +88,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _cut_torn_tail(path: Path) -> None:
-    if not path.exists():
-        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

@@ -6,7 +6,6 @@ rebuilt from it, and the launch's output. What they hold is never measured again
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ import psutil
 
 from bench import journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
-from bench.folder import Folder, Outcome
+from bench.folder import Folder, Outcome, take_lock
 from bench.launcher import local_environment, torchrun
 from bench.record import KEY
 
@@ -160,12 +159,12 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
     driver left behind is waited for, a living one is not.
 
     Raises:
-        ValueError: Another process measures into the folder.
+        ValueError: Another process measures into the folder, or its file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a+") as lock:
-        if not _lock(lock):
+        if not take_lock(lock, folder):
             driver = path.read_text(encoding="utf-8").strip()
             if _runs(driver):
                 raise ValueError(
@@ -180,14 +179,6 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
         yield lock.fileno()
 
 
-def _lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _runs(pid: str) -> bool:
     try:
         return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
@@ -198,7 +189,7 @@ def _runs(pid: str) -> bool:
 def _wait_for(lock: IO[str], folder: Path) -> None:
     """Wait until the launch of a killed driver has ended."""
     deadline = time.monotonic() + ORPHAN_S
-    while not _lock(lock):
+    while not take_lock(lock, folder):
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"a launch that a killed run left behind still writes into {folder}; end its "

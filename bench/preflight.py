@@ -7,7 +7,7 @@ the machine did.
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,9 +99,24 @@ def launch_flags(facts: dict[str, Any]) -> list[str]:
         flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
     if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
+    flags += _log_flag(facts["environment"])
     if facts["git_dirty"]:
         flags.append("the suite's checkout holds changes that are not committed")
     return sorted(set(flags))
+
+
+def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is to be said of NCCL's log, where each collective writes into it.
+
+    Without a choice of its own NCCL's INFO tells of starting alone ("Environment Variables", NCCL
+    user guide), and TRACE of every call whatever is chosen.
+    """
+    level = environ.get("NCCL_DEBUG", "").upper()
+    chosen = environ.get("NCCL_DEBUG_SUBSYS", "")
+    told = set(chosen.upper().split(",")) & {"ALL", "COLL"}
+    if level == "TRACE" or (level == "INFO" and told):
+        said = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
+        yield f"{said} logs every collective, which takes time"
 
 
 def measured_with(world: World, settings: "Settings") -> dict[str, Any]:

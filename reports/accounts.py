@@ -30,7 +30,7 @@ def jobs(results: Results, hours: str) -> Panel | None:
         hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
 
     Raises:
-        ValueError: An accounting cannot be read.
+        ValueError: An accounting cannot be read, or is of another schema.
     """
     rows = list(_rows(results))
     known = [row for row in rows if _account(row)]
@@ -60,8 +60,11 @@ def _rows(results: Results) -> Iterator[Row]:
             document = read_json(path)
             if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
                 raise ValueError(f"{path}: holds no jobs; run lockstep collect again")
-            if document.get("schema") == SCHEMA:
-                yield from (row for row in document["jobs"] if isinstance(row, dict))
+            if (schema := document.get("schema")) != SCHEMA:
+                raise ValueError(
+                    f"{path}: has schema {schema}, not {SCHEMA}; run lockstep collect again"
+                )
+            yield from (row for row in document["jobs"] if isinstance(row, dict))
 
 
 def _whole(row: Row) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from bench.record import CaseRecord
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"
+JOBS = "jobs"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 ORIGINS = ("measured", "cited", "target")
@@ -234,6 +235,11 @@ def _sources(path: Path, results: Results) -> Iterator[Path]:
     if (path / CAMPAIGN).exists():
         results.campaign = _merged_campaign(results.campaign, path / CAMPAIGN)
     found = _inside(path)
+    if not found and (path / JOBS).is_dir():
+        raise ValueError(
+            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how they "
+            "stand"
+        )
     if not found:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
     yield from found
@@ -243,7 +249,8 @@ def _inside(folder: Path) -> list[Path]:
     launches = (d for d in sorted(folder.glob("launches/*")) if d.is_dir())
     found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
-    if not found and not imported:
+    # Beside jobs/ stand their records and the campaign's, and no file of pytest-benchmark's.
+    if not found and not imported and not (folder / JOBS).is_dir():
         found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
     return found + imported
 

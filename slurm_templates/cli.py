@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 dry_run_option = click.option(
-    "-n", "--dry-run", is_flag=True, help="Print scripts and commands, send none."
+    "-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing."
 )
 
 
@@ -80,9 +80,8 @@ def _work(
 
     chosen, where = campaigns.load(campaign), sites.load(site)
     where = where.in_partition(partition) if partition else where
-    where = where.with_debug_output() if debug_comm else where
     results = Results((root / chosen.name).resolve())
-    todo = Work(settle(chosen, where), where, results, profiler)
+    todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
     if budget is None:
         return todo
     if profiler is not None:
@@ -98,7 +97,8 @@ def _say_dropped(todo: "Work", budget: float | None) -> None:
         click.echo(f"Dropped to stay within {budget:g} {todo.unit}: {said} ({ORDER}).", err=True)
 
 
-def _number(count: int, noun: str, plural: str | None = None) -> str:
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -256,7 +256,7 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     amounts = [(_node_hours(specs), "node-hours"), (_gpu_hours(specs), "GPU-hours")]
     amounts += [] if cost is None else [(cost, str(site.currency))]
     lines = [
-        f"{_number(len(specs), 'job')}, {_number(len(todo.missing), 'launch', 'launches')}: "
+        f"{counted(len(specs), 'job')}, {counted(len(todo.missing), 'launch', 'launches')}: "
         f"at most {_said(amounts)}."
     ]
     if overhead:
@@ -345,7 +345,7 @@ def resume(folder: Path, *, flagged: bool, dry_run: bool, as_json: bool) -> None
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))
-        click.echo(f"{_number(len(again), 'flagged launch', 'flagged launches')}.", err=True)
+        click.echo(f"{counted(len(again), 'flagged launch', 'flagged launches')}.", err=True)
     _send(todo, dry_run=dry_run, as_json=as_json)
 
 

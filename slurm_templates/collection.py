@@ -5,7 +5,7 @@ Run again, beside another, or while jobs still run, it makes the same files of w
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench import journal
@@ -39,7 +39,7 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
     """
     made = [name for name in results.names() if _write_result(results, name)]
     jobs = results.jobs()
-    rows = _write_accounting(results, jobs, _ask(results, jobs, say)) if jobs else []
+    rows = _write_accounting(results, jobs, _ask(results, jobs, say), say) if jobs else []
     return {"launches": made, "jobs": rows}
 
 
@@ -128,16 +128,16 @@ def _has_left(
 
 
 def _write_accounting(
-    results: Results, jobs: Sequence[Job], known: Mapping[str, Any]
+    results: Results, jobs: Sequence[Job], known: Mapping[str, Any], say: Say
 ) -> list[dict[str, Any]]:
     """Write the rows of the jobs, those of an earlier `collect` kept where nothing newer is known.
 
     Asking took a while: the file is read again under the lock, so that none undoes another's work.
     """
-    with results.merging():
+    with results.merging(say):
         stored = _stored(results)
         exits, staging = results.exits(), results.staging()
-        hours = _rank_hours(results, {name for job in jobs for name in job.launches})
+        hours = _rank_hours(results)
         rows = [_row(job, known, stored, exits, staging, hours) for job in jobs]
         document = {"schema": SCHEMA, "jobs": rows}
         journal.write_atomically(results.accounting_file, json.dumps(document, indent=1))
@@ -159,7 +159,7 @@ def _row(
     stored: Mapping[str, Mapping[str, Any]],
     exits: Mapping[str, Any],
     staging: Mapping[str, Any],
-    hours: Mapping[tuple[str, str], float],
+    hours: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     before = stored.get(str(job.id), {})
     account = _merged(before.get("accounting"), known.get(str(job.id)))
@@ -183,13 +183,15 @@ def _measured(
     job: Job,
     account: Mapping[str, Any] | None,
     record: Mapping[str, Any] | None,
-    hours: Mapping[tuple[str, str], float],
+    hours: Mapping[str, Mapping[str, float]],
 ) -> float | None:
     """Return the rank-hours that a job measured; None until it has ended, or where not known."""
     raw_id = account["raw_id"] if account else job.id if record and job.element is None else None
-    if raw_id is None or not job.launches or any(("", name) in hours for name in job.launches):
+    kept = [hours[name] for name in job.launches if name in hours]
+    # Without any journal it may have measured nothing, or what it measured was deleted.
+    if raw_id is None or not kept or any("" in one for one in kept):
         return None
-    return sum(hours.get((raw_id, name), 0.0) for name in job.launches)
+    return sum(one.get(raw_id, 0.0) for one in kept)
 
 
 def _merged(
@@ -202,21 +204,21 @@ def _merged(
     return {**(now or {}), **(before or {}), **fresh}
 
 
-def _rank_hours(results: Results, names: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Return (SLURM_JOB_ID, launch) -> ranks x hours in timed regions, of the cases it finished.
+def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
+    """Return launch -> SLURM_JOB_ID -> ranks x hours in timed regions, of the cases it finished.
 
-    On GPUs a rank has one, so these are the GPU-hours that measured something.
+    On GPUs a rank has one, so these are the GPU-hours that measured something. What was set aside
+    to be measured again counts for the job that measured it.
     """
-    found: dict[tuple[str, str], float] = {}
-    for name in names:
-        path = results.journal(name)
+    found: dict[str, dict[str, float]] = {}
+    for name, path in results.journals():
+        jobs = found.setdefault(name, {})
         job_id = ""
-        for entry in journal.read(path) if path.exists() else []:
+        for entry in journal.read(path):
             if entry.get("kind") == "launch":
                 job_id = _job_of(entry)
             elif entry.get("kind") == "case":
-                key = (job_id, name)
-                found[key] = found.get(key, 0.0) + _hours(entry)
+                jobs[job_id] = jobs.get(job_id, 0.0) + _hours(entry)
     return found
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurm_templates.cli import as_json_option, counted, dry_run_option
+
 if TYPE_CHECKING:
     from slurm_templates.results import Results
     from slurm_templates.standing import Board, Campaign
@@ -61,7 +63,7 @@ def _is_number(text: str) -> bool:
 
 @click.command(cls=Watching)
 @click.argument("folder")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@as_json_option
 @click.option(
     "--watch",
     type=click.FloatRange(min=1),
@@ -161,7 +163,7 @@ class _Told:
 @click.option(
     "--point", type=click.IntRange(min=0), metavar="K", help="Only element K of an array."
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Print what would be cancelled.")
+@dry_run_option
 def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -> None:
     """Cancel the jobs of a campaign's FOLDER that have not ended.
 
@@ -190,7 +192,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
 
 @click.command()
 @click.argument("folder")
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs' rows as JSON.")
+@as_json_option
 def collect(folder: str, *, as_json: bool) -> None:
     """Make the JSON of each launch in FOLDER from its journal, and ask accounting about the jobs.
 
@@ -204,7 +206,7 @@ def collect(folder: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(made, indent=1))
         return
-    click.echo(f"{_counted(len(made['launches']), 'launch', 'launches')} collected")
+    click.echo(f"{counted(len(made['launches']), 'launch', 'launches')} collected")
     for line in _account_lines(made["jobs"]):
         click.echo(line)
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
@@ -221,11 +223,7 @@ def _account_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in rows
         if row["accounting"] and row["accounting"]["billed_gpu_hours"]
     )
-    lines = [f"accounting of {len(known)} of {_counted(len(rows), 'job', 'jobs')}"]
+    lines = [f"accounting of {len(known)} of {counted(len(rows), 'job')}"]
     if billed:
         lines[0] += f": {billed:.2f} GPU-hours billed, {measured:.2f} of them in timed regions"
     return lines
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

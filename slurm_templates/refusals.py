@@ -1,11 +1,18 @@
 """What sbatch refuses, said by the key it is about and what the cluster has instead."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"
 MAX_LISTED = 12
+# A line of sbatch's own: banners, and what a plugin only tells, begin otherwise.
+_OWN_LINE = re.compile(r"sbatch: (error: |fatal: |unrecognized |invalid |option )", re.IGNORECASE)
+# The answer was lost, not the job: the controller may have taken it.
+_LOST_ANSWER = re.compile(
+    "socket timed out|unable to contact|connection|transport|zero bytes", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -85,19 +92,23 @@ def find(said: str) -> Refusal | None:
     return next((one for one in REFUSALS if one.said in low), None)
 
 
-def explain(said: str, user: str, ask: Callable[..., str]) -> str | None:
+def explain(stderr: str, user: str, ask: Callable[..., str]) -> str | None:
     """Return sbatch's message with the key to change and what is allowed; None if it is no refusal.
 
+    Only sbatch's own lines of errors count, and the last of them says how the submission ended.
+
     Args:
-        said: What sbatch said, kept as it is.
+        stderr: What sbatch said, line by line; all of it is kept in the message.
         user: Who asks, for what only the user's account may do.
         ask: Runs one of Slurm's commands and returns its output.
     """
-    refusal = find(said)
-    if refusal is None:
+    own = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
+    refusal = find(" ".join(own))
+    if refusal is None or _LOST_ANSWER.search(own[-1]):
         return None
+    said = " ".join(stderr.split())
     allowed = _allowed(refusal, user, ask)
-    return f"{said}; change {refusal.key} {refusal.where}{allowed and f' ({allowed})'}"
+    return f"sbatch said: {said}; change {refusal.key} {refusal.where}{allowed and f' ({allowed})'}"
 
 
 def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:

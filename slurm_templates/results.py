@@ -2,14 +2,14 @@
 
 import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import journal
-from bench.folder import Folder
+from bench.folder import Folder, no_locks, take_lock
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,18 @@ class Results(Folder):
     def accounting_file(self) -> Path:
         """What is known of the jobs that have ended."""
         return self.path / "accounting.json"
+
+    @property
+    def set_aside_folder(self) -> Path:
+        """Where launches went that are measured again, each as NAME-TIME."""
+        return self.path / "launches-set-aside"
+
+    def journals(self) -> Iterator[tuple[str, Path]]:
+        """Yield (launch, journal) of what was ever measured, what was set aside included."""
+        for name in self.names():
+            yield name, self.journal(name)
+        for path in sorted(self.set_aside_folder.glob("*/journal.jsonl")):
+            yield path.parent.name.rpartition("-")[0], path
 
     def output(self, job: Job) -> Path:
         """Return where a job's batch script writes what it says."""
@@ -110,28 +122,31 @@ class Results(Folder):
         """Hold the folder's lock, the same that `lockstep run` holds.
 
         Raises:
-            ValueError: Another command changes the folder.
+            ValueError: Another command changes the folder, or its file system has no locks.
         """
         self.jobs_folder.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not take_lock(lock, self.path):
                 raise ValueError(
                     f"another lockstep command works in {self.path}; wait for it, or --to "
                     "another folder"
-                ) from None
+                )
             yield
 
     @contextmanager
-    def merging(self) -> Iterator[None]:
+    def merging(self, say: Callable[[str], None]) -> Iterator[None]:
         """Wait until no other `collect` merges what it found, which takes an instant.
 
         No job holds this lock, nor a command that asks Slurm.
+
+        Args:
+            say: Told where there are no locks: two at once may then undo each other's work.
         """
         with (self.path / ".collect.lock").open("a") as lock:
-            with suppress(OSError):  # a file system without locks: then two at once may differ
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                say(f"{no_locks(self.path, error)}; run one collect at a time")
             yield
 
 

@@ -16,6 +16,10 @@ from slurm_templates import refusals
 TIMEOUT_S = 60
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+# What outside variables say of other jobs, or of how answers are to read, is not for ours.
+FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_")
+# Where Slurm is, and who asks: what no command answers without.
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -94,7 +98,8 @@ class State:
 
     Attributes:
         name: Slurm's word, or `LOST` or `unknown`.
-        reason: Why a pending job waits, in Slurm's word.
+        reason: Why a pending job waits, in Slurm's word; of `LOST` and `unknown`, in plain words
+            what is known instead.
     """
 
     name: str
@@ -108,6 +113,8 @@ class State:
     @property
     def meaning(self) -> str:
         """The state in plain words."""
+        if self.name in ("LOST", "unknown") and self.reason:
+            return self.reason
         meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
         if self.name != "PENDING" or not self.reason:
             return meant
@@ -139,7 +146,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     try:
         ended = subprocess.run(
             command,
-            env=os.environ | ENVIRONMENT if environ is None else environ,
+            env=environment() | ENVIRONMENT if environ is None else environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -157,8 +164,29 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
         ) from None
     if ended.returncode:
         said = " ".join(ended.stderr.split()) or f"nothing, and exit code {ended.returncode}"
-        raise RuntimeError(f"{command[0]} said: {said}")
+        raise FailedError(f"{command[0]} said: {said}", ended.stderr)
     return ended.stdout
+
+
+def environment() -> dict[str, str]:
+    """Return our variables without those of a job around us and the user's own filters."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(FOREIGN)
+    }
+
+
+class FailedError(RuntimeError):
+    """A command of Slurm that ended with an error.
+
+    Attributes:
+        stderr: What it said, line by line.
+    """
+
+    def __init__(self, message: str, stderr: str) -> None:
+        super().__init__(message)
+        self.stderr = stderr
 
 
 class NotInstalledError(RuntimeError):
@@ -177,23 +205,18 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
         ValueError: sbatch refuses what a site or campaign file says.
         RuntimeError: Slurm does not answer, and has no such job.
     """
-    environ = {name: value for name, value in os.environ.items() if _is_harmless(name)}
     command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
-        said = ask(*command, environ=environ)
+        said = ask(*command, environ=environment())
     except RuntimeError as error:
-        if explained := refusals.explain(str(error), getpass.getuser(), ask):
+        stderr = error.stderr if isinstance(error, FailedError) else ""
+        if explained := refusals.explain(stderr, getpass.getuser(), ask):
             raise ValueError(explained) from None
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:
             return job_id
         raise
     return said.strip().partition(";")[0]
-
-
-def _is_harmless(name: str) -> bool:
-    """Return whether a variable leaves sbatch's options alone, also inside another job."""
-    return not name.startswith(("SBATCH_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV"))
 
 
 def _find(comment: str) -> str | None:
@@ -226,6 +249,7 @@ class Queued:
         state: How it stands.
         submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
+        command: The path of its script, and what that was given.
     """
 
     job_id: str
@@ -234,6 +258,7 @@ class Queued:
     state: State
     submitted: int | None
     comment: str
+    command: str
 
 
 def queue() -> dict[str, Queued]:
@@ -244,16 +269,18 @@ def queue() -> dict[str, Queued]:
     Raises:
         RuntimeError: squeue fails.
     """
-    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%V|%k")
-    rows = [line.split("|", 5) for line in said.splitlines() if line.count("|") >= 5]
+    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%V|%k|%o")
+    rows = [line.split("|", 6) for line in said.splitlines() if line.count("|") >= 5]
     return {row[0]: _queued(*row) for row in rows}
 
 
-def _queued(spelt: str, raw_id: str, name: str, reason: str, time: str, note: str) -> Queued:
+def _queued(
+    spelt: str, raw_id: str, name: str, reason: str, time: str, note: str, command: str = ""
+) -> Queued:
     job_id, _, element = spelt.partition("_")
     submitted = int(time) if time.isdecimal() else None
     elements = tuple(numbers(element)) if element else None
-    return Queued(job_id, raw_id, elements, State(name, reason), submitted, note)
+    return Queued(job_id, raw_id, elements, State(name, reason), submitted, note, command)
 
 
 def numbers(text: str) -> Iterator[int]:

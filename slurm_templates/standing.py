@@ -21,6 +21,11 @@ GRACE_S = 600
 # A launch writes a line for each case; the longest cases take minutes.
 QUIET_S = 1800
 LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
+# slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
+RUNAWAY = State(
+    "LOST",
+    "squeue knows it no more and it left no record of its end, though sacct does not call it ended",
+)
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ class Board:
             signs.append(None)
         seen = max((sign for sign in signs if sign is not None), default=None)
         if seen is not None and now - seen > GRACE_S:
-            return State("LOST")
+            return RUNAWAY if account else State("LOST")
         return LAGS if account else slurm.UNKNOWN
 
     def _quiet_s(self, job: Job, now: float) -> float | None:

@@ -32,6 +32,7 @@ class Work:
         profiler: What to profile with in place of measuring.
         again: Names of measured launches to set aside and measure again.
         dropped: What a budget left out, in words.
+        debug_comm: Whether NCCL says all that it does, in these jobs and in none that resume them.
     """
 
     campaign: Campaign
@@ -40,6 +41,7 @@ class Work:
     profiler: Profiler | None = None
     again: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    debug_comm: bool = False
 
     @property
     def launches(self) -> list[Launch]:
@@ -65,7 +67,8 @@ class Work:
 
     def scripts(self) -> list[str]:
         """Return the text of each job's script."""
-        return [render(spec, self.site) for spec in self.jobs]
+        site = self.site.with_debug_output() if self.debug_comm else self.site
+        return [render(spec, site) for spec in self.jobs]
 
     @property
     def unit(self) -> str:
@@ -162,8 +165,8 @@ def submit(todo: Work) -> Iterator[Sent]:
     """
     with todo.results.alone():
         refuse_unfinished(todo.results)
-        set_aside(todo.results, todo.again)
         scripts = write_scripts(todo, force=True)
+        set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
             ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
@@ -197,11 +200,19 @@ def refuse_unfinished(results: Results) -> None:
     queue = slurm.queue()  # also where nothing was sent: that Slurm answers is to be known first
     known = {entry["uuid"] for entry in sent} | set(results.job_ids())
     for job in queue.values():
-        if {job.job_id, job.comment} & known and not job.state.has_ended:
+        is_ours = {job.job_id, job.comment} & known or _is_of(job.command, results)
+        if is_ours and not job.state.has_ended:
             raise ValueError(
                 f"job {job.job_id} may still write into {results.path}: it {job.state.meaning}; "
                 f"wait for its end, or lockstep cancel {results.path}"
             )
+
+
+def _is_of(command: str, results: Results) -> bool:
+    """Return whether a job's script is one of the folder's, also one that was sent by hand."""
+    if not command.startswith("/"):
+        return False  # Slurm does not say
+    return Path(command).resolve().is_relative_to(results.jobs_folder.resolve())
 
 
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
@@ -224,7 +235,8 @@ def _facts(spec: JobSpec) -> dict[str, object]:
     return {
         "job": spec.name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "launches": [launch.name for launch in spec.launches],
+        # A profile measures nothing: what it runs never becomes a launch's journal.
+        "launches": [one.name for one in spec.launches if spec.kind != "profile"],
         "kind": spec.kind,
         "after": [one.job for one in spec.after],
     }
@@ -250,6 +262,6 @@ def set_aside(results: Results, names: Sequence[str]) -> None:
     """Move launches away, so that they are measured again; nothing is deleted."""
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     for name in names:
-        target = results.path / "launches-set-aside" / f"{name}-{now}"
+        target = results.set_aside_folder / f"{name}-{now}"
         target.parent.mkdir(exist_ok=True)
         results.launch(name).rename(target)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.journal import Journal
 from bench.record import KEY, SCHEMA_VERSION
+from slurm_templates.accounting import FIELDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,13 +28,18 @@ class StandIns:
         for number, answer in enumerate(answers or ("",), start=1):
             (own / str(number)).write_text(answer)
         last = len(answers or ("",))
-        script = (
-            f"#!/bin/sh\nprintf '%s\\n' \"{name} $*\" >>{self.folder}/calls\n"
+        self.act(
+            name,
             f"/bin/sleep {seconds}\n"
             f"n=$(/bin/grep -c '^{name} ' {self.folder}/calls)\n"
             f'[ "$n" -le {last} ] || n={last}\n'
-            f"/bin/cat {own}/$n\nprintf '%s' {shlex.quote(error)} >&2\nexit {rc}\n"
+            f"/bin/cat {own}/$n\nprintf '%s' {shlex.quote(error)} >&2\nexit {rc}",
         )
+
+    def act(self, name, body):
+        """Let a command do as a shell does; what it is asked is recorded."""
+        calls = shlex.quote(f"{self.folder}/calls")
+        script = f"#!/bin/sh\nprintf '%s\\n' \"{name} $*\" >>{calls}\n{body}\n"
         (self.folder / name).write_text(script)
         (self.folder / name).chmod(0o755)
 
@@ -54,6 +60,12 @@ def lockstep(arguments, cwd, path):
         check=False,
         timeout=120,
     )
+
+
+def sacct(*rows):
+    """Return what sacct says of jobs and steps."""
+    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
+    return "\n".join(["|".join(FIELDS), *lines, ""])
 
 
 def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00:00+00:00"):

@@ -72,7 +72,6 @@ def test_on_cpus_nothing_is_said_of_gpus(tmp_path):
 
 def test_without_accounting_there_is_no_section(tmp_path):
     assert section(report(tmp_path / "a", row("17", accounting=None))) is None
-    assert section(report(tmp_path / "b", row("17"), schema=1)) is None
     full_tree(tmp_path / "c")
     results = load([tmp_path / "c"])
     assert section(page(results, series_of(results.rows), 0.7)) is None
@@ -91,3 +90,16 @@ def test_a_broken_accounting_is_one_sentence(tmp_path):
     results = load([tmp_path])
     with pytest.raises(ValueError, match=r"holds no jobs; run lockstep collect again"):
         page(results, series_of(results.rows), 0.7)
+
+
+def test_an_accounting_of_another_schema_is_said_not_passed_over(tmp_path):
+    said = r"accounting\.json: has schema 1, not 2; run lockstep collect again"
+    with pytest.raises(ValueError, match=said):
+        report(tmp_path, row("17"), schema=1)
+
+
+def test_a_folder_whose_jobs_have_measured_nothing_is_said_so(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "exit-7.json").write_text('{"job_id": "7", "exit_code": 1}')
+    with pytest.raises(ValueError, match=r"its jobs have measured nothing yet; lockstep status "):
+        load([tmp_path])

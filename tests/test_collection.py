@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,12 +10,12 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
+from stand_ins import ROOT, StandIns, keep, leave, lockstep, sacct, send
 
 from bench import journal
 from slurm_templates import collection
-from slurm_templates.accounting import FIELDS
 from slurm_templates.results import Results
+from slurm_templates.submission import set_aside
 
 NOW = datetime.now(UTC).isoformat(timespec="seconds")
 GPU_JOB = {
@@ -63,11 +64,6 @@ def in_process(asked, monkeypatch):
     return waited
 
 
-def sacct(*rows):
-    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
-    return "\n".join(["|".join(FIELDS), *lines, ""])
-
-
 def collect(here, asked):
     ended = lockstep("collect results/x", here, asked.folder)
     assert "Traceback" not in ended.stderr
@@ -106,6 +102,29 @@ def test_each_job_is_credited_with_what_it_measured_itself(here, folder, asked):
     asked.say("sacct", sacct(GPU_JOB, again))
     collect(here, asked)
     assert [row["measured_rank_hours"] for row in rows(folder)] == [1.5, 2.0]
+
+
+def test_what_was_set_aside_is_still_what_its_job_measured(folder, in_process, asked):
+    set_aside(Results(folder), ["w4-r0"])
+    send(folder, "ladder", "18", ["w4-r0"], time=NOW)
+    keep(folder, "w4-r0", "a", "b", job_id="18", elapsed_s=1800.0)
+    asked.say("sacct", sacct(GPU_JOB, GPU_JOB | {"JobID": "18", "JobIDRaw": "18"}))
+    collection.collect(Results(folder))
+    assert [row["measured_rank_hours"] for row in rows(folder)] == [1.5, 4.0]
+
+
+def test_where_no_journal_is_left_nobody_knows_what_was_measured(folder, in_process):
+    shutil.rmtree(folder / "launches")
+    collection.collect(Results(folder))
+    assert rows(folder)[0]["measured_rank_hours"] is None
+
+
+def test_a_profile_measured_nothing(folder, in_process, asked):
+    send(folder, "ladder-nsys", "18", kind="profile", time=NOW)
+    asked.say("sacct", sacct(GPU_JOB, GPU_JOB | {"JobID": "18", "JobIDRaw": "18"}))
+    collection.collect(Results(folder))
+    row = rows(folder)[1]
+    assert (row["launches"], row["measured_rank_hours"]) == ([], None)
 
 
 def test_it_asks_once_and_makes_the_same_bytes_again(here, folder, asked):

@@ -1,14 +1,16 @@
 """The journal: what a kill may cost, and what a reader may believe."""
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import journal
@@ -57,6 +59,38 @@ def entries(draw):
     return found
 
 
+def test_two_launches_never_write_into_one_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LOCK_WAIT_S", 0.0)
+    path = write(tmp_path / "journal.jsonl", launch("a"))
+    kept = Journal(path)
+    kept._file.write('{"kind": "ca')  # a line on its way is not for another to cut
+    kept._file.flush()
+    said = rf"another launch writes into {path}; wait for its end"
+    with pytest.raises(BlockingIOError, match=said):
+        Journal(path)
+    assert path.read_text().endswith('{"kind": "ca')
+    kept.close()
+    write(path, case("a"))
+    assert [entry["kind"] for entry in journal.read(path)] == ["launch", "case"]
+
+
+def test_what_a_killed_session_left_is_waited_for(tmp_path):
+    kept = Journal(tmp_path / "journal.jsonl")
+    threading.Timer(0.3, kept.close).start()
+    Journal(kept.path).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_keeps_a_journal_all_the_same(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr(journal.fcntl, "flock", refuse)
+    path = write(tmp_path / "journal.jsonl", launch("a"), case("a"))
+    assert journal.outcomes(path) == {"a": "case"}
+
+
+@settings(deadline=None)  # fsync takes as long as the disk is busy
 @given(entries(), st.data())
 def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data):
     with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +105,7 @@ def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data
         assert journal.read(path) == [*whole, resumed, case("z")]
 
 
+@settings(deadline=None)  # fsync takes as long as the disk is busy
 @given(entries())
 def test_a_case_counts_by_its_last_outcome(written):
     with tempfile.TemporaryDirectory() as folder:

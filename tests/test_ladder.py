@@ -1,5 +1,7 @@
 """The local ladder: what is measured is never lost and never measured again."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -190,6 +192,16 @@ def test_one_driver_at_a_time(tmp_path):
         refused = other()
     assert f"ValueError: another lockstep run (process {os.getpid()}) measures" in refused.stderr
     assert other().stdout == "alone\n"
+
+
+def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = r"is on a file system without locks \(ENOSYS\); give --to a folder on one with locks"
+    with pytest.raises(ValueError, match=said), ladder.only_driver(tmp_path):
+        pytest.fail("nobody is kept out")
 
 
 @pytest.mark.slow

@@ -142,6 +142,26 @@ def test_checks_of_every_collective_are_a_flag(level, flagged):
     assert len([flag for flag in flags if "TORCH_DISTRIBUTED_DEBUG" in flag]) == flagged
 
 
+@pytest.mark.parametrize(
+    ("level", "subsystems", "flagged"),
+    [
+        ("TRACE", None, True),
+        ("info", "ALL", True),
+        ("INFO", "INIT,coll", True),
+        ("INFO", None, False),
+        ("INFO", "INIT,NET", False),
+        ("WARN", "ALL", False),
+        (None, "ALL", False),
+    ],
+)
+def test_a_log_of_every_collective_is_a_flag(level, subsystems, flagged):
+    given = {"NCCL_DEBUG": level, "NCCL_DEBUG_SUBSYS": subsystems}
+    environ = {name: value for name, value in given.items() if value}
+    facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": environ}
+    said = [flag for flag in preflight.launch_flags(facts) if "logs every collective" in flag]
+    assert len(said) == flagged
+
+
 def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():
     job = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"}
     job |= {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "1"}

@@ -1,20 +1,16 @@
 """The commands from a campaign to jobs, as far as they need no Slurm."""
 
 import json
-import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import stand_ins
 
 from bench.journal import Journal
 from bench.record import SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 
-ROOT = Path(__file__).parents[1]
 CAMPAIGN = """schema = 1
 name = "ladder"
 studies = ["weak"]
@@ -42,14 +38,7 @@ def folder(tmp_path):
 
 def lockstep(arguments, cwd):
     """Run the command as it is typed, where no Slurm is installed."""
-    return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
-        cwd=cwd,
-        env=os.environ | {"PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return stand_ins.lockstep(arguments, cwd, "/nowhere")
 
 
 def keep(path, *cases, expected=("a", "b"), studies="weak"):

@@ -1,8 +1,11 @@
 """How the jobs of a campaign stand, by stand-ins of Slurm's commands that count what is asked."""
 
+import errno
+import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -14,11 +17,10 @@ from pathlib import Path
 
 import pytest
 from cluster import SHARED, TESTBED, need_testbed
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, send
+from stand_ins import ROOT, StandIns, keep, leave, lockstep, sacct, send
 
 from bench.journal import Journal
 from slurm_templates import refusals, slurm
-from slurm_templates.accounting import FIELDS
 from slurm_templates.advice import gist
 from slurm_templates.results import Results
 
@@ -50,11 +52,6 @@ def asked(here):
     return made
 
 
-def sacct(*rows):
-    lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
-    return "\n".join(["|".join(FIELDS), *lines, ""])
-
-
 def account(job_id, state, **fields):
     return {"JobID": job_id, "JobIDRaw": job_id, "State": state} | fields
 
@@ -69,8 +66,8 @@ def jobs(here, asked):
     return json.loads(status(here, asked).stdout)["jobs"]
 
 
-# As squeue says it for --format=%i|%A|%T|%r|%V|%k: recorded of Slurm 22.05.8, then in the forms
-# that 23.11 and 24.05 document.
+# As squeue says it for --format=%i|%A|%T|%r|%V|%k: the first five recorded of Slurm 22.05.8, the
+# others made up of reasons in the forms that REASONS has to read.
 QUEUE = """\
 24|24|PENDING|JobHeldUser|1795253711|lockstep:held-24
 25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|lockstep:arr-25
@@ -181,6 +178,28 @@ def test_sacct_that_still_says_running_is_not_believed(here, folder, asked):
     assert row["state"] == "unknown"
     asked.say("squeue", rc=1, error="Unable to contact slurm controller")
     assert jobs(here, asked)[0]["state"] == "RUNNING"  # the best that anyone says
+
+
+def test_a_job_that_sacct_never_calls_ended_is_lost_in_its_own_words(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("sacct", sacct(account("17", "RUNNING")))
+    (row,) = jobs(here, asked)
+    assert row["state"] == "LOST"
+    assert row["meaning"].endswith("no record of its end, though sacct does not call it ended")
+    send(folder, "next", "18", time=NOW)
+    asked.say("sacct", sacct(account("18", "RUNNING")))
+    assert jobs(here, asked)[1]["meaning"].endswith("sacct does not say yet how it ended")
+
+
+def test_a_profile_that_ended_well_leaves_nothing_to_make(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a", "b")
+    send(folder, "ladder-nsys", "18", kind="profile")
+    asked.say("sacct", sacct(account("17", "COMPLETED"), account("18", "COMPLETED")))
+    ended = status(here, asked)
+    assert ended.returncode == 0
+    asked.say("sacct", sacct(account("17", "COMPLETED"), account("18", "FAILED")))
+    assert status(here, asked).returncode == 1
 
 
 def test_what_the_job_itself_left_is_surer_than_that_nobody_knows_it(here, folder, asked):
@@ -477,9 +496,8 @@ def test_a_state_without_words_of_ours_is_slurm_s():
     ],
 )
 def test_a_refusal_names_the_key_and_keeps_what_slurm_said(said, key, where):
-    whole = f"sbatch said: sbatch: error: {said}"
-    explained = refusals.explain(whole, "me", lambda *_: "")
-    assert explained.startswith(f"{whole}; change {key}")
+    explained = refusals.explain(f"sbatch: error: {said}\n", "me", lambda *_: "")
+    assert explained.startswith(f"sbatch said: sbatch: error: {said}; change {key}")
     assert f" in the {where} file" in explained
     assert "\n" not in explained
 
@@ -489,7 +507,7 @@ def test_a_refusal_says_what_there_is():
         assert command[:2] == ("sinfo", "--noheader")
         return "gpu\ndebug\ngpu\n"
 
-    explained = refusals.explain("sbatch said: Invalid partition name", "me", ask)
+    explained = refusals.explain("sbatch: error: Invalid partition name", "me", ask)
     assert explained.endswith("; change partition in the site file (partitions: gpu, debug)")
 
 
@@ -497,22 +515,67 @@ def test_a_refusal_is_told_where_nobody_says_what_there_is():
     def ask(*_):
         raise RuntimeError("sacctmgr said: Connection refused")
 
-    explained = refusals.explain("sbatch said: Invalid qos specification", "me", ask)
+    explained = refusals.explain("sbatch: error: Invalid qos specification", "me", ask)
     assert explained.endswith("; change qos in the site file")
 
 
 @pytest.mark.parametrize("said", ["Socket timed out on send/recv operation", "", "Zero Bytes"])
 def test_what_is_no_refusal_names_no_key(said):
-    assert refusals.explain(f"sbatch said: sbatch: error: {said}", "me", lambda *_: "") is None
+    assert refusals.explain(f"sbatch: error: {said}", "me", lambda *_: "") is None
 
 
-def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypatch):
-    asked.say("sbatch", rc=1, error="sbatch: error: Socket timed out on send/recv operation")
-    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|mine\n")
+# A site's banner, which names keys, and the same as a plugin's own line of error.
+BANNERS = (
+    "",
+    "Welcome! default account proj, time limit 24h, invalid qos are refused\n",
+    "sbatch: default account proj, time limit 24h\n",
+    "sbatch: error: default account proj, time limit 24h\n",
+)
+LOST_ANSWERS = (
+    "Socket timed out on send/recv operation",
+    "Unable to contact slurm controller (connect failure)",
+    "Transport endpoint is not connected",
+    "Zero Bytes were transmitted or received",
+)
+
+
+@pytest.mark.parametrize("lost", LOST_ANSWERS)
+@pytest.mark.parametrize("banner", BANNERS)
+def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypatch, banner, lost):
+    said = f"{banner}sbatch: error: Batch job submission failed: {lost}\n"
+    asked.say("sbatch", rc=1, error=said)
+    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|mine\n", "")
     monkeypatch.setenv("PATH", str(asked.folder))
     assert slurm.sbatch(here / "x.sh", "mine", "--dependency=afterok:7") == "41"
     (call,) = asked.calls("sbatch")
     assert call == f"sbatch --parsable --comment=mine --dependency=afterok:7 {here}/x.sh"
+    with pytest.raises(RuntimeError, match=re.escape(lost)):  # it is not there: nothing refused it
+        slurm.sbatch(here / "x.sh", "mine")
+
+
+def test_a_banner_is_no_refusal_and_hides_none():
+    banner = BANNERS[1]
+    assert refusals.explain(f"{banner}sbatch: error: something new\n", "me", lambda *_: "") is None
+    said = f"{banner}sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    assert "; change qos in the site file" in refusals.explain(said, "me", lambda *_: "")
+
+
+def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
+    foreign = ("SLURM_MEM_PER_CPU", "SLURM_GPU_BIND", "SLURM_HINT", "SLURM_CLUSTERS")
+    foreign += ("SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT", "SINFO_PARTITION")
+    for name in (*foreign, "SLURM_CONF", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    asked.act("squeue", "/usr/bin/env")
+    asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
+    monkeypatch.setenv("PATH", str(asked.folder))
+    slurm.sbatch(asked.folder / "x.sh", "mine")
+    asking, sent = slurm.ask("squeue"), (asked.folder / "job").read_text()
+    for said in (asking, sent):
+        assert [name for name in foreign if f"{name}=" in said] == []
+        assert "SLURM_CONF=1" in said
+        assert "OTHER=1" in said
+    assert "SLURM_TIME_FORMAT=%s" in asking
+    assert "SLURM_" not in sent.replace("SLURM_CONF", "")
 
 
 def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked, monkeypatch):
@@ -541,6 +604,24 @@ def test_two_commands_do_not_change_a_folder_at_once(tmp_path):
     said = "another lockstep command works in"
     with results.alone(), pytest.raises(ValueError, match=said), results.alone():
         pytest.fail("both hold the lock")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_other_command(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = rf"{tmp_path} is on a file system without locks \({errno.errorcode[code]}\); give --to"
+    with pytest.raises(ValueError, match=said), Results(tmp_path).alone():
+        pytest.fail("nobody is kept out")
+    told = []
+    with Results(tmp_path).merging(told.append):
+        pass
+    name = errno.errorcode[code]
+    assert told == [
+        f"{tmp_path} is on a file system without locks ({name}); run one collect at a time"
+    ]
 
 
 @pytest.mark.parametrize("command", ["status", "cancel", "collect"])

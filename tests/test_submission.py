@@ -1,20 +1,17 @@
 """Jobs sent to a stand-in for sbatch, which writes down what it was told."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import stand_ins
+from stand_ins import StandIns
 
 from bench.journal import Journal
 from bench.record import KEY, SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 
-ROOT = Path(__file__).parents[1]
 CAMPAIGN = """schema = 1
 name = "ladder"
 studies = ["weak"]
@@ -37,39 +34,27 @@ image = "/images/lockstep.sif"
 NCCL_DEBUG = "WARN"
 """
 # Ids from 101 on, with the cluster's name as some sites have it; a refusal where there is one.
-STUBS = {
-    "squeue": 'cat queue 2>/dev/null; exit "$(cat squeue_code 2>/dev/null || echo 0)"',
-    "sbatch": """
-        printf '%s\\0' "$@" >>told; printf '\\n' >>told
-        if [ -e refusal ] && [ "$(wc -l <told)" -ge "$(cat refusal)" ]; then
-            echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1
-        fi
-        echo "$((100 + $(wc -l <told)));cluster" """,
-    "sacctmgr": "echo normal",
-}
+SQUEUE = '/bin/cat queue 2>/dev/null; exit "$(/bin/cat squeue_code 2>/dev/null || echo 0)"'
+SBATCH = """number=$(/bin/grep -c ^sbatch bin/calls)
+if [ -e refusal ] && [ "$number" -ge "$(/bin/cat refusal)" ]; then
+    echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1
+fi
+echo "$((100 + number));cluster" """
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "bin").mkdir()
-    for name, body in STUBS.items():
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/bash\ncd {shlex.quote(str(tmp_path))}\n{body}\n")
-        path.chmod(0o755)
+    asked = StandIns(tmp_path / "bin")
+    for name, body in (("squeue", SQUEUE), ("sbatch", SBATCH)):
+        asked.act(name, f"cd {shlex.quote(str(tmp_path))}\n{body}")
+    asked.say("sacctmgr", "normal\n")
     (tmp_path / "campaign.toml").write_text(CAMPAIGN)
     (tmp_path / "site.toml").write_text(SITE)
     return tmp_path
 
 
 def lockstep(arguments, folder):
-    return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
-        cwd=folder,
-        env=os.environ | {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return stand_ins.lockstep(arguments, folder, folder / "bin")
 
 
 def submit(folder, jobs="", options=""):
@@ -79,8 +64,8 @@ def submit(folder, jobs="", options=""):
 
 def told(folder):
     """Return what each sbatch was told, without the comment by which a job is found."""
-    path = folder / "told"
-    calls = [line.split("\0")[:-1] for line in path.read_text().splitlines()]
+    lines = (folder / "bin" / "calls").read_text().splitlines()
+    calls = [line.split()[1:] for line in lines if line.startswith("sbatch ")]
     return [[one for one in call if not one.startswith("--comment=")] for call in calls]
 
 
@@ -180,6 +165,17 @@ def test_jobs_that_may_still_write_are_waited_for(folder, command):
     assert len(told(folder)) == 1
 
 
+def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
+    script = f"{folder}/results/ladder/jobs/ladder.sh"
+    others = f"7|7|RUNNING|None|1|(null)|{folder}/results/other/jobs/x.sh\n8|8|RUNNING|None|1|||\n"
+    (folder / "queue").write_text(others)
+    assert submit(folder).returncode == 0
+    (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|(null)|{script} x\n")
+    ended = submit(folder)
+    assert (ended.returncode, len(told(folder))) == (2, 1)
+    assert "job 9 may still write into" in ended.stderr
+
+
 def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):
     assert submit(folder, JOBS, "--debug-comm").returncode == 0
     before = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
@@ -193,9 +189,12 @@ def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(fold
     sent = [sorted(one["launches"]) for one in recorded(folder) if one.get("kind") == "job"]
     assert sent == [["w1-r0", "w1-r1"], ["w8-r0", "w8-r1"], ["w8-r1"]]
     after = (folder / "results/ladder/jobs/ladder-w8.sh").read_text()
+    assert "export NCCL_DEBUG=INFO" in before
     missing = [line for line in before.splitlines() if line not in after.splitlines()]
-    assert missing == ["launch w8-r0 8 0"]
-    assert "export NCCL_DEBUG=INFO" in after
+    # What was said while one looked for a fault is not said again.
+    assert [line for line in missing if "NCCL_DEBUG" not in line] == ["launch w8-r0 8 0"]
+    assert "export NCCL_DEBUG_SUBSYS=ALL" in missing
+    assert "export NCCL_DEBUG=WARN" in after
 
 
 def test_resume_with_nothing_missing_sends_nothing(folder):
@@ -227,6 +226,18 @@ def test_what_is_flagged_is_set_aside_and_measured_again(folder):
     assert not (results / "launches/w8-r0").exists()
 
 
+def test_nothing_is_set_aside_for_jobs_that_cannot_be_made(folder):
+    assert submit(folder).returncode == 0
+    measured(folder, "w8-r0", "a", flags=["oversubscribed"])
+    path = folder / "results/ladder/jobs/site.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"max_ranks_per_node": 3}))  # 8 ranks do not fill its nodes
+    ended = lockstep("resume results/ladder --flagged", folder)
+    assert ended.returncode == 2
+    assert "does not fill nodes of 3 ranks" in ended.stderr
+    assert not (folder / "results/ladder/launches-set-aside").exists()
+
+
 @pytest.mark.parametrize("file", ["campaign.json", "jobs/site.json"])
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
 def test_a_record_that_is_broken_is_one_sentence(folder, file, text):
@@ -242,7 +253,7 @@ def test_a_profile_is_sent_apart_from_the_launches(folder):
     ended = submit(folder, options="--profile ncu")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("ladder-ncu: job 101")
-    assert recorded(folder)[0]["kind"] == "profile"
+    assert (recorded(folder)[0]["kind"], recorded(folder)[0]["launches"]) == ("profile", [])
 
 
 def test_a_profile_leaves_the_site_to_resume_as_it_was(folder):
