@@ -2,13 +2,14 @@
 
 import json
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from cluster import need
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +69,11 @@ EXAMPLES = {
     "INSTALL-IN-JOB": ("python3 -m pip install --user x\n", "echo pip install x was done before\n"),
     "VERSION-AS-FILE": ("need package>=1.0\n", "need 'package>=1.0'; test $((a>=1)); ((b>=c))\n"),
     "MASTER-PORT": (
-        "torchrun --rdzv-endpoint=$(hostname):29500 a.py\n",
+        # The usual script for torchrun on several nodes.
+        f"{TWO_NODES}first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
+        'head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$first" hostname --ip-address)\n'
+        f"{SRUN} --ntasks-per-node=1 torchrun --nnodes 2 --nproc_per_node 4 --rdzv_id $RANDOM "
+        "--rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 a.py\n",
         "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\n",
     ),
     "MASTER-ADDR": (
@@ -103,7 +108,7 @@ EXAMPLES = {
     ),
     "NCCL-VARIABLE": ("export NCCL_P2P_LEVEL=NVLINK\n", "export NCCL_P2P_LEVEL=NVL\n"),
     "INTERFACE-MISSING": ("NCCL_SOCKET_IFNAME=^eth,lo ls\n", "NCCL_SOCKET_IFNAME=^lo ls\n"),
-    "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=INFO python a.py\n", "export NCCL_DEBUG=WARN\n"),
+    "DEBUG-IN-TIMING": (f"{SRUN} env NCCL_DEBUG=TRACE python a.py\n", "export NCCL_DEBUG=WARN\n"),
     "HARD-INTERFACE": ("export GLOO_SOCKET_IFNAME=eth0\n", "export GLOO_SOCKET_IFNAME=$FAST\n"),
 }  # fmt: skip
 # those that are about the head itself
@@ -194,12 +199,97 @@ def test_a_finding_names_place_fact_reason_and_action():
         ("set -e\nsrun -K1 python a.py 2>&1 | tee log\n", {"EXIT-CODE"}),
         ("set -eo pipefail\nsrun -K1 python a.py 2>&1 | tee log\n", set()),
         ("srun -K1 python a.py || failed=1\nseq 3 | tee log\nexit $failed\n", set()),
+        ("torchrun --rdzv-endpoint=$(hostname):29500 a.py\n", {"MASTER-PORT"}),
+        ("torchrun --rdzv-endpoint $(hostname -i):29500 a.py\n", {"MASTER-PORT"}),
+        ("h=$(hostname -i)\nr=\"torchrun --rdzv_endpoint $h:29500\"\nbash -c \"$r a.py\"\n",
+         {"MASTER-PORT"}),
         ("export APPTAINERENV_NCCL_DEBUG=TRACE\n", {"DEBUG-IN-TIMING"}),
         ("srun --export=ALL,NCCL_FOO=1 hostname\n", {"NCCL-VARIABLE"}),
     ],
 )  # fmt: skip
 def test_commands_are_found_where_they_stand(text, rules):
     assert names("#!/bin/bash\n" + text) == rules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun -K python a.py || exit 1\necho done\n",
+        "if ! srun -K python a.py; then\n  exit 1\nfi\necho done\n",
+        "until srun -K python a.py; do sleep 9; done\necho done\n",
+        "! srun -K python a.py\necho done\n",
+        "srun -K python a.py && echo done || exit 1\necho $(date)\n",
+        "srun -K python a.py && echo done\n",
+        "(cd run && srun -K python a.py) || exit 1\necho done\n",
+        "{ srun -K python a.py; } || exit 1\necho done\n",
+        "srun -K python a.py\nif [ $? -ne 0 ]; then exit 1; fi\necho done\n",
+        "srun -K python a.py\nif (($? > 0)); then exit 1; fi\necho done\n",
+        "srun -K python a.py\nrc=$?\ncp out /data\n[ $rc = 0 ] || exit $rc\necho done\n",
+        "srun -K python a.py | tee log\nexit ${PIPESTATUS[0]}\n",
+        "srun -K python a.py &\npid=$!\nwait $pid\n",
+        "srun -K python a.py & wait $! || exit 1\necho done\n",
+        'train() {\n  srun -K "$@"\n}\nend() { rm x; }\ntrain python a.py\n',
+        "function train {\n  srun -K python a.py\n}\ntrain || exit 1\necho done\n",
+        "train() { srun -K python a.py || exit 1; }\ntrain\necho done\n",
+        "for n in 1 2; do\n  srun -K -n $n python a.py || exit 1\ndone\necho done\n",
+        "trap 'exit 1' ERR\nsrun -K python a.py\necho done\n",
+    ],
+)
+def test_an_exit_code_that_the_script_hears_is_not_lost(text):
+    assert names("#!/bin/bash\n" + text) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun -K python a.py || exit 1\nsrun -K python b.py\necho done\n",
+        "if true; then srun -K python a.py; fi\necho done\n",
+        "srun -K python a.py\necho ended with $?\n",
+        "srun -K python a.py &\nwait\n",
+        "train() { srun -K python a.py; }\ntrain\necho done\n",
+        "{ srun -K python a.py; } | tee log\n",
+        "for n in 1 2; do srun -K -n $n python a.py; done\necho done && echo really\n",
+    ],
+)
+def test_an_exit_code_that_nothing_hears_is_lost(text):
+    assert names("#!/bin/bash\n" + text) == {"EXIT-CODE"}
+
+
+USUAL = f"{TWO_NODES}#SBATCH --cpus-per-task=8 --gpus-per-node=4\n"
+HEARD = f"{SRUN} --cpus-per-task=8"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A monitor beside the ranks is none of them.
+        "srun --overlap --ntasks-per-node=1 bash watch.sh &\n"
+        f"{HEARD} python a.py\nrc=$?\nkill %1\nexit $rc\n",
+        # Options may be added to a list; of two values no reader knows which one counts.
+        f'args=(--cpus-per-task=8)\nargs+=(--exact)\n{SRUN} "${{args[@]}}" python a.py\n',
+        f"args=--cpus-per-task=8\nargs+=' --exact'\n{SRUN} $args python a.py\n",
+        "kill=1\nif [ $1 ]; then kill=0; fi\nsrun -c 8 -K$kill python a.py\n",
+        # A site's own file may purge the modules.
+        "source ../env/modules.sh\nmodule load Python\n",
+        f"{HEARD} --container-image=nvcr.io#nvidia/pytorch:24.05-py3 --container-mounts=/a:/b,/c "
+        "--container-workdir /b --no-container-mount-home bash -c 'RANK=$SLURM_PROCID python a.py'",
+    ],
+)
+def test_usual_scripts_are_clean(text):
+    assert findings(HEAD + USUAL + text) == []
+
+
+def test_modules_on_top_are_found_behind_what_purges_nothing():
+    text = "source /etc/profile.d/modules.sh\n. ~/.bashrc\nmodule load Python\n"
+    assert names(HEAD + text) == {"MODULE-PURGE"}
+
+
+def test_the_sizes_of_a_heterogeneous_job_are_not_judged():
+    one, other = "#SBATCH -N 1 -n 1 -c 16\n", "#SBATCH -N 2 -n 8 -c 8 --gpus-per-task=1\n"
+    text = f"export MASTER_ADDR=localhost\n{SRUN} -n1 python a.py : --het-group=1 python b.py\n"
+    assert findings(f"{HEAD}{one}#SBATCH hetjob\n{other}{text}") == []
+    found = {"NO-TASKS-PER-NODE", "GPU-PER-TASK", "MASTER-ADDR", "NO-CPUS"}
+    assert names(HEAD + one + other + text) == found
 
 
 def test_the_ranks_of_a_line_are_named_together():
@@ -280,16 +370,25 @@ def test_a_line_break_inside_a_word_counts(text):
 
 
 @pytest.mark.parametrize(
-    "unit", ["$(", '"', "`", "a=(", "${a:-", "((", "<<E\n", "x=$x$x ", "srun $x;"]
+    "unit",
+    [
+        *("$(", '"', "`", "a=(", "${a:-", "((", "<<E\n", "x=$x$x ", "srun $x;", "a+=(b);"),
+        *("srun a&&", "srun python a&wait 1;", "f(){ "),
+    ],
 )
 def test_a_hostile_script_takes_no_longer_than_its_length(unit):
-    # Quadratic time would be minutes here.
-    findings("#!/bin/bash\n" + unit * (40_000 // len(unit)))
+    def seconds(num_characters):
+        text = "#!/bin/bash\n" + unit * (num_characters // len(unit))
+        begin = time.process_time()
+        findings(text)
+        return time.process_time() - begin
+
+    short, long = (min(seconds(length) for _ in range(3)) for length in (2_000, 16_000))
+    assert long < 20 * short  # 8 where time grows as the length, 64 where as its square
 
 
 def test_every_option_of_this_sbatch_is_known():
-    if not shutil.which("sbatch"):
-        pytest.skip("no sbatch on this machine")
+    need("sbatch")
     said = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True).stdout
     offered = {part.split("=")[0].split("[")[0] for part in said.split() if part.startswith("--")}
     assert "ntasks-per-node" in SBATCH_OPTIONS

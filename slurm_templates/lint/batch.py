@@ -9,6 +9,7 @@ from slurm_templates.lint.shell import (
     SRUN_SHORT,
     Command,
     Option,
+    Reader,
     Script,
     Word,
     base_name,
@@ -40,6 +41,7 @@ class Step:
     line: int
     options: dict[str, str | None]
     program: tuple[Word, ...]
+    is_beside: bool = False  # the others run, as a monitor does
 
     @property
     def is_certain(self) -> bool:
@@ -55,7 +57,8 @@ class Step:
     def is_launch(self) -> bool:
         """Whether it starts ranks, rather than a small tool on each node."""
         names = [base_name(token) for token in self.tokens]
-        return any(LAUNCH.fullmatch(name) or name in CONTAINERS for name in names)
+        found = any(LAUNCH.fullmatch(name) or name in CONTAINERS for name in names)
+        return found and not self.is_beside
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,13 @@ class Container:
 
 
 def tokens_of(words: Collection[Word]) -> list[str]:
-    """Return all words, those in quoted text too."""
-    return [token for word in words for token in word.text.split()]
+    """Return all words, those in quoted text too; a `$( )` is one with what it stands in."""
+    return [token for word in words for token in _tokens(word.text)]
+
+
+def _tokens(text: str) -> list[str]:
+    found = text.split()
+    return found if len(found) < 2 else [word.text for word in Reader(text).words()]
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,15 @@ class Job:
     interfaces: Collection[str] | None = None
 
     @cached_property
+    def sequence(self) -> list[Command]:
+        """All commands, with what variables stand for in their place, as far as it is known."""
+        commands = self.script.commands
+        return [replace(one, words=self.script.expand(one.words)) for one in commands]
+
+    @cached_property
     def commands(self) -> list[Command]:
-        """The commands, with what variables stand for in their place, as far as it is known."""
-        known = (replace(one, words=self.script.expand(one.words)) for one in self.script.commands)
-        return [one for one in known if one.words]
+        """The commands that are more than an assignment, with what variables stand for."""
+        return [one for one in self.sequence if one.words]
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -201,7 +214,9 @@ def step_of(command: Command) -> Step | None:
     for at, word in enumerate(command.words):
         if base_name(word.text) == "srun":
             given, program = options(command.words[at + 1 :], SRUN_SHORT)
-            return Step(command.line, {one.name: one.value for one in given}, program)
+            named = {one.name: one.value for one in given}
+            is_beside = "overlap" in named and command.ends == "&"
+            return Step(command.line, named, program, is_beside)
     return None
 
 

@@ -21,6 +21,7 @@ from slurm_templates.lint.batch import (
     step_of,
     tokens_of,
 )
+from slurm_templates.lint.endings import hidden_by_a_pipe, hidden_by_the_end
 from slurm_templates.lint.shell import SBATCH_OPTIONS, Command, Script, base_name, value_of
 from slurm_templates.variables import INTERFACE_VARIABLES, Kind, problems
 
@@ -36,6 +37,7 @@ CONDA = "an environment of conda"
 # What ml does besides loading.
 ML_WORDS = {"", "list", "avail", "use", "unuse", "spider", "show", "unload", "help", "save"}
 OWN_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"}
+PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$")
 LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, none is bound
 MISSPELT = re.compile(r"\s*#+\s*sbatch\s*-", re.IGNORECASE)
 HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
@@ -334,7 +336,7 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
                 yield word.line, value_of(word)
     for command in job.commands:
         for value in _option_values(tokens_of(command.words), *names):
-            yield command.line, value
+            yield command.line, job.script.resolve(value)
 
 
 def fixed_port(job: Job) -> Iterator[Hit]:
@@ -384,6 +386,8 @@ def modules_on_top(job: Job) -> Iterator[Hit]:
     """Look for modules on top of those that the submitting shell had."""
     for command in job.commands:
         first, *rest = [word.text for word in command.words]
+        if first in ("source", ".") and rest and not PURGES_NOTHING.search(rest[0]):
+            return  # a site's own file may have purged them
         if first not in ("module", "ml"):
             continue
         if {"purge", "reset", "restore"} & set(rest):
@@ -415,24 +419,11 @@ def _activates(command: Command) -> str | None:
 
 def lost_exit_code(job: Job) -> Iterator[Hit]:
     """Look for a pipe, or a last command, that hides how srun ended."""
-    settings = _shell_settings(job)
-    for command in job.commands if "pipefail" not in settings else ():
-        step = step_of(command)
-        if step and step.is_launch and command.is_piped:
-            yield Hit(command.line, "the exit code of srun is lost in a pipe without pipefail")
-    last = [command for command in job.commands if command.depth == 0][-1:]
-    for command in last if job.launches and "errexit" not in settings else ():
-        if command.name not in ("exit", "return") and not step_of(command):
-            fact = f"the script ends with {command.name[:40]}, whatever srun said"
-            yield Hit(command.line, fact)
-
-
-def _shell_settings(job: Job) -> set[str]:
-    """Return which of pipefail and errexit the script sets."""
-    given = [word.text for one in job.commands if one.name == "set" for word in one.words[1:]]
-    given += job.script.lines[0].split()[1:]
-    letters = any(re.match("-[a-zA-Z]*e", text) for text in given)
-    return {"pipefail", "errexit"} & {*given, "errexit" if letters else ""}
+    for command in hidden_by_a_pipe(job):
+        yield Hit(command.line, "the exit code of srun is lost in a pipe without pipefail")
+    last = hidden_by_the_end(job)
+    if last:
+        yield Hit(last.line, f"the script ends with {last.name[:40]}, whatever srun said")
 
 
 # --- containers -----------------------------------------------------------------------------------

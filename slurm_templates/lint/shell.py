@@ -17,13 +17,17 @@ MAX_LENGTH = 4000
 MAX_VALUE = 300
 OPERATORS = ("&&", "||", ";;", "|&", ";", "|", "&", "(", ")")
 REDIRECTIONS = ("<<<", "&>>", "<<-", "<<", ">>", ">&", "<&", "&>", ">|", "<>", ">", "<")
+# What joins a command to the next so that one exit code stands for both.
+JOINTS = ("&&", "||", "|", "|&")
 # Words before a command, and after it, that are none.
 KEYWORDS = {
     *("if", "then", "elif", "else", "fi", "while", "until", "do", "done", "!", "{", "}", "time"),
     "coproc",
 }
+CONDITIONS = {"if": True, "elif": True, "while": True, "until": True, "then": False, "do": False}
 DECLARING = {"export", "declare", "typeset", "local", "readonly"}
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?\+?=")
+ADDING = re.compile(r"\w+(?:\[[^]]*\])?\+=")
 EXPANDED = re.compile(r"\$\{?[!#]?(\w+)")
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^${}]*))?\})")
 CLOSING = {"(": ")", "{": "}", "`": "`", '"': '"'}
@@ -76,6 +80,13 @@ SBATCH_OPTIONS = _SBATCH.split()
 BARE = set(_BARE.split())
 BARE_SHORT = set("hHkOQsvVEIKluXZ")
 ALIASES = {"tasks": "ntasks", "tasks-per-node": "ntasks-per-node"}
+# What each component of a heterogeneous job asks for on its own, and what parts them; "Slurm
+# Workload Manager - Heterogeneous Job Support".
+SIZES = {
+    *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres"),
+    *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+}
+HETEROGENEOUS = (["#SBATCH", "hetjob"], ["#SBATCH", "packjob"])
 # Slurm's variable -> the directive that it repeats
 SLURM_VALUES = {
     "SLURM_NNODES": "nodes",
@@ -118,7 +129,9 @@ class Command:
         assigns: Variables that stand before it or that it declares, with the word `NAME=value`.
         redirects: Operators and where they lead.
         depth: In how many `$( )` it stands.
-        is_piped: Whether another command takes what it prints, and its exit code's place.
+        ends: The operator after it, or after the group that it ends: `||`, `&&`, `|`, `&` or such.
+        is_condition: Whether it stands after `if`, `while`, `until` or `!`.
+        function: The function that it is a part of, or nothing.
     """
 
     line: int
@@ -126,7 +139,14 @@ class Command:
     assigns: tuple[tuple[str, Word], ...] = ()
     redirects: tuple[tuple[str, Word], ...] = ()
     depth: int = 0
-    is_piped: bool = False
+    ends: str = ""
+    is_condition: bool = False
+    function: str = ""
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether another command takes what it prints, and its exit code's place."""
+        return self.ends in ("|", "|&")
 
     @property
     def name(self) -> str:
@@ -150,6 +170,7 @@ class _Draft:
 
     words: list[Word] = field(default_factory=list)
     redirects: list[tuple[str, Word]] = field(default_factory=list)
+    is_negated: bool = False
 
 
 @dataclass
@@ -183,6 +204,12 @@ class Reader:
         self._heredocs: list[tuple[str, bool]] = []
         self._case_depth = 0
         self._parentheses = 0
+        self._is_condition = False
+        # The function that is about to begin, and that of each brace that is open.
+        self._defined = ""
+        self._braces: list[str] = []
+        # Where in `commands` the last one of this text stands; those of its `$( )` come after it.
+        self._last = -1
 
     def read(self) -> "Reader":
         """Read all of the text."""
@@ -279,22 +306,29 @@ class Reader:
         if operator == "(":
             self._parentheses += 1
             if len(words) == 1:  # name() defines a function
+                self._defined = words[0].text
                 self._draft = _Draft()
         elif operator == ")" and self._parentheses:
             self._parentheses -= 1
         elif operator == ")" and self._case_depth:
             self._draft = _Draft()  # the pattern of a case
             return
-        self._end_command(is_piped=operator in ("|", "|&"))
+        self._end_command(operator)
 
     def _arithmetic(self) -> None:
         end = closing(self.text, self.at)
+        self._draft.words.append(Word(self.line, self.text[self.at : end], quoted=True))
         self.line += self.text.count("\n", self.at, end)
         self.at = end
 
     def _take(self, word: Word) -> None:
         words = self._draft.words
         if not words and word.text in KEYWORDS and not word.quoted:
+            self._keyword(word.text)
+            return
+        if len(words) == 1 and words[0].text == "function":
+            self._defined = word.text
+            self._draft = _Draft()
             return
         if word.text == "in" and words and words[0].text == "case":
             self._case_depth += 1
@@ -305,11 +339,31 @@ class Reader:
             return
         words.append(word)
 
-    def _end_command(self, *, is_piped: bool = False) -> None:
+    def _keyword(self, word: str) -> None:
+        self._is_condition = CONDITIONS.get(word, self._is_condition)
+        if word == "!":
+            self._draft.is_negated = True
+        elif word == "{":
+            self._braces.append(self._defined or "".join(self._braces[-1:]))
+            self._defined = ""
+        elif word == "}" and self._braces:
+            self._braces.pop()
+
+    def _end_command(self, ends: str = "") -> None:
         draft, self._draft = self._draft, _Draft()
         if not draft.words and not draft.redirects:
+            if ends in JOINTS and self._last >= 0:  # as in (a; b) || c
+                self.commands[self._last] = replace(self.commands[self._last], ends=ends)
             return
-        self.commands.append(replace(_command(draft), depth=self.depth, is_piped=is_piped))
+        command = replace(
+            _command(draft),
+            depth=self.depth,
+            ends=ends,
+            is_condition=self._is_condition or draft.is_negated,
+            function="".join(self._braces[-1:]),
+        )
+        self._last, self._defined = len(self.commands), ""
+        self.commands.append(command)
         for word in (*draft.words, *(target for _, target in draft.redirects)):
             for one in (word, *(word.items or ())):
                 self._read_inner(one)
@@ -461,6 +515,13 @@ def value_of(word: Word) -> str:
     return word.text[match.end() :] if match else ""
 
 
+def _joined(old: Word, more: Word) -> Word:
+    """Return what `NAME=old` and `NAME+=more` set together."""
+    items = (*(old.items or ()), *(more.items or ()))[:MAX_WORDS]
+    text = (old.text + value_of(more))[:MAX_LENGTH]
+    return Word(old.line, text, items=items if old.items or more.items else None)
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of sbatch or srun: its long name, and its value where it has one."""
@@ -550,8 +611,18 @@ class Script:
         return found
 
     def directive(self, *names: str) -> Option | None:
-        """Return the last directive of one of these names, which is the one that counts."""
+        """Return the last directive of one of these names, which is the one that counts.
+
+        Each component of a heterogeneous job has a size of its own, so there none is known.
+        """
+        names = tuple(one for one in names if not (self.is_heterogeneous and one in SIZES))
         return next((one for one in reversed(self.directives) if one.name in names), None)
+
+    @cached_property
+    def is_heterogeneous(self) -> bool:
+        """Whether its job has components, each with directives of its own."""
+        lines = self.lines[: self.first_command - 1]
+        return any(line.split()[:2] in HETEROGENEOUS for line in lines)
 
     @cached_property
     def settings(self) -> dict[str, Word]:
@@ -559,11 +630,25 @@ class Script:
         return {name: word for command in self.commands for name, word in command.assigns}
 
     @cached_property
+    def known(self) -> dict[str, Word]:
+        """The variables that it sets to one value, whatever the way through it."""
+        found: dict[str, Word | None] = {}
+        for name, word in (one for command in self.commands for one in command.assigns):
+            old = found.get(name)
+            if old and ADDING.match(word.text[:200]):
+                found[name] = _joined(old, word)
+            elif name not in found or (old and value_of(old) == value_of(word)):
+                found[name] = word
+            else:
+                found[name] = None
+        return {name: word for name, word in found.items() if word}
+
+    @cached_property
     def values(self) -> dict[str, str]:
         """What some variables stand for: those set to a plain text, and Slurm's own."""
         asked = {name: self.directive(option) for name, option in SLURM_VALUES.items()}
         given = {name: one.value for name, one in asked.items() if one and one.value}
-        plain = {name: value_of(word) for name, word in self.settings.items() if not word.items}
+        plain = {name: value_of(word) for name, word in self.known.items() if not word.items}
         return given | {name: text for name, text in plain.items() if len(text) < MAX_VALUE}
 
     def resolve(self, text: str) -> str:
@@ -587,7 +672,7 @@ class Script:
 
     def _stands_for(self, word: Word) -> list[Word]:
         match = VARIABLE.fullmatch(word.text) if len(word.text) < 200 and word.live else None
-        setting = self.settings.get(match[1] or match[2]) if match else None
+        setting = self.known.get(match[1] or match[2]) if match else None
         if setting and setting.items is not None:
             return [Word(word.line, one.text, one.live, one.quoted) for one in setting.items]
         if setting and not word.quoted:
