@@ -24,6 +24,8 @@ STARTERS = {
     *("exec", "env", "nohup", "timeout", "nice", "command", "stdbuf", "numactl", "taskset", "eval"),
     *("strace", "perf", *CONTAINERS, *PROFILERS),
 }
+# Programs that only print what they are given.
+SAYING = ("echo", "printf")
 LAUNCH = re.compile(r"(python[0-9.]*|torchrun|pytest|accelerate|deepspeed|.*\.py|.*\.sh)")
 VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
 # Options of apptainer exec whose value may be the next word.
@@ -121,6 +123,8 @@ class Job:
         """Every start of a container."""
         found: list[Container] = []
         for command in self.commands:
+            if command.name in SAYING:
+                continue
             found += _containers(tokens_of(command.words), command.line, step_of(command))
         return found
 
@@ -186,7 +190,7 @@ class Job:
                 if bare.startswith(VARIABLE_PREFIXES):
                     found[bare] = word.line, self.script.resolve(value_of(word))
             declared = {word for _, word in command.assigns}
-            for word in command.words:
+            for word in command.words if command.name not in SAYING else ():
                 found |= {} if word in declared else self._handed(word)
         return found
 

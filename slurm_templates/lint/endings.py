@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from slurm_templates.lint.batch import Job, step_of
+from slurm_templates.lint.batch import SAYING, Job, step_of
 from slurm_templates.lint.shell import Command
-
-SAYING = ("echo", "printf")
 
 
 def hidden_by_a_pipe(job: Job) -> Iterator[Command]:

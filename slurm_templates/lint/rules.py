@@ -15,6 +15,7 @@ from slurm_templates.lint.batch import (
     CONTAINERS,
     LAUNCH,
     PROFILERS,
+    SAYING,
     STARTERS,
     Container,
     Job,
@@ -281,11 +282,13 @@ def container_around_srun(job: Job) -> Iterator[Hit]:
 
 def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
     """Look for ranks that the batch shell expands, instead of each task."""
+    handed_on = _functions_of_tasks(job)
     words = [
         word
         for command in (job.script.commands if job.is_batch else ())
         for name, word in command.assigns
-        if name in RANK_NAMES or RANK_OPTION.search(word.text)
+        if command.function not in handed_on
+        and (name in RANK_NAMES or RANK_OPTION.search(word.text))
     ]
     for command in job.commands if job.is_batch else ():
         if step_of(command) or _torch_launch(tokens_of(command.words)):
@@ -297,6 +300,13 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
         if names:
             listed = " and ".join(f"${name}" for name in sorted(names))
             yield Hit(line, f"the batch shell expands {listed}")
+
+
+def _functions_of_tasks(job: Job) -> set[str]:
+    """Return the functions that the script hands on to other shells, as with export -f."""
+    given = [one.words for one in job.commands if one.name in ("export", "declare", "typeset")]
+    hands = [words for words in given if re.match("-[a-z]*f", words[1].text if words[1:] else "")]
+    return {word.text for words in hands for word in words[2:]}
 
 
 def accounting_of_itself(job: Job) -> Iterator[Hit]:
@@ -312,7 +322,7 @@ def install_in_job(job: Job) -> Iterator[Hit]:
     """Look for packages that every run fetches anew."""
     for command in job.commands:
         tokens = tokens_of(command.words)
-        for at, token in enumerate(tokens if command.name not in ("echo", "printf") else []):
+        for at, token in enumerate(tokens if command.name not in SAYING else []):
             following = tokens[at + 1 : at + 3]
             if base_name(token) in INSTALLERS and "install" in following:
                 if "--no-index" not in tokens:
@@ -335,6 +345,8 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
             if name == variable:
                 yield word.line, value_of(word)
     for command in job.commands:
+        if command.name in SAYING:
+            continue
         for value in _option_values(tokens_of(command.words), *names):
             yield command.line, job.script.resolve(value)
 
