@@ -4,6 +4,8 @@
 set -eu
 
 cd /opt/lockstep
+# A checkout's modes come with it, and any user is to read the suite.
+chmod -R a+rX .
 find . -name __pycache__ -prune -exec rm -r {} +
 # There is no git in an image's suite; this file says what it is at.
 [ -z "${1:-}" ] || echo "$1" >COMMIT

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -15,13 +16,11 @@ from pathlib import Path
 
 import figures_image
 import pytest
-from cluster import missing, need
+from cluster import SHARED, STATE, as_user, missing, need, need_testbed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from containers import apptainer, definition, image
-
-pytestmark = pytest.mark.slow  # real commands, many of them
 
 ROOT = Path(__file__).parents[1]
 DEFINITIONS = ROOT / "containers"
@@ -54,7 +53,7 @@ From: {{ BASE }}  # replaced by an argument
 """
 
 
-def lockstep(arguments, cwd, **environ):
+def lockstep(arguments, cwd, timeout_s=TIMEOUT_S, **environ):
     """Run the command as it is typed, in a folder of its own."""
     return subprocess.run(
         [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
@@ -62,7 +61,7 @@ def lockstep(arguments, cwd, **environ):
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -107,6 +106,7 @@ def test_a_file_may_be_called_as_a_header_is(folder, monkeypatch):
     assert sources == ("bootstrap.sh", "from:x", "some*.txt", "a name.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -120,6 +120,7 @@ def test_a_file_may_be_called_as_a_header_is(folder, monkeypatch):
         ("bare.def", "bare.def needs a value of BASE; add --build-arg BASE=VALUE"),
         ("lost.def", "lost.def copies lost.txt, which is not in "),
         ("an.sif", "an.sif is an image; the definition comes first, then the image"),
+        ("two.def", "two.def has more than one stage, whose bases would go unrecorded; build "),
     ],
 )
 def test_a_definition_that_cannot_be_built_gives_one_sentence(
@@ -128,10 +129,43 @@ def test_a_definition_that_cannot_be_built_gives_one_sentence(
     (folder / "bare.def").write_text("Bootstrap: docker\nFrom: {{ BASE }}\n")
     (folder / "lost.def").write_text("Bootstrap: docker\nFrom: x\n%files\n lost.txt /opt/\n")
     (folder / "an.sif").write_bytes(b"\0")
+    (folder / "two.def").write_text("Bootstrap: docker\nFrom: x\n\nBootstrap: docker\nFrom: y\n")
     ended = lockstep(f"image build {arguments}", folder, PATH=stand_in("exit 9"))
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True),
+        ("token", True),
+        ("AWS_SECRET_ID", True),
+        ("PASSWD", True),
+        ("KEY", True),
+        ("API_KEY", True),
+        ("APIKEY", True),
+        ("TOKENIZER", False),
+        ("MONKEY", False),
+        ("BASE", False),
+    ],
+)
+def test_no_secret_is_built_into_an_image(folder, name, is_secret):
+    path = folder / "tiny.def"
+    path.write_text(TINY.replace("WORD", name))
+    if not is_secret:
+        assert definition.load(str(path), {name: "x"}).arguments[name] == "x"
+        return
+    with pytest.raises(ValueError, match=f"{name} would stay readable in the image"):
+        definition.load(str(path), {name: "x"})
+
+
+def test_a_line_in_a_section_that_reads_as_a_header_is_no_stage(folder):
+    # Apptainer begins a stage at such a line only where it is not indented.
+    path = folder / "tiny.def"
+    path.write_text(TINY + "\n%runscript\n    echo 'x\n    Bootstrap: docker'\n")
+    assert definition.load(str(path), {}).base == "Base"
 
 
 def test_the_two_definitions_differ_in_their_base_alone():
@@ -249,6 +283,8 @@ def stand_in(tmp_path_factory, monkeypatch):
             f"""#!/bin/sh
             case $1 in
             --version) echo apptainer version 1.2.3 ;;
+            key) echo Fingerprint: 1234 ;;
+            sign) echo signed >>signed ;;
             inspect) echo '{{"data": {{"attributes": {{"labels": {{}}}}}}}}' ;;
             build) {build} ;;
             *) exit 9 ;;
@@ -263,12 +299,14 @@ def stand_in(tmp_path_factory, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_without_apptainer_nothing_is_built(folder):
     ended = lockstep("image build tiny.def", folder, PATH=str(folder))
     assert ended.returncode == 3
     assert ended.stderr.startswith("Error: apptainer is not installed here, or not on PATH")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "made", "sentence"),
     [
@@ -294,6 +332,7 @@ def test_a_build_that_fails_leaves_what_was_there_and_names_its_log(
     assert not (folder / "tiny.sif.part").exists()
 
 
+@pytest.mark.slow
 def test_a_program_that_says_a_lot_in_any_encoding_does_not_stop_the_build(folder, stand_in):
     talk = "head -c 300000 /dev/zero | tr '\\0' '\\377' >&2; head -c 300000 /dev/zero"
     ended = lockstep("image build tiny.def", folder, PATH=stand_in(f"{talk}; {MAKES}"))
@@ -301,6 +340,7 @@ def test_a_program_that_says_a_lot_in_any_encoding_does_not_stop_the_build(folde
     assert (folder / "tiny.sif.log").stat().st_size == 600_000
 
 
+@pytest.mark.slow
 def test_an_image_is_built_in_its_folder_with_the_options_asked_for(folder, stand_in):
     say = 'pwd >>words; for word; do echo "$word" >>words; done'
     options = "--apptainer-options '--bind \"/a b\"' --build-arg WORD='a,b \"c\"'"
@@ -315,6 +355,7 @@ def test_an_image_is_built_in_its_folder_with_the_options_asked_for(folder, stan
     assert not any("sudo" in word for word in words)
 
 
+@pytest.mark.slow
 def test_an_image_is_built_once_for_its_content(folder, stand_in):
     path = stand_in(f"echo built >>count; {MAKES}")
     for arguments, num_builds in [
@@ -334,6 +375,49 @@ def test_an_image_is_built_once_for_its_content(folder, stand_in):
         assert num_builds == (len(count.read_text().splitlines()) if count.exists() else 0)
 
 
+@pytest.mark.slow
+def test_an_unsigned_image_is_built_again_to_be_signed(folder, stand_in):
+    path = stand_in(f"echo built >>count; {MAKES}")
+    said = []
+    for arguments in ("", "--sign --dry-run", "--sign", "--sign", ""):
+        ended = lockstep(f"image build tiny.def {arguments}", folder, PATH=path)
+        assert ended.returncode == 0, ended.stderr
+        said.append(ended.stdout.splitlines()[0].removeprefix(f"{folder}/"))
+    assert said[1] == "tiny.sif is unsigned; this would build it:"
+    assert (folder / "count").read_text() == "built\n" * 2
+    assert (folder / "signed").read_text() == "signed\n"
+    assert said[3].startswith("tiny.sif is up to date: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_gone(folder, stand_in, end):
+    # It ends a little after it is told to, with a program of its own, as a section's.
+    build = "sleep 60 & trap 'sleep 0.5; rm -f begun; exit 1' TERM; echo $! >begun; wait"
+    path = stand_in(build)
+    command = [sys.executable, ROOT / "lockstep.py", "image", "build", "tiny.def"]
+    with subprocess.Popen(command, cwd=folder, env=os.environ | {"PATH": path}) as first:
+        while not (folder / "begun").exists() or not (folder / "begun").read_text():
+            assert first.poll() is None
+        program = int((folder / "begun").read_text())
+        first.send_signal(end)
+        assert first.wait(TIMEOUT_S) == {signal.SIGTERM: 143, signal.SIGINT: 130}[end]
+    assert not (folder / "begun").exists()
+    assert not Path(f"/proc/{program}").exists()
+    assert [x.name for x in folder.glob("tiny.sif*")] == ["tiny.sif.log"]
+
+
+@pytest.mark.slow
+def test_an_apptainer_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    program = tmp_path / "apptainer"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    with pytest.raises(RuntimeError, match=r"apptainer key has not answered within 0\.2 s; "):
+        apptainer.ask("key", timeout_s=0.2)
+
+
+@pytest.mark.slow
 def test_a_file_that_was_not_built_here_is_not_replaced_unasked(folder, stand_in):
     path, file = stand_in(MAKES), folder / "tiny.sif"
     file.write_text("precious")
@@ -346,6 +430,7 @@ def test_a_file_that_was_not_built_here_is_not_replaced_unasked(folder, stand_in
     assert file.read_bytes() == bytes(SIF)
 
 
+@pytest.mark.slow
 def test_one_command_builds_an_image_at_a_time(folder, stand_in):
     path = stand_in(f"touch begun; while [ ! -e go ]; do sleep 0.05; done; {MAKES}")
     command = [sys.executable, ROOT / "lockstep.py", "image", "build", "tiny.def"]
@@ -361,6 +446,7 @@ def test_one_command_builds_an_image_at_a_time(folder, stand_in):
     assert "another command builds " in second.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_read_by_a_program(folder, stand_in):
     path = stand_in(MAKES)
     ended = lockstep("image build tiny.def --dry-run --json", folder, PATH=path)
@@ -374,6 +460,7 @@ def test_a_plan_can_be_read_by_a_program(folder, stand_in):
     assert again == made | {"state": "up to date"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [None, "copied", "new", "other"])
 def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
     def git(*words):
@@ -400,8 +487,12 @@ def test_an_image_is_of_a_commit_if_what_it_copies_is(folder, stand_in, change):
     assert made["build_args"]["COMMIT"] == made["git_commit"] + ("-dirty" if is_dirty else "")
 
 
+@pytest.mark.slow
 def test_an_image_is_not_signed_without_a_key(folder, stand_in):
-    ended = lockstep("image build tiny.def --sign", folder, PATH=stand_in(MAKES))
+    path = Path(stand_in(MAKES).partition(":")[0])
+    program = path / "apptainer"
+    program.write_text(program.read_text().replace("Fingerprint", "nothing"))
+    ended = lockstep("image build tiny.def --sign", folder, PATH=f"{path}:{os.defpath}")
     assert ended.returncode == 3
     assert "there is no key to sign with; apptainer key newpair makes one" in ended.stderr
     assert not (folder / "tiny.sif").exists()
@@ -410,6 +501,7 @@ def test_an_image_is_not_signed_without_a_key(folder, stand_in):
 # Files
 
 
+@pytest.mark.slow
 def test_a_hash_reads_as_sha256sum_prints_it(tmp_path):
     (tmp_path / "x.sif").write_bytes(b"hello" * 3_000_000)
     ended = lockstep("image hash x.sif", tmp_path)
@@ -419,6 +511,7 @@ def test_a_hash_reads_as_sha256sum_prints_it(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, theirs.stdout)
 
 
+@pytest.mark.slow
 def test_a_hash_other_than_recorded_is_told(folder, stand_in):
     path = stand_in(MAKES)
     lockstep("image build tiny.def", folder, PATH=path)
@@ -431,6 +524,7 @@ def test_a_hash_other_than_recorded_is_told(folder, stand_in):
         assert f"{hashlib.sha256(SIF).hexdigest()} was recorded" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "verify", "hash"])
 def test_an_image_that_is_not_there_is_the_users_slip(tmp_path, command):
     ended = lockstep(f"image {command} x.sif", tmp_path)
@@ -531,9 +625,12 @@ def test_a_real_image_holds_what_was_asked_for_and_says_so(real):
     facts = json.loads(lockstep("image inspect tiny.sif --json", real).stdout)
     assert facts["labels"][image.REVISION] == "1234"
     assert facts["sha256"] == hashlib.sha256((real / "tiny.sif").read_bytes()).hexdigest()
+    assert facts["sha256_from"] == "record"
+    assert ", as recorded; lockstep image verify" in lockstep("image inspect tiny.sif", real).stdout
     assert "%post" in facts["definition_text"]
     (real / "tiny.sif.json").unlink()
     alone = json.loads(lockstep("image inspect tiny.sif --json", real).stdout)
+    assert alone["sha256_from"] == "file"
     for name in ("sha256", "labels", "definition_text", "bootstrap"):
         assert alone[name] == facts[name]
     assert alone["git_commit"] == "1234"
@@ -606,7 +703,66 @@ def test_a_real_image_that_was_changed_or_cut_is_found_out(real):
     assert f"is cut short: {len(whole) - middle} bytes" in cut.stderr
 
 
+@pytest.fixture
+def base_with_torch(tmp_path):
+    """A Debian with stand-ins for torch and torchvision, and versions that pip is to keep to."""
+    need_testbed()
+    found = sorted((STATE / "base").glob("*.sif"))
+    if not found:
+        missing(f"there is no base in {STATE / 'base'}; tests/testbed/image makes one")
+    base = tmp_path / "base"
+    unpack = ["apptainer", "build", "--fakeroot", "--sandbox", base, found[-1]]
+    subprocess.run(unpack, capture_output=True, check=True)
+    for name in ("torch", "torchvision"):
+        package = base / "usr/lib/python3/dist-packages" / name
+        package.mkdir()
+        (package / "__init__.py").write_text("__version__ = '9.8.7+base'\n")
+    (base / "etc/pip").mkdir()
+    (base / "etc/pip/constraint.txt").write_text("click==8.1.7\n")
+    return base
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_an_image_beside_a_bases_own_torch_keeps_it_and_can_be_read_by_all(
+    base_with_torch, tmp_path
+):
+    """As every image for GPUs is built, whose base no registry is at hand for here."""
+    suite, folder = tmp_path / "suite", SHARED / "beside"
+    suite.mkdir()
+    for path in definition.load("pytorch", {}).copied():
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, suite / path.name)
+    # As a checkout under umask 077 has it.
+    for path in suite.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    options = "--fakeroot --notest --bind /etc/ssl/certs --mksquashfs-args '-comp lz4'"
+    try:
+        ended = lockstep(
+            f"image build containers/pytorch.def {folder}/x.sif --build-arg BOOTSTRAP=localimage "
+            f'--build-arg BASE={base_with_torch} --apptainer-options "{options}"',
+            suite,
+            timeout_s=900,
+        )
+        assert ended.returncode == 0, ended.stderr
+        ask = "import torch, torchvision as v, click; print(torch.__version__, v.__version__)"
+        inside = ("apptainer", "exec", folder / "x.sif")
+        versions = as_user(*inside, "python3", "-c", f"{ask}; print(click.__version__)")
+        assert versions.stdout == "9.8.7+base 9.8.7+base\n8.1.7\n", versions.stderr
+        helped = as_user(*inside, "lockstep", "--help")
+        assert "Measure how PyTorch" in helped.stdout, helped.stderr
+        read = as_user(*inside, "find", "/opt/lockstep", "!", "-readable")
+        assert (read.returncode, read.stdout) == (0, ""), read.stderr
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 # What it costs
+
+
+def test_the_systems_python_stands_for_the_images_only_with_this_ones_packages(monkeypatch):
+    asks = ["/usr/bin/python3", "--version"]
+    monkeypatch.setattr(sys, "version_info", (2, 7, 18))
+    assert figures_image._twin(asks) == sys.executable
 
 
 def test_a_comparison_says_which_software_is_not_the_same():
