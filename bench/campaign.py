@@ -94,7 +94,8 @@ class Campaign(BaseModel):
 
     schema_version: Literal[1] = Field(alias="schema", description="version of this format")
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="name of its results folder"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="name of its results folder: letters, digits and . _ -",
     )
     studies: tuple[Study, ...] = Field(min_length=1, description="the questions to answer")
     world_sizes: tuple[Count, ...] = Field(min_length=1, description="the ladder")
@@ -252,9 +253,9 @@ def _check(campaign: Campaign, path: Path) -> None:
 
 
 def _check_workload(spec: str) -> None:
-    # Making it loads torch: not for a plain name, nor on a login node that has none.
+    # Making it loads torch: not for a plain name, nor on a login node, which has none.
     name, options = workloads.parse(spec)
-    if name not in workloads.TABLE or (options and find_spec("torch")):
+    if (options or name not in workloads.TABLE) and find_spec("torch"):
         workloads.make(spec)
 
 

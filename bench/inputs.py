@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,15 +49,21 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first thing that is wrong, in one sentence."""
     # A misspelt key is missing as well; what was meant shows in the unknown one.
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
+    place = [str(part) for part in first["loc"] if part != "[key]"]
+    key, given = ".".join(place), first["input"]
+    fields = _table(place, model).model_fields
     if first["type"] == "extra_forbidden":
-        return _unknown(key, _keys_beside(first["loc"], model))
+        return _unknown(key, [field.alias or name for name, field in fields.items()])
     if first["type"] == "missing":
         return f"key {key!r} is missing"
     message = first["msg"].removeprefix("Value error, ")
     if not key:
         return message
-    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+    if isinstance(given, dict):
+        return f"{key}: {message}"
+    if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
+        return f"{key} = {given!r} is not allowed; write the {fields[place[-1]].description}"
+    return f"{key} = {given!r}: {message[0].lower()}{message[1:]}"
 
 
 def _unknown(key: str, allowed: list[str]) -> str:
@@ -66,14 +72,14 @@ def _unknown(key: str, allowed: list[str]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def _keys_beside(place: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """Return the keys of the table that an unknown key stands in."""
+def _table(place: Sequence[str], model: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the table that a key stands in."""
     tables = {kind.__name__: kind for kind in _tables(model)}
     for part in place[:-1]:
-        field = model.model_fields.get(str(part))
+        field = model.model_fields.get(part)
         named = [kind for name, kind in tables.items() if field and name in str(field.annotation)]
         model = named[0] if named else model
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _tables(model: type[BaseModel]) -> list[type[BaseModel]]:

@@ -86,6 +86,8 @@ def repeat_text(series: Series) -> str:
         return " No repeat: no interval."
     if series.base.num_launches == 1:
         return " The baseline has no repeat: no interval of ratios."
+    if any(point.rate_interval is None for point in series.points if point.num_launches > 1):
+        return " No interval where the launches differ too much for their number: repeat them."
     return ""
 
 

@@ -24,6 +24,8 @@ from reports.load import Row
 CONFIDENCE = 0.95
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
+# An interval of two orders of magnitude would say no more than that nothing is known.
+WIDEST = 100.0
 # Studies whose rows do no training step, so a cost in device hours means nothing.
 WITHOUT_COST = ("loader", "collective", "other")
 
@@ -122,9 +124,9 @@ def _point(world_size: int, rows: list[Row]) -> Point:
     times = [row.time_s for row in rows if row.time_s is not None]
     through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
     point = Point(world_size, median_rate(rates), rates, rows)
-    point.rate_interval = log_interval(rates)
+    point.rate_interval = _telling(log_interval(rates))
     if steps:
-        point.step_s, point.step_interval = median(steps), log_interval(steps)
+        point.step_s, point.step_interval = median(steps), _telling(log_interval(steps))
     if times:
         point.time_s = median(times)
     if through:
@@ -142,7 +144,7 @@ def _relate(point: Point, base: Point) -> None:
     factor = point.world_size / base.world_size
     point.speedup = point.rate / base.rate
     point.parallel_efficiency = point.speedup / factor
-    point.speedup_interval = ratio_interval(point.rates, base.rates)
+    point.speedup_interval = _telling(ratio_interval(point.rates, base.rates))
     if point.speedup_interval:
         low, high = point.speedup_interval
         point.efficiency_interval = (low / factor, high / factor)
@@ -187,6 +189,11 @@ def median(values: Sequence[float]) -> float:
 def median_rate(rates: Sequence[float]) -> float:
     """Return the rate at the median time, so that rate times median time is the work done."""
     return 1 / median([1 / rate for rate in rates])
+
+
+def _telling(interval: Interval | None) -> Interval | None:
+    """Return an interval that tells something; None where it spans orders of magnitude."""
+    return interval if interval and interval[1] <= WIDEST * interval[0] else None
 
 
 def log_interval(values: Sequence[float]) -> Interval | None:

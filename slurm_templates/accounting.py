@@ -60,7 +60,17 @@ def read(text: str) -> dict[str, Account]:
             steps.setdefault(job_id, []).append(row)
         elif job_id:
             jobs[job_id] = row
-    return {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
+    found = {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
+    return {name: account for job_id, account in found.items() for name in _names(job_id)}
+
+
+def _names(job_id: str) -> Iterator[str]:
+    """Yield a job's own id, or those of the elements that never began and share a row."""
+    array_id, _, elements = job_id.partition("_")
+    if elements.startswith("["):
+        yield from (f"{array_id}_{number}" for number in slurm.numbers(elements))
+    else:
+        yield job_id
 
 
 def _rows(text: str) -> Iterator[Row]:

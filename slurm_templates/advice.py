@@ -15,8 +15,8 @@ KILLED = ("137:0", "0:9", "9:0")
 MAX_GIST = 160
 TAIL_BYTES = 8192
 MINUTE_S = 60
-# How Slurm names a node in what a job's output holds at its end.
-_NODE = re.compile(r"Node failure on ([\w.-]+)|ON ([\w.-]+) CANCELLED .* DUE TO NODE FAILURE")
+# How srun names the node; slurmstepd's own line names the one that it runs on, which is well.
+_NODE = re.compile(r"Node failure on ([\w.-]+)")
 
 
 def advise(standing: Standing, results: Results, folder: str) -> str | None:
@@ -103,8 +103,8 @@ def _log(standing: Standing, results: Results) -> Path:
 def _failed_node(standing: Standing, results: Results) -> str | None:
     if lost := (standing.record or {}).get("lost"):
         return f"{lost} answers no more"
-    found = _NODE.findall(_tail(results.output(standing.job)))
-    if found:
-        return f"{''.join(found[-1])} failed"
+    logs = (_log(standing, results), results.output(standing.job))
+    if found := [name for path in logs for name in _NODE.findall(_tail(path))]:
+        return f"{found[0]} failed"
     nodes = (standing.account or {}).get("nodes")
-    return f"its nodes were {nodes}" if nodes else None
+    return f"one of {nodes}; sinfo says which is down" if nodes else None

@@ -43,7 +43,8 @@ def container_command(site: Site, folder: str, *, is_gpu: bool) -> tuple[str, ..
         return ()
     binds = [f"--bind={path}" for path in filter(None, [folder, site.suite])]
     binds += [f"--bind={path}" for path in site.container.binds]
-    flags = ["--cleanenv", *([GPU_FLAGS[site.gpu_runtime]] if is_gpu else [])]
+    # Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
+    flags = ["--cleanenv", "--no-eval", *([GPU_FLAGS[site.gpu_runtime]] if is_gpu else [])]
     return ("apptainer", "exec", *flags, *binds, *site.container.args)
 
 

@@ -144,7 +144,7 @@ class Site(BaseModel):
         description="GPUs of one node; 0 measures on CPUs"
     )
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
-        default=None, description="type of GPU where the partition has several"
+        default=None, description="type of GPU where the partition has several, such as a100"
     )
     gpu_runtime: Literal["cuda", "rocm"] = Field(
         default="cuda", description="what the GPUs need in an image"

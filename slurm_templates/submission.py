@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -169,8 +169,22 @@ def submit(todo: Work) -> Iterator[Sent]:
         set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
-            ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
+            try:
+                ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
+            except ValueError as error:
+                raise ValueError(f"{error}{_take_back(ids)}") from None
             yield Sent(spec, ids[spec.name])
+
+
+def _take_back(ids: Mapping[str, str]) -> str:
+    """Cancel the jobs that a refused one has left alone, and say so."""
+    if not ids:
+        return ""
+    try:
+        slurm.scancel(list(ids.values()))
+    except RuntimeError as error:
+        return f"; {', '.join(ids)} had been sent and may still run, for {error}"
+    return f"; {', '.join(ids)}, sent before it, cancelled"
 
 
 def dependencies(spec: JobSpec, ids: dict[str, str]) -> list[str]:

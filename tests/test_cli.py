@@ -35,7 +35,7 @@ REFUSED = {
     "run smoke --local-batch -1": "local_batch = -1: input should be greater than or equal to 1",
     "run smoke --size huge": "size = 'huge': input should be 'smoke', 'laptop', 'node' or 'clus",
     "run smoke --studies strong,wek": "studies.1 = 'wek': input should be 'strong', 'weak', ",
-    "run smoke --name ../up": "name = '../up': string should match pattern",
+    "run smoke --name ../up": "name = '../up' is not allowed; write the ",
     "run smoke --to key.toml": "Directory 'key.toml' is a file",
     "run --frobnicate": "No such option '--frobnicate'",
     "run smoke laptop": "Got unexpected extra argument (laptop)",

@@ -154,12 +154,19 @@ def test_the_baseline_is_one_and_has_no_interval(tmp_path):
 
 def test_the_interval_of_efficiency_contains_the_noise_of_the_baseline():
     quiet = [row(1, r) for r in (100.0, 100.1)] + [row(2, r) for r in (180.0, 180.2)]
-    noisy = [row(1, r) for r in (80.0, 120.0)] + [row(2, r) for r in (180.0, 180.2)]
+    noisy = [row(1, r) for r in (95.0, 105.0)] + [row(2, r) for r in (180.0, 180.2)]
     widths = []
     for rows in (quiet, noisy):
         low, high = points(rows)[1].efficiency_interval
         widths.append(math.log(high / low))
     assert widths[1] > 20 * widths[0]
+
+
+def test_an_interval_that_spans_orders_of_magnitude_is_none():
+    rows = [row(1, r) for r in (95.0, 105.0)] + [row(2, r) for r in (60.0, 280.0)]
+    base, other = points(rows)
+    assert base.rate_interval is not None
+    assert (other.rate_interval, other.efficiency_interval) == (None, None)
 
 
 positive = st.floats(1e-3, 1e6)

@@ -324,7 +324,14 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     ended = execute(render(job, plain()), stubs, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert seen(tmp_path, "binds") == [
-        *("--cleanenv", "--nv", f"--bind={tmp_path}/results", "--bind=/scratch", "--no-home"),
+        *(
+            "--cleanenv",
+            "--no-eval",
+            "--nv",
+            f"--bind={tmp_path}/results",
+            "--bind=/scratch",
+            "--no-home",
+        ),
         "/images/lockstep.sif",
     ]
     campaign = settle(small(), plain())

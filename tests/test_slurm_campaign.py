@@ -246,11 +246,17 @@ def test_a_sweep_of_27_points_is_one_array(folder):
 
 def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
+    site = (folder / "site.toml").read_text()
+    write(folder / "site.toml", site + "MY_TEXT = 'a $(touch hostile) `touch hostile`'\n")
     made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml")
     (script,) = done(made).splitlines()
-    job_id = done(as_user("sbatch", "--parsable", "--wait", script)).strip()
+    # Apptainer would run what a variable that it is handed says, and Slurm hands on this name.
+    elsewhere = folder / "sub $(touch hostile)"
+    done(as_user("mkdir", elsewhere))
+    job_id = done(as_user("sbatch", "--parsable", "--wait", script, cwd=elsewhere)).strip()
     assert "COMPLETED" in done(as_user("sacct", "-X", "-n", "-P", "-o", "State", "-j", job_id))
     assert list(journals(folder)) == ["w1-r0"]
+    assert list(folder.rglob("hostile")) == []
 
 
 def test_the_image_measures_its_own_suite_and_a_checkout_s(folder):

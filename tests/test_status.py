@@ -239,7 +239,10 @@ def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, ask
         ),
         ({"State": "OUT_OF_MEMORY"}, "how much it used is not known: raise mem"),
         ({"State": "TIMEOUT"}, "raise time in the campaign's [jobs] or in the site file"),
-        ({"State": "NODE_FAIL", "NodeList": "node[2-3]"}, "its nodes were node[2-3]"),
+        (
+            {"State": "NODE_FAIL", "NodeList": "node[2-3]"},
+            "one of node[2-3]; sinfo says which is down",
+        ),
         ({"State": "PREEMPTED"}, "lockstep resume results/x measures the rest"),
         ({"State": "CANCELLED by 1001"}, "lockstep resume results/x measures the rest"),
         ({"State": "FAILED", "ExitCode": "1:0"}, "launches/w1-r0/log.txt says: RuntimeError: no"),
@@ -262,10 +265,22 @@ def test_what_to_do_is_said(here, folder, asked, fields, said):
 
 def test_the_node_that_failed_is_named_where_the_output_names_it(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
+    # The node that says so is the one that runs the script, and is well.
     said = "slurmstepd: error: *** JOB 17 ON node2 CANCELLED AT 2026-11-21T09:00:47 DUE TO NODE "
     (folder / "jobs/slurm-17.out").write_text(f"{said}FAILURE, SEE SLURMCTLD LOG ***\n")
     asked.say("sacct", sacct(account("17", "NODE_FAIL", NodeList="node[2-3]")))
-    assert jobs(here, asked)[0]["advice"].startswith("node2 failed; ")
+    assert jobs(here, asked)[0]["advice"].startswith("one of node[2-3]; ")
+    keep(folder, "w1-r0", "a")
+    (folder / "launches/w1-r0/log.txt").write_text("srun: error: Node failure on node3\n")
+    assert jobs(here, asked)[0]["advice"].startswith("node3 failed; ")
+
+
+def test_elements_that_were_cancelled_before_they_began_have_ended(here, folder, asked):
+    send(folder, "arr", "25", [f"p{k}" for k in range(10)], kind="array")
+    rows = [account("25_3", "CANCELLED"), account("25_[0-2,4-9%2]", "CANCELLED by 1001")]
+    asked.say("sacct", sacct(*rows))
+    (row,) = jobs(here, asked)
+    assert row["elements"] == {"CANCELLED": 10}
 
 
 def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked):

@@ -48,6 +48,7 @@ def folder(tmp_path):
     for name, body in (("squeue", SQUEUE), ("sbatch", SBATCH)):
         asked.act(name, f"cd {shlex.quote(str(tmp_path))}\n{body}")
     asked.say("sacctmgr", "normal\n")
+    asked.say("scancel")
     (tmp_path / "campaign.toml").write_text(CAMPAIGN)
     (tmp_path / "site.toml").write_text(SITE)
     return tmp_path
@@ -150,6 +151,8 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
     assert len(told(folder)) == 2
     assert "refused" in recorded(folder)[-1]
     assert ended.stdout.startswith("ladder-preflight: job 101")
+    assert ended.stderr.endswith("; ladder-preflight, sent before it, cancelled\n")
+    assert "scancel 101" in (folder / "bin" / "calls").read_text().splitlines()
 
 
 @pytest.mark.parametrize(

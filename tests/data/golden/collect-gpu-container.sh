@@ -119,7 +119,7 @@ hand_on='for name in $(compgen -e); do
     esac
 done
 exec "$@"'
-start=(bash -c "$hand_on" rank apptainer exec --cleanenv --bind=/results/ladder --bind=/scratch --no-home "$image")
+start=(bash -c "$hand_on" rank apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/scratch --no-home "$image")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in

@@ -124,7 +124,7 @@ hand_on='for name in $(compgen -e); do
     esac
 done
 exec "$@"'
-start=(bash -c "$hand_on" rank apptainer exec --cleanenv --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
+start=(bash -c "$hand_on" rank apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume --stop-file="$stop")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs

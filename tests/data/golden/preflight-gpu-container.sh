@@ -124,7 +124,7 @@ hand_on='for name in $(compgen -e); do
     esac
 done
 exec "$@"'
-start=(bash -c "$hand_on" rank apptainer exec --cleanenv --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
+start=(bash -c "$hand_on" rank apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
 options=(-m 'collective or weak' --size=smoke --benchmark-disable --threads-per-rank=16 --device=cuda --stop-file="$stop")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
