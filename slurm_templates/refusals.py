@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"
+EITHER = f"{SITE} or {CAMPAIGN}"
 MAX_LISTED = 12
 # A line of sbatch's own: banners, and what a plugin only tells, begin otherwise.
 _OWN_LINE = re.compile(r"sbatch: (error: |fatal: |unrecognized |invalid |option )", re.IGNORECASE)
@@ -58,8 +59,8 @@ REFUSALS = (
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features"),
     Refusal("reservation", "reservation", SITE,
             ("scontrol", "show", "reservation", "--oneliner"), "reservations"),
-    Refusal("time limit", "time", SITE, _sinfo("%R %l"), "limits"),
-    Refusal("invalid --time", "time", SITE, _sinfo("%R %l"), "limits"),
+    Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
+    Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
     Refusal("invalid --mem", "mem", SITE, _sinfo("%m"), "MiB of a node"),
     Refusal("generic resource", "gpu_type or gpus_per_node", SITE, _sinfo("%G"), "gres of a node"),
