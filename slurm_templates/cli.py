@@ -367,6 +367,17 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
         click.echo(f"Nothing is missing.\nNext: lockstep collect {_quoted(todo.results.path)}")
     else:
         click.echo("\n".join(_how_to_watch(todo, sent)))
+        _say_unseen(todo.site)
+
+
+def _say_unseen(site: "Site") -> None:
+    """Warn of an image that only the nodes may see, or nobody."""
+    if site.container and not Path(site.container.image).is_file():
+        click.echo(
+            f"Warning: container.image {site.container.image} is not a file on this machine; "
+            "unless the nodes see it, every job will fail.",
+            err=True,
+        )
 
 
 def _sent_facts(one: "Sent") -> dict[str, Any]:

@@ -25,7 +25,6 @@ from slurm_templates.cluster import MIB_PER_GIB, Accounts, Cluster, Kind, Partit
 from slurm_templates.doctor.checks import output
 from slurm_templates.doctor.machine import FAST, interfaces
 
-FILL_IN = "FILL IN: "
 USUAL_TIME = "02:00:00"
 MAX_LADDER_NODES = 4
 MAX_RANKS = 8  # of a laptop
@@ -235,7 +234,7 @@ def site_file(cluster: Cluster, own: Accounts, around: Surroundings) -> Draft:
         *_tables(cluster, kind),
     ]
     text = "\n".join(parts) + "\n"
-    return Draft(text, tuple(re.findall(rf'^(\w+) = "{FILL_IN}', text, re.MULTILINE)))
+    return Draft(text, tuple(re.findall(rf'^(\w+) = "{sites.FILL_IN}', text, re.MULTILINE)))
 
 
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
@@ -321,7 +320,7 @@ def _wants_image(around: Surroundings) -> bool:
 
 
 def _image(around: Surroundings) -> Iterator[str]:
-    placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
+    placeholder = f"{sites.FILL_IN}path of an image; lockstep image build makes one"
     image = str(around.images[0]) if around.images else placeholder
     yield "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep."
     yield "[container]"
@@ -335,7 +334,7 @@ def _native(around: Surroundings) -> Iterator[str]:
         yield _line("venv", str(around.venv), "on storage that all nodes see")
     else:
         yield _line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
-    placeholder = f"{FILL_IN}path of a checkout of Lockstep"
+    placeholder = f"{sites.FILL_IN}path of a checkout of Lockstep"
     yield _line("suite", str(around.suite or placeholder), "on storage that all nodes see")
 
 
@@ -352,13 +351,16 @@ def _tables(cluster: Cluster, kind: Kind) -> Iterator[str]:
             yield _line("max_nodes", partition.num_usable_nodes, "of one job")
 
 
-def campaign_file(ranks_per_node: int, num_nodes: int, *, has_gpus: bool) -> Draft:
+def campaign_file(
+    ranks_per_node: int, num_nodes: int, *, has_gpus: bool, is_cluster: bool = False
+) -> Draft:
     """Return a first campaign of nodes.
 
     Args:
         ranks_per_node: Ranks of one node.
         num_nodes: Nodes that a job can have.
         has_gpus: Whether the ranks use GPUs.
+        is_cluster: Whether Slurm's jobs measure it.
     """
     world_sizes = ladder(ranks_per_node, min(num_nodes, MAX_LADDER_NODES))
     # Not "cluster": its batch of the strong study is too large for the first rung, one GPU.
@@ -374,6 +376,7 @@ def campaign_file(ranks_per_node: int, num_nodes: int, *, has_gpus: bool) -> Dra
         _line("workload", "resnet50", "the model; the size's by default", is_set=False),
         _line("precision", "bf16", "fp32 by default", is_set=False),
         *_global_batch(size, world_sizes),
+        *(_jobs() if is_cluster else ()),
     ]
     return Draft("\n".join(parts) + "\n")
 
@@ -383,12 +386,23 @@ def cluster_campaign(chosen: Partition) -> Draft:
     kind = chosen.kinds[0][0]
     num_alike = sum(node.kind.shape == kind.shape for node in chosen.nodes)
     num_nodes = min(num_alike, chosen.num_usable_nodes)
-    return campaign_file(_ranks_per_node(kind), num_nodes, has_gpus=kind.num_gpus > 0)
+    return campaign_file(
+        _ranks_per_node(kind), num_nodes, has_gpus=kind.num_gpus > 0, is_cluster=True
+    )
 
 
 def _ranks_per_node(kind: Kind) -> int:
     """Return a rank for each GPU; on CPUs one for each socket, and two to have a ladder."""
     return kind.num_gpus or min(kind.num_cpus, max(2, kind.num_sockets))
+
+
+def _jobs() -> Iterator[str]:
+    """Yield the table of what goes into which job."""
+    yield from ("", "[jobs]")
+    yield _line("allocation", "ladder", "all in one; job: one per world size; array: a case each")
+    yield _line("preflight", True, "first show that the nodes answer")
+    yield _line("collect", True, "and make the report in the end")
+    yield _line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False)
 
 
 def _global_batch(size: str, world_sizes: Sequence[int]) -> Iterator[str]:

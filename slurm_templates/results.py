@@ -124,7 +124,10 @@ class Results(Folder):
         Raises:
             ValueError: Another command changes the folder, or its file system has no locks.
         """
-        self.jobs_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.jobs_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
         with (self.path / ".lock").open("a") as lock:
             if not take_lock(lock, self.path):
                 raise ValueError(

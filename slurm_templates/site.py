@@ -39,6 +39,10 @@ OWN_VARIABLES = re.compile(
 )
 
 
+# What `lockstep init` could not find begins with it.
+FILL_IN = "FILL IN: "
+
+
 def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("a line break or control character is not allowed; leave it out")
@@ -52,6 +56,8 @@ def _directive_value(text: str) -> str:
 
 
 def _absolute(text: str) -> str:
+    if text.startswith(FILL_IN):
+        raise ValueError(f"still to be filled in: {text.removeprefix(FILL_IN)}")
     if not text.startswith("/"):
         raise ValueError("not an absolute path; jobs start in another folder, so begin with /")
     return text

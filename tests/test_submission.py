@@ -119,6 +119,10 @@ def test_what_was_sent_is_said_with_commands_to_copy(folder):
     ]
 
 
+def test_an_image_that_is_not_seen_from_here_is_told(folder):
+    assert "Warning: container.image /images/lockstep.sif is not a file" in submit(folder).stderr
+
+
 def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
     ended = submit(folder, ARRAY, "--json")
     found = json.loads(ended.stdout)["jobs"]
