@@ -69,6 +69,7 @@ def lockstep() -> None:
       lockstep run --dry-run            what that would start
       lockstep report results/laptop    the page of its results
       lockstep import table.csv --to results/published
+      lockstep init                     on a cluster: files for its Slurm, then doctor and submit
     """
 
 

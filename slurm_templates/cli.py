@@ -35,7 +35,7 @@ def _with(*options: Callable[[Command], Command]) -> Callable[[Command], Command
 
 _campaign_options = _with(
     click.argument("campaign"),
-    click.option("--site", required=True, help="Site file, or a built-in one: testbed."),
+    click.option("--site", required=True, help="Site file, or a built-in one: example, testbed."),
     click.option(
         "--to",
         "root",
