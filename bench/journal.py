@@ -69,7 +69,8 @@ def _lock(file: IO[str], path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > give_up:
                 raise BlockingIOError(
-                    f"another launch writes into {path}; wait for its end"
+                    f"another launch writes into {path}, or a lost node still holds its lock; wait "
+                    "for its end"
                 ) from None
             time.sleep(POLL_S)
         except OSError:

@@ -196,7 +196,9 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
 
 
 def _is_wide(point: Point) -> bool:
-    return bool(point.rate_interval and point.rate_interval[1] > WIDE * point.rate_interval[0])
+    if point.rate_interval is None:
+        return point.num_launches > 1
+    return point.rate_interval[1] > WIDE * point.rate_interval[0]
 
 
 def _next_step(results: Results, series: Sequence[Series], threshold: float, on_cpus: bool) -> str:

@@ -9,11 +9,13 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from slurm_templates import refusals
 
 TIMEOUT_S = 60
+MAX_ELEMENTS = 100_000
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What outside variables say of other jobs, or of how answers are to read, is not for ours.
@@ -286,12 +288,15 @@ def _queued(
 def numbers(text: str) -> Iterator[int]:
     """Yield the elements that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
 
-    What it left out of a text it cut short (`...`) is not made up.
+    What it left out of a text it cut short (`...`) is not made up, and no more than a site's
+    max_array_size allows are given, whatever the text says.
     """
+    yield from islice(_numbers(text), MAX_ELEMENTS)
+
+
+def _numbers(text: str) -> Iterator[int]:
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
         if match:
             first, last, step = match.groups()
-            # No cluster's MaxArraySize is larger (slurm.conf(5) allows 4,000,001).
-            end = min(int(last or first), int(first) + 4_000_001)
-            yield from range(int(first), end + 1, max(1, int(step or 1)))
+            yield from range(int(first), int(last or first) + 1, max(1, int(step or 1)))

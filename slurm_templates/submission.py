@@ -1,6 +1,7 @@
 """Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -166,13 +167,17 @@ def submit(todo: Work) -> Iterator[Sent]:
     with todo.results.alone():
         refuse_unfinished(todo.results)
         scripts = write_scripts(todo, force=True)
-        set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
+        moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
             try:
                 ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
             except ValueError as error:
-                raise ValueError(f"{error}{_take_back(ids)}") from None
+                said = _take_back(ids)
+                for launch, aside in moved.items():
+                    if not launch.exists():
+                        aside.rename(launch)
+                raise ValueError(f"{error}{said}") from None
             yield Sent(spec, ids[spec.name])
 
 
@@ -216,9 +221,11 @@ def refuse_unfinished(results: Results) -> None:
     for job in queue.values():
         is_ours = {job.job_id, job.comment} & known or _is_of(job.command, results)
         if is_ours and not job.state.has_ended:
+            was_sent = {job.job_id, job.comment} & known
+            how = f"lockstep cancel {shlex.quote(str(results.path))}" if was_sent else "scancel it"
             raise ValueError(
                 f"job {job.job_id} may still write into {results.path}: it {job.state.meaning}; "
-                f"wait for its end, or lockstep cancel {results.path}"
+                f"wait for its end, or {how}"
             )
 
 
@@ -272,10 +279,16 @@ def _is_flagged(path: Path) -> bool:
     return any(case["extra_info"][KEY]["flags"] for case in cases)
 
 
-def set_aside(results: Results, names: Sequence[str]) -> None:
-    """Move launches away, so that they are measured again; nothing is deleted."""
+def set_aside(results: Results, names: Sequence[str]) -> dict[Path, Path]:
+    """Move launches away, so that they are measured again; nothing is deleted.
+
+    Returns:
+        Where each launch's folder was -> where it is now.
+    """
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    moved = {}
     for name in names:
         target = results.set_aside_folder / f"{name}-{now}"
         target.parent.mkdir(exist_ok=True)
-        results.launch(name).rename(target)
+        moved[results.launch(name)] = results.launch(name).rename(target)
+    return moved

@@ -451,7 +451,7 @@ def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, st
     assert found.status == status
     assert says in found.says
     argv = (tmp_path / "argv").read_text()
-    assert argv.startswith("exec --cleanenv --nv --env PYTHONNOUSERSITE=1 ")
+    assert argv.startswith("exec --cleanenv --no-eval --nv --env PYTHONNOUSERSITE=1 ")
     assert f"{file} python3 -c" in argv
 
 
@@ -471,7 +471,7 @@ def test_an_image_for_amd_s_gpus_is_entered_and_judged_as_one(
     stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo '{facts}'")
     found = image.image_runs(given)
     assert (found.status, says in found.says) == (status, True), found
-    assert (tmp_path / "argv").read_text().startswith("exec --cleanenv --rocm --env ")
+    assert (tmp_path / "argv").read_text().startswith("exec --cleanenv --no-eval --rocm --env ")
 
 
 def test_a_driver_counts_where_it_is_of_the_site_s_gpus(tmp_path, monkeypatch):

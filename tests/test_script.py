@@ -1,7 +1,9 @@
 """Batch scripts: as they read, and as they run with stand-ins for Slurm, Apptainer and Python."""
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -495,11 +497,12 @@ def test_the_lines_after_run_and_count(stubs, tmp_path, after, code):
 
 
 def test_the_end_is_on_record_before_what_slurm_may_cut(stubs, tmp_path):
-    site = plain(shell_after="cp jobs/exit-7.json jobs/before.json; exit 3")
+    site = plain(shell_after="cp jobs/exit-7.json jobs/before.json")
     (job,) = jobs(small(), site, made(tmp_path))
-    assert execute(render(job, site), stubs, tmp_path).returncode == 1
-    assert json.loads((tmp_path / "jobs" / "before.json").read_text())["exit_code"] == 0
-    assert ended_as(tmp_path)["exit_code"] == 1
+    assert execute(render(job, site), stubs, tmp_path).returncode == 0
+    # Cut here, it has not ended well.
+    assert json.loads((tmp_path / "jobs" / "before.json").read_text())["exit_code"] == 1
+    assert ended_as(tmp_path)["exit_code"] == 0
 
 
 # What `module` is to a job's shell: a function that changes its variables.
@@ -534,8 +537,9 @@ def test_a_module_that_cannot_be_loaded_ends_the_job(stubs, tmp_path):
 
 
 def test_what_an_outer_job_asked_for_is_not_for_the_steps(stubs, tmp_path):
-    names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "HINT", "DISTRIBUTION")
+    names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "DISTRIBUTION")
     outer = {f"SLURM_{name}": "outer" for name in (*names, "MEM_PER_GPU", "CPU_BIND_TYPE")}
+    outer["PYTHONPATH"] = "outer"
     (job,) = jobs(small(), plain(), made(tmp_path))
     assert execute(render(job, plain()), stubs, tmp_path, **outer).returncode == 0
     assert not [one for one in seen(tmp_path, "environment") if one.endswith("=outer")]
@@ -938,3 +942,34 @@ def test_a_hostile_folder_is_refused_or_does_only_what_was_meant(text, stubs, tm
 def test_the_templates_hold_nothing_undefined():
     with pytest.raises(UndefinedError, match="'absent' is undefined"):
         environment().from_string("{{ absent }}").render()
+
+
+def leave(folder):
+    """Start what a node's task does at the end of a job, for the scratch folder in FOLDER."""
+    text = re.search(r"^leave='(.*?)'$", script_of("ladder-staged"), re.MULTILINE | re.DOTALL)[1]
+    return subprocess.Popen(
+        ["bash", "-c", text, "leave", folder / "scratch", folder, "7"],
+        env=os.environ | {"SLURMD_NODENAME": "node1"},
+    )
+
+
+def test_what_a_copy_that_died_left_is_copied(tmp_path):
+    (tmp_path / "scratch.node1" / "out").mkdir(parents=True)
+    (tmp_path / "scratch.node1" / "out" / "trace").write_text("kept")
+    assert leave(tmp_path).wait(10) == 0
+    assert (tmp_path / "out-7" / "node1" / "trace").read_text() == "kept"
+    assert not (tmp_path / "scratch.node1").exists()
+    assert leave(tmp_path).wait(10) == 0  # nothing is left to do
+
+
+def test_a_copy_that_fails_is_no_success_to_who_waits_for_it(tmp_path):
+    mine = tmp_path / "scratch.node1"
+    mine.mkdir()
+    descriptor = os.open(mine, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    waiting = leave(tmp_path)
+    time.sleep(0.5)
+    assert waiting.poll() is None
+    mine.rename(tmp_path / "scratch")
+    os.close(descriptor)
+    assert waiting.wait(10) == 1

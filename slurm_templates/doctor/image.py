@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_templates.doctor.checks import (
@@ -182,6 +183,15 @@ def _recorded(image_file: Path) -> str | None:
         return None
 
 
+def _starts(command: Sequence[str]) -> bool:
+    """Return whether an image runs here at all."""
+    try:
+        output([*command, "true"])
+    except RuntimeError:
+        return False
+    return True
+
+
 def image_runs(subject: Subject) -> Finding:
     """Whether Python in the image loads all that measuring needs."""
     wanted = _container(subject)
@@ -191,12 +201,20 @@ def image_runs(subject: Subject) -> Finding:
         return not_needed("there is no image that Apptainer could run")
     binds = [f"--bind={bind}" for bind in wanted.binds]
     runtime = _gpu_runtime(subject)
-    options = ["--cleanenv", *([GPU_FLAGS[runtime]] if runtime else []), *binds, *wanted.args]
+    options = [
+        "--cleanenv",
+        "--no-eval",
+        *([GPU_FLAGS[runtime]] if runtime else []),
+        *binds,
+        *wanted.args,
+    ]
     command = ["apptainer", "exec", *options, "--env", "PYTHONNOUSERSITE=1", wanted.image]
     try:
         facts = probe([*command, "python3"], Path("/"))
     except RuntimeError as error:
         trial = f"apptainer exec {wanted.image} python3 -c 'import torch'"
+        if _starts(command):
+            return missing(f"it starts, but cannot measure: {error}", f"try: {trial}")
         is_root = os.geteuid() == 0  # which some machines give less than all capabilities
         return _lacking(
             subject, str(error), f"try{' as an ordinary user' if is_root else ''}: {trial}"

@@ -29,9 +29,9 @@ lost=               # nodes that answer no more
 running=            # process of the srun that runs
 number=0            # of the step
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
-unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
-    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
+    SLURM_GPU_BIND SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -58,7 +58,6 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    record_end "$code"
     record_end "$code"
     exit "$code"
 }

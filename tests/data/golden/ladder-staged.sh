@@ -30,9 +30,9 @@ running=            # process of the srun that runs
 number=0            # of the step
 keeper=             # process that removes what the job leaves on its nodes
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
-unset "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
+unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
-    SLURM_GPU_BIND SLURM_HINT SLURM_DISTRIBUTION
+    SLURM_GPU_BIND SLURM_DISTRIBUTION
 rm -f -- "$stop"
 
 say() {
@@ -59,7 +59,7 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    record_end "$code"
+    record_end "$((code ? code : 1))" # until what follows has ended well
     [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
     record_end "$code"
     exit "$code"
@@ -126,10 +126,9 @@ export LOCKSTEP_SCRATCH=$scratch
 
 # shellcheck disable=SC2016 # a node's task expands it, not this shell
 leave='scratch=$1 to=$2/out-$3/$SLURMD_NODENAME mine=$1.$SLURMD_NODENAME
-if ! mv --no-target-directory -- "$scratch" "$mine" 2>/dev/null; then # who renames it, removes it
-    while [ -O "$mine" ]; do sleep 0.2; done # it copies
-    exit 0
-fi
+mv --no-target-directory -- "$scratch" "$mine" 2>/dev/null # again: no other may use the name
+[ ! -O "$mine" ] || { exec 9<"$mine" && flock 9; } # one copies; its lock ends with it
+[ -e "$mine" ] || { [ ! -e "$scratch" ]; exit; } # it did, or moved it back: a failure
 if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then
     mkdir -p -- "$to" && cp -r -- "$mine/out/." "$to" || { mv -- "$mine" "$scratch"; exit 1; }
 fi
