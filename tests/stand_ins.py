@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.journal import Journal
@@ -66,6 +67,11 @@ def sacct(*rows):
     """Return what sacct says of jobs and steps."""
     lines = ["|".join(row.get(name, "") for name in FIELDS) for row in rows]
     return "\n".join(["|".join(FIELDS), *lines, ""])
+
+
+def now():
+    """Return this moment as submissions record it; at an import it would be minutes ago."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00:00+00:00"):

@@ -6,18 +6,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, sacct, send
+from stand_ins import ROOT, StandIns, keep, leave, lockstep, now, sacct, send
 
 from bench import journal
 from slurm_templates import collection
 from slurm_templates.results import Results
 from slurm_templates.submission import set_aside
 
-NOW = datetime.now(UTC).isoformat(timespec="seconds")
 GPU_JOB = {
     "JobID": "17",
     "JobIDRaw": "17",
@@ -36,7 +34,7 @@ GPU_JOB = {
 def here(tmp_path):
     folder = tmp_path / "results" / "x"
     (folder / "jobs").mkdir(parents=True)
-    send(folder, "ladder", "17", ["w1-r0", "w4-r0"], time=NOW)
+    send(folder, "ladder", "17", ["w1-r0", "w4-r0"], time=now())
     keep(folder, "w1-r0", "a", "b", job_id="17", world_size=1)
     keep(folder, "w4-r0", "a", job_id="17", world_size=4)
     return tmp_path
@@ -96,7 +94,7 @@ def test_billed_and_measured_hours_stand_side_by_side(here, folder, asked):
 
 
 def test_each_job_is_credited_with_what_it_measured_itself(here, folder, asked):
-    send(folder, "ladder", "18", ["w4-r0"], time=NOW)
+    send(folder, "ladder", "18", ["w4-r0"], time=now())
     keep(folder, "w4-r0", "b", job_id="18", elapsed_s=1800.0)
     again = GPU_JOB | {"JobID": "18", "JobIDRaw": "18"}
     asked.say("sacct", sacct(GPU_JOB, again))
@@ -106,7 +104,7 @@ def test_each_job_is_credited_with_what_it_measured_itself(here, folder, asked):
 
 def test_what_was_set_aside_is_still_what_its_job_measured(folder, in_process, asked):
     set_aside(Results(folder), ["w4-r0"])
-    send(folder, "ladder", "18", ["w4-r0"], time=NOW)
+    send(folder, "ladder", "18", ["w4-r0"], time=now())
     keep(folder, "w4-r0", "a", "b", job_id="18", elapsed_s=1800.0)
     asked.say("sacct", sacct(GPU_JOB, GPU_JOB | {"JobID": "18", "JobIDRaw": "18"}))
     collection.collect(Results(folder))
@@ -120,7 +118,7 @@ def test_where_no_journal_is_left_nobody_knows_what_was_measured(folder, in_proc
 
 
 def test_a_profile_measured_nothing(folder, in_process, asked):
-    send(folder, "ladder-nsys", "18", kind="profile", time=NOW)
+    send(folder, "ladder-nsys", "18", kind="profile", time=now())
     asked.say("sacct", sacct(GPU_JOB, GPU_JOB | {"JobID": "18", "JobIDRaw": "18"}))
     collection.collect(Results(folder))
     row = rows(folder)[1]
@@ -136,7 +134,7 @@ def test_it_asks_once_and_makes_the_same_bytes_again(here, folder, asked):
 
 
 def test_what_runs_is_left_out_until_it_has_ended(here, folder, asked):
-    send(folder, "next", "18", ["w8-r0"], time=NOW)
+    send(folder, "next", "18", ["w8-r0"], time=now())
     keep(folder, "w8-r0", "a", job_id="18", world_size=8)
     running = GPU_JOB | {"JobID": "18", "JobIDRaw": "18", "State": "RUNNING"}
     asked.say("squeue", "18|18|RUNNING|None|1|lockstep:next-18\n")
@@ -211,7 +209,7 @@ def test_what_the_collecting_job_asked_is_read_where_sacct_is_not(folder, in_pro
     (asked.folder / "sacct").unlink()
     running = {"JobID": "18", "JobIDRaw": "18", "State": "RUNNING"}
     (folder / "jobs" / "sacct.txt").write_text(sacct(GPU_JOB, running))
-    send(folder, "collect", "18", kind="collect", time=NOW)
+    send(folder, "collect", "18", kind="collect", time=now())
     said = []
     collection.collect(Results(folder), said.append)
     assert [row["accounting"] and row["accounting"]["state"] for row in rows(folder)] == [
@@ -244,7 +242,7 @@ def test_records_of_the_job_itself_are_merged(here, folder, asked):
 
 
 def test_elements_of_an_array_are_rows_of_their_own(here, folder, asked):
-    send(folder, "arr", "25", ["p0", "p1"], kind="array", time=NOW)
+    send(folder, "arr", "25", ["p0", "p1"], kind="array", time=now())
     keep(folder, "p1", "a", job_id="31", world_size=4)
     leave(folder, "31", 0)
     element = GPU_JOB | {"JobID": "25_1", "JobIDRaw": "31"}
@@ -307,7 +305,7 @@ def test_two_at_once_and_a_launch_that_runs_make_the_same_of_what_has_ended(here
     silent = StandIns(here / "silent")
     silent.say("squeue")
     silent.say("sacct", rc=1, error="Slurm accounting storage is disabled")
-    send(folder, "next", "18", ["w8-r0"], time=NOW)
+    send(folder, "next", "18", ["w8-r0"], time=now())
     keep(folder, "w8-r0", "a", job_id="18", expected=[str(n) for n in range(10_000)])
     for made_by in (asked, silent):
         made_by.say("squeue", "18|18|RUNNING|None|1|lockstep:next-18\n")

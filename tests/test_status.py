@@ -12,12 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from cluster import SHARED, TESTBED, need_testbed
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, sacct, send
+from stand_ins import ROOT, StandIns, keep, leave, lockstep, now, sacct, send
 
 from bench.journal import Journal
 from slurm_templates import refusals, slurm
@@ -26,7 +25,6 @@ from slurm_templates.results import Results
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 
-NOW = datetime.now(UTC).isoformat(timespec="seconds")
 TESTBED_USER = "lockstep"
 DISABLED = "Slurm accounting storage is disabled"
 
@@ -126,7 +124,7 @@ def test_a_thousand_elements_are_a_few_lines(here, folder, asked):
 
 
 def test_an_element_s_own_record_is_found_by_the_id_it_saw(here, folder, asked):
-    send(folder, "arr", "25", ["p0", "p1"], kind="array", time=NOW)
+    send(folder, "arr", "25", ["p0", "p1"], kind="array", time=now())
     leave(folder, "31", 0)
     queue = "25_0|31|RUNNING|None|1|c\n25_1|25|PENDING|Priority|1|c\n"
     asked.say("squeue", queue)
@@ -161,7 +159,7 @@ def test_an_outage_of_accounting_loses_no_job_but_its_absence_may(here, folder, 
 
 
 def test_a_job_that_was_just_sent_is_not_lost(here, folder, asked):
-    send(folder, "ladder", "17", ["w1-r0"], time=NOW)
+    send(folder, "ladder", "17", ["w1-r0"], time=now())
     assert jobs(here, asked)[0]["state"] == "unknown"
 
 
@@ -172,7 +170,7 @@ def test_a_job_that_wrote_a_moment_ago_is_not_lost(here, folder, asked):
 
 
 def test_sacct_that_still_says_running_is_not_believed(here, folder, asked):
-    send(folder, "ladder", "17", ["w1-r0"], time=NOW)
+    send(folder, "ladder", "17", ["w1-r0"], time=now())
     asked.say("sacct", sacct(account("17", "RUNNING")))
     (row,) = jobs(here, asked)
     assert row["state"] == "unknown"
@@ -186,7 +184,7 @@ def test_a_job_that_sacct_never_calls_ended_is_lost_in_its_own_words(here, folde
     (row,) = jobs(here, asked)
     assert row["state"] == "LOST"
     assert row["meaning"].endswith("no record of its end, though sacct does not call it ended")
-    send(folder, "next", "18", time=NOW)
+    send(folder, "next", "18", time=now())
     asked.say("sacct", sacct(account("18", "RUNNING")))
     assert jobs(here, asked)[1]["meaning"].endswith("sacct does not say yet how it ended")
 
@@ -750,7 +748,7 @@ def sent(folder, name, command, *options, num=1):
     record = Journal(folder / "jobs" / "submitted.jsonl")
     launches = [f"{name}-{number}" for number in range(num)]
     kind = "array" if num > 1 else "ladder"
-    head = {"uuid": f"lockstep:{name}-testbed", "job": name, "time": NOW, "kind": kind}
+    head = {"uuid": f"lockstep:{name}-testbed", "job": name, "time": now(), "kind": kind}
     record.append(head | {"launches": launches, "id": job_id})
     record.close()
     return job_id
