@@ -99,7 +99,7 @@ def _curves(spec: dict[str, Any]) -> Figure:
     legend_in = LINE_IN * len(spec["series"])
     figure, axes = _figure(
         HEIGHT_IN + legend_in,
-        left_in=0.75,
+        left_in=0.95,
         right_in=0.62 if spec["lines"] else 0.2,
         bottom_in=0.68 + legend_in,
     )
