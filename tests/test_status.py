@@ -683,7 +683,7 @@ def login(testbed, monkeypatch):
         ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
         ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
         ("--time=banana", "time", "limits: gpu 1-00:00:00"),
-        ("--constraint=banana", "constraint", "features: rack1, rack2"),
+        ("--constraint=banana", "constraint", "features: rack"),
         ("--reservation=banana", "reservation", "reservations: none"),
         ("--cpus-per-task=99", "cpus_per_node", "gpu has 4 nodes of 4 CPUs"),
         ("--array=0-99999999", "max_array_size", "MaxArraySize: "),
