@@ -205,8 +205,14 @@ def test_no_text_of_sacct_is_a_traceback(rows):
 
 @given(st.text(max_size=200))
 def test_no_text_at_all_is_a_traceback(said):
-    read(said)
-    list(slurm.numbers(said))
+    assert all(account["state"] for account in read(said).values())
+    assert all(number >= 0 for number in slurm.numbers(said))
+
+
+def test_no_text_makes_more_elements_than_an_array_may_have():
+    said = "[0-999999999,5-999999999]"
+    assert len(list(slurm.numbers(said))) == slurm.MAX_ELEMENTS
+    assert len(read(f"JobID|State\n7_{said}|PENDING")) == slurm.MAX_ELEMENTS
 
 
 @given(st.integers(0, 9), st.integers(0, 59), st.integers(0, 59), st.integers(0, 99))

@@ -77,7 +77,9 @@ def test_two_launches_never_write_into_one_journal(tmp_path, monkeypatch):
 def test_what_a_killed_session_left_is_waited_for(tmp_path):
     kept = Journal(tmp_path / "journal.jsonl")
     threading.Timer(0.3, kept.close).start()
-    Journal(kept.path).close()
+    write(kept.path, launch("a"), case("a"))
+    assert kept._file.closed
+    assert journal.outcomes(kept.path) == {"a": "case"}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
