@@ -1,14 +1,19 @@
 """The journal of a launch: one JSON line per event, on disk before the next case starts.
 
-A journal holds `launch` lines (one per session that wrote to it), then `case`, `skip` and `fail`
-lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed launch loses no
+A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip` and
+`fail` lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed launch loses no
 finished case. A line cut short by a kill was never a finished case: it is dropped.
+
+Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
+node may go on writing after another session took over: what they write is of an older attempt than
+the `launch` line before it, and is not read.
 """
 
 import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +24,7 @@ from bench.record import KEY, SCHEMA_VERSION, check_schema
 # whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).
 LOCK_WAIT_S = 10.0
 POLL_S = 0.2
+ENDS = ("case", "skip", "fail")
 
 
 class Journal:
@@ -36,7 +42,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("a", encoding="utf-8")
+        self._attempt = uuid.uuid4().hex
+        self._file = path.open("ab", buffering=0)  # one write a line
         try:
             _lock(self._file, path)
             _cut_torn_tail(path)
@@ -50,17 +57,31 @@ class Journal:
 
         Raises:
             ValueError: The entry holds a number that is not finite.
+            OSError: The disk is full, or the file out of reach.
         """
-        self._file.write(json.dumps(entry, allow_nan=False) + "\n")
-        self._file.flush()
+        self._write(entry)
         os.fsync(self._file.fileno())
+
+    def begin(self, case: str) -> None:
+        """Note that a case is in flight, for a reader after a crash; the disk is not waited for.
+
+        Raises:
+            OSError: The disk is full, or the file out of reach.
+        """
+        self._write({"kind": "begin", "case": case})
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        line = json.dumps({**entry, "attempt": self._attempt}, allow_nan=False)
+        content = (line + "\n").encode()
+        while content:  # a disk that is nearly full takes a part
+            content = content[self._file.write(content) :]
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _lock(file: IO[str], path: Path) -> None:
+def _lock(file: IO[bytes], path: Path) -> None:
     """Keep others out of a file until it is closed, where its file system can."""
     give_up = time.monotonic() + LOCK_WAIT_S
     while True:
@@ -121,9 +142,21 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries that belong together: the last fresh launch and what resumed it."""
+    """Return the entries that belong together: the last fresh launch and what resumed it.
+
+    What a session wrote after another took over is left out.
+    """
     starts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("resumed")]
-    return entries[starts[-1] :] if starts else []
+    return list(_of_latest_attempt(entries[starts[-1] :])) if starts else []
+
+
+def _of_latest_attempt(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    attempt = None
+    for entry in entries:
+        if _is_header(entry):
+            attempt = entry.get("attempt")
+        if entry.get("attempt") == attempt:
+            yield entry
 
 
 def _is_header(entry: Mapping[str, Any]) -> bool:
@@ -145,7 +178,26 @@ def outcomes(path: Path) -> dict[str, str]:
     """
     if not path.exists():
         return {}
-    return {e["case"]: e["kind"] for e in _current_of(path) if not _is_header(e)}
+    return {e["case"]: e["kind"] for e in _ends(_current_of(path))}
+
+
+def in_flight(path: Path) -> str | None:
+    """Return the case that was begun and has not ended, if there is one.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    return _in_flight(_current_of(path)) if path.exists() else None
+
+
+def _in_flight(entries: list[dict[str, Any]]) -> str | None:
+    last = entries[-1] if entries else {}
+    return str(last["case"]) if last.get("kind") == "begin" else None
+
+
+def _ends(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that say how a case ended."""
+    return [entry for entry in entries if entry["kind"] in ENDS]
 
 
 def rebuild(path: Path) -> dict[str, Any]:
@@ -158,10 +210,10 @@ def rebuild(path: Path) -> dict[str, Any]:
     if not entries:
         raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
     headers = [e for e in entries if _is_header(e)]
-    last = {e["case"]: e for e in entries if not _is_header(e)}
+    last = {e["case"]: e for e in _ends(entries)}
     document = dict(headers[-1]["document"])
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
-    document[KEY] = _launch_block(headers[-1], last)
+    document[KEY] = _launch_block(headers[-1], last) | {"in_flight": _in_flight(entries)}
     return document
 
 
@@ -178,8 +230,12 @@ def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> di
     }
 
 
-def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, str]]:
-    return [{"case": case, "reason": e["reason"]} for case, e in last.items() if e["kind"] == kind]
+def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [
+        {"case": case, "reason": e["reason"]} | ({"crashed": True} if e.get("crashed") else {})
+        for case, e in last.items()
+        if e["kind"] == kind
+    ]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

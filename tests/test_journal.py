@@ -47,6 +47,14 @@ def write(path, *entries):
     return path
 
 
+def told(path):
+    """Return what the sessions wrote, without the mark of who did."""
+    return [
+        {name: value for name, value in entry.items() if name != "attempt"}
+        for entry in journal.read(path)
+    ]
+
+
 @st.composite
 def entries(draw):
     """A launch of a few cases, each with one or more outcomes."""
@@ -63,8 +71,7 @@ def test_two_launches_never_write_into_one_journal(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LOCK_WAIT_S", 0.0)
     path = write(tmp_path / "journal.jsonl", launch("a"))
     kept = Journal(path)
-    kept._file.write('{"kind": "ca')  # a line on its way is not for another to cut
-    kept._file.flush()
+    kept._file.write(b'{"kind": "ca')  # a line on its way is not for another to cut
     said = rf"another launch writes into {path}, or .* wait for its end"
     with pytest.raises(BlockingIOError, match=said):
         Journal(path)
@@ -80,6 +87,10 @@ def test_what_a_killed_session_left_is_waited_for(tmp_path):
     write(kept.path, launch("a"), case("a"))
     assert kept._file.closed
     assert journal.outcomes(kept.path) == {"a": "case"}
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "no locks")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
@@ -101,10 +112,10 @@ def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data
         cut = data.draw(st.integers(0, len(content)))
         path.write_bytes(content[:cut])
         whole = written[: content[:cut].count(b"\n")]
-        assert journal.read(path) == whole
+        assert told(path) == whole
         resumed = launch("z", resumed=True)
         write(path, resumed, case("z"))
-        assert journal.read(path) == [*whole, resumed, case("z")]
+        assert told(path) == [*whole, resumed, case("z")]
 
 
 @settings(deadline=None)  # fsync takes as long as the disk is busy
@@ -143,8 +154,65 @@ def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
             "failed": [{"case": "c", "reason": "wrong sum"}],
             "world_size": 2,
             "size": "smoke",
+            "in_flight": None,
         },
     }
+
+
+def test_what_an_older_attempt_writes_after_another_took_over_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal.fcntl, "flock", no_locks)
+    old = Journal(tmp_path / "journal.jsonl")
+    old.append(launch("a", "b", "c"))
+    old.append(case("a", 1.0))
+    new = Journal(old.path)
+    new.append(launch("a", "b", "c", resumed=True))
+    old.append(case("b", 9.0))
+    new.append(case("b", 2.0))
+    old.append(ended("fail", "b"))
+    old.begin("c")
+    document = journal.rebuild(old.path)
+    assert [entry["stats"]["min"] for entry in document["benchmarks"]] == [1.0, 2.0]
+    assert (document[KEY]["failed"], document[KEY]["in_flight"]) == ([], None)
+    assert journal.outcomes(old.path) == {"a": "case", "b": "case"}
+    for kept in (old, new):
+        kept.close()
+
+
+def test_a_case_in_flight_is_named_until_it_has_ended(tmp_path):
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.append(launch("a", "b"))
+    seen = [journal.in_flight(kept.path)]
+    kept.begin("a")
+    seen.append(journal.in_flight(kept.path))
+    kept.append(case("a"))
+    seen.append(journal.in_flight(kept.path))
+    kept.begin("b")
+    kept.close()
+    assert [*seen, journal.in_flight(kept.path)] == [None, "a", None, "b"]
+    assert journal.rebuild(kept.path)[KEY]["in_flight"] == "b"
+    assert journal.outcomes(kept.path) == {"a": "case"}
+    write(kept.path, launch("a", "b", resumed=True), ended("fail", "b") | {"crashed": True})
+    assert journal.rebuild(kept.path)[KEY]["failed"] == [
+        {"case": "b", "reason": "because", "crashed": True}
+    ]
+
+
+def test_a_line_that_no_longer_fits_is_an_error_and_the_next_session_cuts_it(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"))
+    limit = path.stat().st_size + 20
+    code = (
+        "import pathlib, resource, signal, sys\n"
+        "from bench.journal import Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "Journal(pathlib.Path(sys.argv[1])).append({'kind': 'skip', 'case': 'b' * 50})\n"
+    )
+    ended_with = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert "OSError: [Errno 27] File too large" in ended_with.stderr
+    assert path.stat().st_size == limit
+    assert journal.outcomes(path) == {"a": "case"}
+    write(path, launch("a", "b", resumed=True), case("b"))
+    assert journal.outcomes(path) == {"a": "case", "b": "case"}
 
 
 def test_a_case_that_was_not_reached_leaves_the_launch_incomplete(tmp_path):
@@ -172,7 +240,7 @@ def test_a_number_that_is_not_finite_is_refused_and_leaves_no_trace(tmp_path, nu
         kept.append(case("a", number))
     kept.append(case("a"))
     kept.close()
-    assert journal.read(kept.path) == [launch("a"), case("a")]
+    assert told(kept.path) == [launch("a"), case("a")]
 
 
 @pytest.mark.parametrize("line", [b"{", b"not json", b"[1]", b"null", b"", b"\xff\xfe"])
