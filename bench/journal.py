@@ -10,6 +10,7 @@ the `launch` line before it, and is not read.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from bench import files
 from bench.record import KEY, SCHEMA_VERSION, check_schema
 
 # What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
@@ -25,6 +27,16 @@ from bench.record import KEY, SCHEMA_VERSION, check_schema
 LOCK_WAIT_S = 10.0
 POLL_S = 0.2
 ENDS = ("case", "skip", "fail")
+# Of a whole journal, which may hold many launches; one line is one document.
+LIMIT_BYTES = 16 * files.LIMIT_BYTES
+# What a reader relies on in each kind of line.
+_NEEDED: dict[str, dict[str, type]] = {
+    "launch": {"launch": dict, "document": dict, "expected": list},
+    "begin": {"case": str},
+    "case": {"case": str, "benchmark": dict},
+    "skip": {"case": str, "reason": str},
+    "fail": {"case": str, "reason": str},
+}
 
 
 class Journal:
@@ -126,19 +138,27 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with files.opened(path, LIMIT_BYTES) as file:
+        for number in itertools.count(1):
+            line = file.readline(files.LIMIT_BYTES)
+            if len(line) == files.LIMIT_BYTES:
+                raise ValueError(
+                    f"{path}:{number}: longer than the limit of {len(line) // files.MIB} MiB"
+                )
+            # What follows the last newline is empty, or a line the kill cut short.
+            if not line.endswith(b"\n"):
+                return
+            yield _entry(line, f"{path}:{number}")
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from error
-    # What follows the last newline is empty, or a line the kill cut short.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: not a journal line: {error}") from error
-        if not isinstance(entry, dict):
-            raise ValueError(f"{path}:{number}: not a journal line: {entry!r} is no object")
-        yield entry
+        entry = files.parse(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not a journal line: {error}") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: not a journal line: {str(entry)[:80]!r} is no object")
+    return entry
 
 
 def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +187,22 @@ def _current_of(path: Path) -> list[dict[str, Any]]:
     entries = current(read(path))
     if entries:
         check_schema(entries[0], str(path))
+    for entry in entries:
+        _check_types(entry, path)
     return entries
+
+
+def _check_types(entry: Mapping[str, Any], path: Path) -> None:
+    """Refuse a line that lacks what its kind needs; a kind of a later version is left aside."""
+    kind = str(entry.get("kind"))
+    for name, needed in _NEEDED.get(kind, {}).items():
+        if not isinstance(entry.get(name), needed):
+            raise ValueError(
+                f"{path}: a {kind} line has {name} {str(entry.get(name))[:80]!r}, which is no "
+                f"{needed.__name__}; the journal is corrupt"
+            )
+    if not all(isinstance(case, str) for case in entry.get("expected") or ()):
+        raise ValueError(f"{path}: a launch line expects what is no case; the journal is corrupt")
 
 
 def outcomes(path: Path) -> dict[str, str]:
@@ -197,7 +232,7 @@ def _in_flight(entries: list[dict[str, Any]]) -> str | None:
 
 def _ends(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines that say how a case ended."""
-    return [entry for entry in entries if entry["kind"] in ENDS]
+    return [entry for entry in entries if entry.get("kind") in ENDS]
 
 
 def rebuild(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ MODULES = sorted(
 # What the rooms share: definitions and file formats, without torch or pytest.
 SHARED = {
     "bench.campaign",
+    "bench.files",
     "bench.folder",
     "bench.inputs",
     "bench.journal",
@@ -27,6 +28,7 @@ SHARED = {
 }
 VOCABULARY = (
     "campaign",
+    "files",
     "folder",
     "inputs",
     "record",

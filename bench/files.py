@@ -1,0 +1,122 @@
+"""Files that others may have written: never waited for, never unbounded, JSON or refused.
+
+A folder of results travels: by mail, by a shared disk, out of another user's hands. What reads it
+opens regular files alone (a pipe would block, a device never ends), and takes no more than
+`LIMIT_BYTES` of one document, nested no deeper than `MAX_DEPTH`.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+MIB = 2**20
+LIMIT_BYTES = 64 * MIB
+MAX_DEPTH = 64
+# Integers beyond it, and floats beyond float's own range, measure nothing and overflow arithmetic.
+LARGEST = 2**64
+
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(sorted(set(range(256)) - set(b'"[]{}')))
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+# A number may be out of range only where one of these stands; few files need the slow look.
+_LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
+
+
+@contextmanager
+def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BinaryIO]:
+    """Open a regular file for reading.
+
+    Args:
+        path: The file.
+        limit: Most bytes it may hold.
+
+    Raises:
+        ValueError: It cannot be opened, is a folder, a pipe or a device, or is too large.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError(f"{path}: no regular file; give one, or delete this")
+        if facts.st_size > limit:
+            raise ValueError(f"{path}: {_too_large(limit)}")
+        yield file
+
+
+def _too_large(limit: int) -> str:
+    return f"larger than the limit of {limit // MIB} MiB; measure fewer cases in a launch"
+
+
+def content(path: Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        ValueError: It cannot be read, is no regular file, or is larger than `LIMIT_BYTES`.
+    """
+    with opened(path) as file:
+        found = file.read(LIMIT_BYTES + 1)
+    if len(found) > LIMIT_BYTES:  # it grew, or its file system does not say its size
+        raise ValueError(f"{path}: {_too_large(LIMIT_BYTES)}")
+    return found
+
+
+def text(path: Path) -> str:
+    """Return what a text file holds; what is not UTF-8 reads as replacement characters.
+
+    Raises:
+        ValueError: As `content` does.
+    """
+    return content(path).decode("utf-8", errors="replace")
+
+
+def parse(document: bytes) -> Any:
+    """Return the value of a JSON document.
+
+    Raises:
+        ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
+            or is nested deeper than `MAX_DEPTH`.
+    """
+    _refuse_depth(document)
+    digits = document.translate(_DIGITS)
+    if any(long in digits for long in _LONG_NUMBERS):
+        hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _float}
+    else:
+        hooks = {}
+    return json.loads(document.decode("utf-8"), parse_constant=_refuse_constant, **hooks)
+
+
+def _refuse_depth(document: bytes) -> None:
+    """Refuse what would exhaust the stack, whose depth differs between Pythons."""
+    # Outside strings, and with braces as brackets, each pass takes the innermost level away.
+    plain = document.replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACKETS, _NO_BRACKET)
+    left = b"".join(plain.split(b'"')[::2])
+    for _ in range(MAX_DEPTH):
+        left = left.replace(b"[]", b"")
+    # What is cut short leaves brackets that nothing closes.
+    if b"[]" in left or left.count(b"[") > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not a JSON number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > len(str(LARGEST)) + 1 or abs(value := int(digits)) > LARGEST:
+        raise ValueError(f"the number {digits[:24]} is out of range")
+    return value
+
+
+def _float(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"the number {digits[:24]} is out of range")
+    return value
