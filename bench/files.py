@@ -43,7 +43,7 @@ def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ValueError(f"{path}: no regular file; give one, or delete this")

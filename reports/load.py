@@ -7,17 +7,17 @@ in well under a second, which per-row data frames would not allow.
 """
 
 import gc
-import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from bench import metrics, record
+from bench import files, metrics, record
 from bench.record import CaseRecord
 
 IMPORTED = "imported.json"
@@ -151,15 +151,45 @@ _PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
     "ranks": (list, type(None)), "environment": (dict, type(None)),
     "device_names": (list, type(None)),
 }  # fmt: skip
+# What panels compute with, of what a study adds.
+_DETAIL_TYPES: dict[str, tuple[type, ...]] = {
+    "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
+    "bucket_bytes": (list, type(None)),
+}  # fmt: skip
+_TABLE_TYPES: dict[str, tuple[type, ...]] = {
+    "rows": (list,), "notes": (list, type(None)), "metric": _TEXT_OR_NONE, "unit": _TEXT_OR_NONE,
+    "scaling_text": _TEXT_OR_NONE, "source": _TEXT_OR_NONE,
+}  # fmt: skip
+_ROW_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("launch", "case", "study", "workload", "sample_unit", "origin"), (str,)),
+    **dict.fromkeys(("scaling", "precision"), _TEXT_OR_NONE),
+    **dict.fromkeys(("num_nodes", "local_batch", "global_batch", "rounds"), _WHOLE_OR_NONE),
+    **dict.fromkeys(("samples_per_step", "steps_per_round"), _WHOLE_OR_NONE),
+    **dict.fromkeys(("step_s", "mean_step_s", "min_step_s", "max_step_s"), _NUMBER),
+    **dict.fromkeys(("stddev_step_s", "time_s", "throughput_samples_per_s"), _NUMBER),
+    **dict.fromkeys(("mfu", "peak_memory_bytes", "imbalance"), _NUMBER),
+    **dict.fromkeys(("factors", "checks", "details"), (dict,)),
+    "world_size": _WHOLE, "rate": (int, float), "flags": (list,),
+}  # fmt: skip
 _LISTED_TYPES: dict[str, tuple[type, ...]] = {
-    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,),
-    "peak_memory_bytes": _NUMBER,
+    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,), "rows": (dict,),
+    "peak_memory_bytes": _NUMBER, "bucket_bytes": (int, float), "notes": (str,),
     "flags": (str,), "part": _WHOLE,
 }  # fmt: skip
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part")
-# No round lasts 30,000 years, and sums of longer ones leave the range of numbers.
+# No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
+# computed from others may leave the range of numbers.
 LONGEST_ROUND_S = 1e12
+SHORTEST_ROUND_S = 1e-12
+# No count, rate or ratio of any machine is larger.
+LARGEST_NUMBER = 1e30
+SMALLEST_NUMBER = 1 / LARGEST_NUMBER
+# What acts on a terminal, or reorders the text around it: no name needs one.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Characters of a wrong value that a message shows.
+LONGEST_SHOWN = 80
+REPLACEMENT = "\ufffd"
 
 _ROW_KEYS = frozenset(f.name for f in fields(Row))
 
@@ -204,25 +234,35 @@ def load(paths: Iterable[Path]) -> Results:
 
 
 def read_json(path: Path) -> Any:
-    """Return a file's JSON value; NaN and Infinity are no JSON and are refused.
+    """Return a file's JSON value, its text made printable.
 
     Raises:
-        ValueError: The file is missing, empty, cut short or not JSON.
+        ValueError: The file is missing, no regular file, empty, too large, cut short or not JSON.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not text.strip():
+    content = files.content(path)
+    if not content.strip():
         raise ValueError(f"{path}: the file is empty; delete it or measure again")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        document = files.parse(content)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
+    # Without an escape in its text, ASCII holds no more than line ends.
+    return document if content.isascii() and b"\\" not in content else _printable(document)
 
 
-def _refuse_constant(token: str) -> NoReturn:
-    raise ValueError(f"{token} is not a JSON number")
+def _printable(value: Any) -> Any:
+    """Return a JSON value whose text is one line each, and has none of `_CONTROLS`."""
+    if isinstance(value, str):
+        return _CONTROLS.sub(_replaced, value)
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    if isinstance(value, dict):
+        return {_printable(name): _printable(one) for name, one in value.items()}
+    return value
+
+
+def _replaced(found: "re.Match[str]") -> str:
+    return " " if found[0].isspace() else REPLACEMENT
 
 
 def _sources(path: Path, results: Results) -> Iterator[Path]:
@@ -242,7 +282,14 @@ def _sources(path: Path, results: Results) -> Iterator[Path]:
         )
     if not found:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
-    yield from found
+    root = path.resolve()
+    for source in found:
+        if not source.resolve().is_relative_to(root):
+            raise ValueError(
+                f"{source}: leads out of {path}, to {source.resolve()}; name that file itself, or "
+                "copy it"
+            )
+        yield source
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -283,7 +330,7 @@ def _read_source(path: Path, results: Results) -> None:
         # Only a launch that did not end well needs the journal's reader.
         from bench.journal import rebuild
 
-        _read_launch(path, rebuild(path), results)
+        _read_launch(path, _printable(rebuild(path)), results)
         return
     document = read_json(path)
     if isinstance(document, dict) and document.get("kind") == "imported":
@@ -294,30 +341,62 @@ def _read_source(path: Path, results: Results) -> None:
 
 def _read_imported(path: Path, document: dict[str, Any], results: Results) -> None:
     record.check_schema(document, str(path))
-    for name, table in document.get("tables", {}).items():
+    tables = document.get("tables")
+    if not isinstance(tables, dict):
+        raise ValueError(f"{path}: holds no tables; import them again")
+    for name, table in tables.items():
         if name in results.tables:
             raise ValueError(f"{path}: table {name} is given twice; import it under another name")
+        where = f"{path}: table {name}"
+        if not isinstance(table, dict) or "rows" not in table:
+            raise ValueError(f"{where} is incomplete: it has no rows")
+        _check_types(table, _TABLE_TYPES, where)
         results.tables[name] = {key: table[key] for key in table if key != "rows"}
-        try:
-            results.rows += [
-                Row(**{key: row[key] for key in row if key in _ROW_KEYS}) for row in table["rows"]
-            ]
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: table {name} is incomplete: {error}") from error
+        results.rows += [_imported_row(row, where) for row in table["rows"]]
+
+
+def _imported_row(given: Mapping[str, Any], where: str) -> Row:
+    _check_types(given, _ROW_TYPES, where)
+    _check_types(given.get("details") or {}, _DETAIL_TYPES, where)
+    try:
+        row = Row(**{key: given[key] for key in given if key in _ROW_KEYS})
+    except TypeError as error:
+        raise ValueError(f"{where} is incomplete: {error}") from error
+    if row.origin not in ORIGINS[1:]:
+        raise ValueError(f"{where} has the origin {row.origin}; only cited or target is imported")
+    times = (row.rate, row.step_s, row.time_s, row.throughput_samples_per_s)
+    if row.world_size < 1 or any(one is not None and one < SMALLEST_NUMBER for one in times):
+        raise ValueError(f"{where}: {row.launch} holds a size, rate or time that is not positive")
+    return row
 
 
 def _check_types(
     holder: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], where: str
 ) -> None:
-    """Refuse a value, or a value in a list, that is not of the type a reader relies on."""
+    """Refuse a value, or a value in a list, that is not what a reader relies on."""
     for name, allowed in types.items():
         value = holder.get(name)
-        if name in holder and not isinstance(value, allowed):
-            raise ValueError(f"{where}: {name} is {value!r}, which its type does not allow")
+        if name in holder and not _is_good(value, allowed):
+            raise ValueError(
+                f"{where}: {name} is {_short(value)}, which its type or range does not allow"
+            )
         inner = _LISTED_TYPES.get(name)
         for one in value if inner and value else ():
-            if not isinstance(one, inner or ()):
-                raise ValueError(f"{where}: {name} holds {one!r}, which its type does not allow")
+            if not _is_good(one, inner or ()):
+                raise ValueError(
+                    f"{where}: {name} holds {_short(one)}, which its type or range does not allow"
+                )
+
+
+def _is_good(value: object, allowed: tuple[type, ...]) -> bool:
+    """Tell whether a value is of a type, and as a number one that can be counted or measured."""
+    in_range = not isinstance(value, int | float) or 0 <= value <= LARGEST_NUMBER
+    return isinstance(value, allowed) and in_range
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +431,7 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
 def _launch_name(path: Path, facts: Mapping[str, Any], results: Results) -> str:
     """Return a name no other launch has; the same launch given twice is refused."""
     plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
-    name = str(facts.get("launch") or plain)
+    name = str(facts.get("launch") or _printable(plain))
     for other in results.launches:
         same = all(facts.get(name) == other.facts.get(name) for name in _ONE_LAUNCH)
         if facts and same:
@@ -392,7 +471,10 @@ def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str
         return None
     if not isinstance(block, dict):
         raise ValueError(f"{path}: entry {name}: its lockstep block must be one JSON object")
-    _check_types(block, _RECORD_TYPES, f"{path}: entry {name}")
+    where = f"{path}: entry {name}"
+    _check_types(block, _RECORD_TYPES, where)
+    for holder in (block.get("factors"), block.get("details")):
+        _check_types(holder or {}, _DETAIL_TYPES, where)
     return block
 
 
@@ -433,7 +515,7 @@ def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple
     numbers: list[tuple[float, ...]] = [()] * len(records)
     for indices in shapes.values():
         block = _block(path, [records[i] for i in indices])
-        bad = ~((block > 0) & (block < LONGEST_ROUND_S)).all(axis=(1, 2))
+        bad = ~((block > SHORTEST_ROUND_S) & (block < LONGEST_ROUND_S)).all(axis=(1, 2))
         if bad.any():
             name = records[indices[int(np.argmax(bad))]][0]
             raise ValueError(f"{path}: entry {name} holds a round that is not a positive time")
