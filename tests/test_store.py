@@ -1,0 +1,94 @@
+"""The store outside the ranks: it serves while its parent lives, and says where."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+pytestmark = pytest.mark.slow  # each starts a process that imports torch
+
+PATIENCE_S = 60
+
+
+@contextmanager
+def served(folder, environ, host="127.0.0.1"):
+    """Give a store's process and the file of its address."""
+    path = folder / "address"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.store", "--host", host, "--address-file", path],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, path
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address(process, path):
+    """Return HOST and PORT as soon as they are there."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    host, _, port = path.read_text().strip().rpartition(":")
+    return host, int(port)
+
+
+def test_ranks_meet_in_it_and_it_outlives_them(tmp_path, clean_environ):
+    from torch.distributed import TCPStore
+
+    with served(tmp_path, clean_environ) as (process, path):
+        place = address(process, path)
+        TCPStore(*place, is_master=False, timeout=timedelta(seconds=10)).set("rank", "was here")
+        other = TCPStore(*place, is_master=False, timeout=timedelta(seconds=10))
+        assert other.get("rank") == b"was here"
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("end", ["input", "SIGTERM"])
+def test_it_ends_with_its_parent_s_input_or_when_it_is_told_to(tmp_path, clean_environ, end):
+    with served(tmp_path, clean_environ) as (process, path):
+        address(process, path)
+        if end == "input":
+            process.stdin.close()
+            process.stdin = None
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == (0 if end == "input" else -signal.SIGTERM)
+
+
+def test_two_on_one_machine_have_a_port_each(tmp_path, clean_environ):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with (
+        served(tmp_path / "one", clean_environ) as one,
+        served(tmp_path / "two", clean_environ) as two,
+    ):
+        assert address(*one) != address(*two)
+
+
+def test_an_address_that_cannot_be_written_is_one_line(tmp_path, clean_environ):
+    (tmp_path / "address").mkdir()
+    with served(tmp_path, clean_environ) as (process, _):
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 3
+    assert said.startswith("lockstep: no store can be served as 127.0.0.1: ")
+    assert said.count("\n") == 1
+
+
+def test_a_name_that_leads_nowhere_is_one_line(tmp_path, clean_environ):
+    with served(tmp_path, clean_environ, host="nowhere.invalid") as (process, path):
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 3
+    last = said.splitlines()[-1]
+    assert last.startswith("lockstep: no store can be served as nowhere.invalid: ")
+    assert not path.exists()
