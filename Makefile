@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := bench,dev
 
-.PHONY: help venv demo test unit lint format bench clean
+.PHONY: help venv demo test unit lint format bench faults clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +45,9 @@ format: venv ## Bring all files into style
 
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/figures.py
+
+faults: venv ## Put faults into real measurements, and print what became of each
+	$(BIN)/python tests/faults.py
 
 clean: ## Remove the environment and caches, never results
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
