@@ -81,17 +81,33 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
-        error.show()
+        said = _one_line(error.format_message())
+        click.UsageError(said, getattr(error, "ctx", None)).show()
         sys.exit(EXIT_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except ValueError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {_one_line(str(error))}", err=True)
         sys.exit(EXIT_INPUT)
     except (RuntimeError, OSError) as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {_one_line(_said(error))}", err=True)
         sys.exit(EXIT_MACHINE)
+    except MemoryError:
+        click.echo("Error: there is not enough memory for this; give less, or free some", err=True)
+        sys.exit(EXIT_MACHINE)
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says; of the system's, which file it is about and why."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _one_line(text: str) -> str:
+    """Return a text without what ends its line or acts on a terminal, as names of files may."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The published JSON Schema is `bench/campaign.schema.json`.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,20 +18,24 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     field_validator,
     model_validator,
 )
 
 from bench import inputs, sizes, workloads
-from bench.sizes import CHANGES, Size
+from bench.sizes import CHANGES, MAX_COUNT, Size
 
 Study = Literal[
     "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
 ]
-Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 
 MINUTE_S = 60
+YEAR_S = 365 * 24 * 3600
+# Each is a folder, looked at every time; a campaign of more is never finished.
+MAX_LAUNCHES = 10_000
 
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
@@ -46,6 +51,8 @@ def _limiting(duration: str) -> str:
     # Slurm counts limits in minutes, and takes 0 for none at all (sbatch(1), --time).
     if seconds(duration) < MINUTE_S:
         raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
+    if seconds(duration) > YEAR_S:
+        raise ValueError("longer than a year; write [days-]HH:MM:SS")
     return duration
 
 
@@ -75,8 +82,12 @@ class Jobs(BaseModel):
     launch_time: Duration | None = Field(
         default=None, description="what one launch takes at most; then a job asks for their sum"
     )
-    preflight: bool = Field(default=False, description="check the nodes in a job before the others")
-    collect: bool = Field(default=False, description="collect and report in a job after the others")
+    preflight: StrictBool = Field(
+        default=False, description="check the nodes in a job before the others"
+    )
+    collect: StrictBool = Field(
+        default=False, description="collect and report in a job after the others"
+    )
 
     @model_validator(mode="after")
     def _without_contradiction(self) -> Self:
@@ -100,7 +111,9 @@ class Campaign(BaseModel):
     studies: tuple[Study, ...] = Field(min_length=1, description="the questions to answer")
     world_sizes: tuple[Count, ...] = Field(min_length=1, description="the ladder")
     repeats: Count = Field(default=3, description="launches of each world size")
-    seed: StrictInt = Field(default=0, ge=0, description="seed of data, parameters and order")
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**32)] = Field(
+        default=0, description="seed of data, parameters and order"
+    )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")
     threads_per_rank: Count | None = Field(
@@ -113,7 +126,7 @@ class Campaign(BaseModel):
     global_batch: Count | None = Field(default=None, description="batch of all ranks, strong study")
     local_batch: Count | None = Field(default=None, description="batch per rank, other studies")
     rounds: Count | None = Field(default=None, description="timed rounds of a case")
-    warmup_rounds: Annotated[StrictInt, Field(ge=0)] | None = Field(
+    warmup_rounds: Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)] | None = Field(
         default=None, description="untimed rounds before them"
     )
     steps_per_round: Count | None = Field(default=None, description="steps in a round")
@@ -126,6 +139,20 @@ class Campaign(BaseModel):
         if doubled:
             raise ValueError(f"{doubled[0]!r} stands twice")
         return values
+
+    @model_validator(mode="after")
+    def _can_be_finished(self) -> Self:
+        factors = {"world sizes": len(self.world_sizes), "repeats": self.repeats}
+        if self.jobs.allocation == "array":
+            factors["cases"] = self.num_cases()
+        number = math.prod(factors.values())
+        if number > MAX_LAUNCHES:
+            said = " x ".join(f"{count:,} {name}" for name, count in factors.items())
+            raise ValueError(
+                f"{said} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
+                "lower repeats, or cut it into several campaigns"
+            )
+        return self
 
     def facts(self) -> dict[str, Any]:
         """Return the campaign as its file would say it."""

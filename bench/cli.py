@@ -24,7 +24,7 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 
 
 def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
-    return text.split(",") if text else None
+    return None if text is None else text.split(",")
 
 
 @click.command()

@@ -1,14 +1,33 @@
 """The TOML files that a user writes: read, checked against a model, refused in one sentence."""
 
 import difflib
+import errno
+import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from bench import files
+
 Model = TypeVar("Model", bound=BaseModel)
+
+# Written by hand, and so never larger.
+LIMIT_BYTES = files.MIB
+MAX_SHOWN_CHARACTERS = 80
+# How alike two words are of which one may be a slip of the other, as difflib counts it.
+LIKENESS = 0.7
+# pydantic's words are Python's; a file holds tables and texts.
+WORDS = {
+    "dict_type": "input should be a table",
+    "model_type": "input should be a table",
+    "too_short": "the list is empty; give at least 1 item",
+    "string_too_short": "the text is empty; write one, or leave the key out",
+}
 
 
 def load(source: str, model: type[Model], built_in: Mapping[str, Path], **changes: Any) -> Model:
@@ -24,8 +43,7 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
         ValueError: The file cannot be read, or says something that is not allowed.
     """
     path = built_in.get(source, Path(source))
-    kind = model.__name__.lower()
-    given = _read(path, kind, built_in)
+    given = _read(path, f"give a {model.__name__.lower()} file, or a built-in one", built_in)
     given |= {key: value for key, value in changes.items() if value is not None}
     try:
         return model.model_validate(given)
@@ -33,16 +51,45 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
         raise ValueError(f"{path}: {_sentence(error, model)}") from None
 
 
-def _read(path: Path, kind: str, built_in: Mapping[str, Path]) -> dict[str, Any]:
+def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        path.stat()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
-        names = ", ".join(built_in)
+        raise ValueError(f"{path}: {error.strerror}; {todo}: {', '.join(built_in)}") from error
+    with files.opened(path) as file:
+        content = file.read(LIMIT_BYTES + 1)
+    if len(content) > LIMIT_BYTES:
+        raise ValueError(f"{path}: larger than 1 MiB, and so no file written by hand; {todo}")
+    return _parse(path, content)
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        text = content.decode("utf-8-sig")  # some editors put a mark first
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: {error}; save it as UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        said = _doubled(str(error), text.splitlines())
+        raise ValueError(f"{path}: not a TOML file: {said}") from None
+    except (ValueError, RecursionError):  # of the parser itself: digits, or depth
         raise ValueError(
-            f"{path}: {error.strerror}; give a {kind} file, or a built-in one: {names}"
-        ) from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ValueError(f"{path}: not a TOML file: {error}") from error
+            f"{path}: not a TOML file: a number of it is too long, or it is nested too deep"
+        ) from None
+
+
+def _doubled(said: str, lines: Sequence[str]) -> str:
+    """Return what the parser says; of a key that stands twice, which key and where."""
+    found = re.search(r"Cannot overwrite a value \(at line (\d+)", said)
+    number = int(found[1]) if found else 0
+    keys = [line.partition("=")[0].strip() for line in lines[:number]]
+    if keys[-1:] and keys[-1] in keys[:-1]:
+        first = number - 1 - keys[-2::-1].index(keys[-1])
+        return f"key {keys[-1]!r} is given twice, on lines {first} and {number}; keep one"
+    return said
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
@@ -56,20 +103,32 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return _unknown(key, [field.alias or name for name, field in fields.items()])
     if first["type"] == "missing":
         return f"key {key!r} is missing"
-    message = first["msg"].removeprefix("Value error, ")
+    message = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
     if not key:
         return message
     if isinstance(given, dict):
         return f"{key}: {message}"
     if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
-        return f"{key} = {given!r} is not allowed; write the {fields[place[-1]].description}"
-    return f"{key} = {given!r}: {message[0].lower()}{message[1:]}"
+        return f"{key} = {_shown(given)} is not allowed; write the {fields[place[-1]].description}"
+    if first["type"] == "literal_error":
+        message += _nearest(given, re.findall("'([^']*)'", first["ctx"]["expected"]))
+    return f"{key} = {_shown(given)}: {message[0].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value, cut where it is long."""
+    text = str(value) if isinstance(value, date | time) else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "..."
+
+
+def _nearest(given: Any, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=LIKENESS)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _unknown(key: str, allowed: list[str]) -> str:
-    near = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(allowed)}"
-    return f"unknown key {key!r}; {hint}"
+    hint = _nearest(key.rpartition(".")[2], allowed) or f"; known keys: {', '.join(allowed)}"
+    return f"unknown key {_shown(key)}{hint}"
 
 
 def _table(place: Sequence[str], model: type[BaseModel]) -> type[BaseModel]:

@@ -15,6 +15,8 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 BUCKET_CAPS_MB = (1, 25, 50, 100)
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 KIB, MIB = 1024, 1024**2
+# Of rounds, steps, batches and ranks: beyond it stands a slip, and no measurement.
+MAX_COUNT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,15 @@ def adapt(size: Size, **changes: Any) -> Size:
     """Return a size with the options' changes; None leaves a value as it is.
 
     Raises:
-        ValueError: A count is not positive.
+        ValueError: A count is not positive, or larger than any measurement.
     """
     given = {name: value for name, value in changes.items() if value is not None}
     for name, value in given.items():
         least = 0 if name == "warmup_rounds" else 1
         if isinstance(value, int) and value < least:
             raise ValueError(f"{name}={value} is not {least} or more")
+        if isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"{name}={value} is not {MAX_COUNT} or less")
     if "workload" in given:
         given |= {"bucket_workload": given["workload"], "sensitivity_workload": given["workload"]}
     return replace(size, **given)

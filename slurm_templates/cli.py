@@ -1,6 +1,7 @@
 """The commands from a campaign to jobs: plan, render, submit and resume."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,8 @@ def _work(
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
     if budget is None:
         return todo
+    if not math.isfinite(budget):
+        raise ValueError(f"--budget {budget} is no number of hours; leave it out for no limit")
     if profiler is not None:
         raise ValueError("--budget is about what is measured; give it without --profile")
     return todo.within(budget)
@@ -120,6 +123,8 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
       lockstep plan campaign.toml --site site.toml
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
     """
+    if not math.isfinite(overhead):
+        raise ValueError(f"--overhead {overhead} is no fraction; write 0.3 for 30 %")
     todo = _work(**given, budget=budget)
     _say_dropped(todo, budget)
     if as_json:
@@ -128,9 +133,11 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(_points(todo), "")
-    console.print(_table(todo.jobs), "")
-    for line in _summary(todo, overhead):
+    # All of it before the first line: what does not fit the site is refused alone.
+    points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
+    console.print(points, "")
+    console.print(table, "")
+    for line in summary:
         console.print(line, markup=False)
     if todo.jobs:
         click.echo(f"Next: {_submission(budget=budget, **given)}")

@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     model_validator,
 )
@@ -46,6 +47,14 @@ FILL_IN = "FILL IN: "
 def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("a line break or control character is not allowed; leave it out")
+    return text
+
+
+def _shell_lines(text: str) -> str:
+    if "\r" in text or "\0" in text:
+        raise ValueError(
+            "a carriage return or NUL breaks a shell script; save it with Unix line ends"
+        )
     return text
 
 
@@ -103,6 +112,7 @@ Bind = Annotated[AbsolutePath, AfterValidator(_bindable)]
 Extra = Annotated[Line, AfterValidator(_extra)]
 Place = Annotated[Bind, AfterValidator(_without_colon)]
 Variable = Annotated[str, AfterValidator(_variable)]
+ShellLines = Annotated[str, AfterValidator(_shell_lines)]
 Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -177,7 +187,7 @@ class Site(BaseModel):
     stage_in: tuple[AbsolutePath, ...] = Field(
         default=(), description="files and folders that a job copies among its data files"
     )
-    stage_image: bool = Field(
+    stage_image: StrictBool = Field(
         default=False, description="copy the image to every node's scratch before a job measures"
     )
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = Field(
@@ -185,8 +195,8 @@ class Site(BaseModel):
     )
     env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
     extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
-    shell_before: str = Field(default="", description="shell lines before the first launch")
-    shell_after: str = Field(
+    shell_before: ShellLines = Field(default="", description="shell lines before the first launch")
+    shell_after: ShellLines = Field(
         default="", description="shell lines at the end of a job, also of one that fails"
     )
     template: AbsolutePath | None = Field(
