@@ -120,3 +120,8 @@ def _float(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"the number {digits[:24]} is out of range")
     return value
+
+
+def are_texts(value: object) -> bool:
+    """Return whether a JSON value is a list of strings."""
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

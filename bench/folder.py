@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench import journal
+from bench import files, journal
 from bench.campaign import Campaign, Launch, differences
 from bench.record import KEY, check_schema
 
@@ -69,7 +69,13 @@ class Folder:
         return self.path / "campaign.json"
 
     def launch(self, name: str) -> Path:
-        """Return where a launch keeps its files."""
+        """Return where a launch keeps its files.
+
+        Raises:
+            ValueError: The name, which a file of others may have said, leads elsewhere.
+        """
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{self.path}: {name[:80]!r} is no name of a launch; leave no / in it")
         return self.path / "launches" / name
 
     def journal(self, name: str) -> Path:
@@ -95,7 +101,7 @@ class Folder:
             return Outcome(name)
         document = journal.rebuild(path)
         block = document[KEY]
-        asked = set(studies) <= set(block.get("studies", "").split(","))
+        asked = set(studies) <= set(str(block.get("studies", "")).split(","))
         return Outcome(
             name,
             measured=len(document["benchmarks"]),
@@ -144,11 +150,20 @@ class Folder:
         path = self.claim_file
         if not path.exists():
             return None
+        content = files.content(path)
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = files.parse(content)
         except ValueError as error:
             raise ValueError(f"{path}: not a campaign: {error}") from error
         if not isinstance(stored, dict):
-            raise ValueError(f"{path}: not a campaign: {stored!r} is no object")
+            raise ValueError(f"{path}: not a campaign: {str(stored)[:80]!r} is no object")
         check_schema(stored, str(path))
+        launches, studies = stored.get("launches", []), stored.get("studies", [])
+        named = isinstance(launches, list) and all(map(_has_name, launches))
+        if not named or not files.are_texts(studies):
+            raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
         return stored
+
+
+def _has_name(launch: object) -> bool:
+    return isinstance(launch, dict) and isinstance(launch.get("name"), str)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench import journal
+from bench import files, journal
 from bench.record import KEY
 from slurm_templates import accounting, slurm, standing
 from slurm_templates.results import Job, Results
@@ -96,7 +96,7 @@ def _kept(results: Results, say: Say) -> dict[str, Any]:
     path = results.jobs_folder / "sacct.txt"
     if not path.exists():
         return {}
-    found = accounting.read(path.read_text(encoding="utf-8", errors="replace"))
+    found = accounting.read(files.text(path))
     if not found:
         say(f"{path} says nothing about jobs; left aside")
     return dict(found)
@@ -147,10 +147,16 @@ def _write_accounting(
 def _stored(results: Results) -> dict[str, Mapping[str, Any]]:
     """Return job id -> its row of an earlier `collect`."""
     try:
-        document = json.loads(results.accounting_file.read_text(encoding="utf-8"))
-        return {row["id"]: row for row in document["jobs"] if document["schema"] == SCHEMA}
-    except (OSError, ValueError, KeyError, TypeError):
+        document = files.parse(files.content(results.accounting_file))
+        rows = document["jobs"] if document["schema"] == SCHEMA else []
+        return {str(row["id"]): row for row in rows if _is_whole(row["accounting"])}
+    except (ValueError, KeyError, TypeError):
         return {}  # none yet, or of an earlier schema, which sacct is asked again for
+
+
+def _is_whole(account: object) -> bool:
+    """Return whether a job's account is none, or has what is looked for in it."""
+    return account is None or (isinstance(account, dict) and {"raw_id", "state"} <= account.keys())
 
 
 def _row(
@@ -224,11 +230,19 @@ def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
 
 def _job_of(header: Mapping[str, Any]) -> str:
     """Return the job in which a session wrote to a journal; nothing outside a job."""
-    provenance = header.get("launch", {}).get("provenance") or {}
-    return str((provenance.get("slurm") or {}).get("SLURM_JOB_ID", ""))
+    return str(_inside(header, "launch", "provenance", "slurm").get("SLURM_JOB_ID", ""))
 
 
 def _hours(entry: Mapping[str, Any]) -> float:
-    block = entry.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
-    elapsed_s, world_size = block.get("elapsed_s", 0.0), block.get("world_size", 0)
-    return float(elapsed_s * world_size / accounting.HOUR_S)
+    block = _inside(entry, "benchmark", "extra_info", KEY)
+    elapsed_s, world_size = block.get("elapsed_s"), block.get("world_size")
+    if not isinstance(elapsed_s, int | float) or not isinstance(world_size, int):
+        return 0.0
+    return elapsed_s * world_size / accounting.HOUR_S
+
+
+def _inside(value: Any, *names: str) -> Mapping[str, Any]:
+    """Return an object within objects; an empty one where any of them is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

@@ -1,14 +1,14 @@
 """A campaign's folder as its jobs share it: which jobs were sent, and who may change it."""
 
 import fcntl
-import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import journal
+from bench import files, journal
 from bench.folder import Folder, no_locks, take_lock
 
 
@@ -73,8 +73,7 @@ class Results(Folder):
         path = self.jobs_folder / "submitted.jsonl"
         found: dict[str, dict[str, Any]] = {}
         for entry in journal.read(path) if path.exists() else []:
-            if "uuid" not in entry:
-                raise ValueError(f"{path}: a line names no uuid; it is no record of submissions")
+            _check(entry, path)
             found[entry["uuid"]] = found.get(entry["uuid"], {"id": None}) | entry
         return [entry for entry in found.values() if not entry.get("refused") and "job" in entry]
 
@@ -95,8 +94,8 @@ class Results(Folder):
         found = {}
         for path in sorted(self.jobs_folder.glob("exit-*.json")):
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                record = files.parse(files.content(path))
+            except ValueError:
                 continue  # not a record: the job is then as if it had left none
             if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
                 found[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
@@ -112,7 +111,7 @@ class Results(Folder):
         entries = journal.read(path) if path.exists() else []
         names = ("stage_in_s", "stage_out_s")
         return {
-            str(one["job_id"]): {name: one[name] for name in names if name in one}
+            str(one["job_id"]): {n: one[n] for n in names if isinstance(one.get(n), int | float)}
             for one in entries
             if "job_id" in one
         }
@@ -151,6 +150,17 @@ class Results(Folder):
             except OSError as error:
                 say(f"{no_locks(self.path, error)}; run one collect at a time")
             yield
+
+
+def _check(entry: dict[str, Any], path: Path) -> None:
+    """Refuse a line that is no record of a submission, or of what came of it."""
+    for name in ("uuid", "job", "kind", "time"):
+        if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
+            raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
+    if not re.fullmatch(r"\d*", str(entry.get("id") or ""), re.ASCII):
+        raise ValueError(f"{path}: a line has the id {str(entry['id'])[:80]!r}, which is no job's")
+    if not files.are_texts(entry.get("launches", [])):
+        raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
 
 
 def _jobs(entry: dict[str, Any]) -> Iterator[Job]:
