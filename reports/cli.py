@@ -1,5 +1,6 @@
 """The commands `lockstep report` and `lockstep import`."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,8 @@ def report(
 
     if as_csv and as_json:
         raise ValueError("--csv and --json both want stdout; choose one")
+    if math.isnan(threshold):
+        raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
     results = load(paths)
     series = series_of(results.rows, baseline)
     _say_kept_baselines(series, baseline)
@@ -152,6 +155,8 @@ def _refuse_foreign(target: Path, force: bool) -> None:
     """Refuse to replace a page that is not a report of ours."""
     from reports.render import MARK
 
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
     if force or not target.exists():
         return
     with target.open("rb") as page:
@@ -193,7 +198,10 @@ def _print_points(results: "Results", series: "list[Series]") -> None:
 
 @click.command("import", epilog=IMPORT_EXAMPLES)
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--to", "folder", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option(
+    "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Folder.",
+)  # fmt: skip
 @click.option(
     "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
     help="Samples in one epoch, for logs of epochs.",

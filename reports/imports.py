@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import files
 from bench.journal import write_atomically
 from bench.record import SCHEMA_VERSION
 from reports.formats import TIME_UNITS, counted
@@ -31,6 +32,8 @@ TIMES = ("time", "training_time", "epoch_time", "time_to_train")
 NOT_MEASURED = re.compile(r"EXPECTED|TARGETS?\b|NOT MEASURED")
 # A log's images/s may differ from its own epoch times by rounding, not by a fifth.
 LOGGED_TOLERANCE = 0.2
+# Whole numbers above it are no longer exact as floats; no table of runs counts so far.
+LARGEST_COUNT = 10**15
 
 
 @dataclass
@@ -104,15 +107,17 @@ def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool =
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
+    if path.is_dir() or not path.exists():
+        why = "is a folder; give its tables one by one" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path}: cannot be read: it {why}")
+    reader = csv.DictReader(io.StringIO(_decoded(files.content(path)), newline=""))
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    reader = csv.DictReader(io.StringIO(_decoded(content), newline=""))
-    lines = [
-        {k.strip(): (v or "").strip() for k, v in line.items() if isinstance(k, str)}
-        for line in reader
-    ]
+        lines = [
+            {k.strip(): (v or "").strip() for k, v in line.items() if isinstance(k, str)}
+            for line in reader
+        ]
+    except csv.Error as error:
+        raise ValueError(f"{path}: not CSV after line {reader.line_num}: {error}") from None
     if not lines:
         raise ValueError(f"{path}: the table is empty; it needs a header and at least one line")
     return lines
@@ -252,6 +257,8 @@ def _count(text: str, name: str) -> int:
     value = _positive(text, name)
     if value != int(value):
         raise ValueError(f"{name} is {text!r}, not a whole number")
+    if value > LARGEST_COUNT:
+        raise ValueError(f"{name} is {text!r}, more than {LARGEST_COUNT:,}, which nobody counts")
     return int(value)
 
 
@@ -259,11 +266,15 @@ def _optional_count(cells: Mapping[str, str], name: str) -> int | None:
     return _count(cells[name], name) if cells.get(name) else None
 
 
-def _positive(text: str, name: str) -> float:
+def _number(text: str, name: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         raise ValueError(f"{name} is {text!r}, not a number") from None
+
+
+def _positive(text: str, name: str) -> float:
+    value = _number(text, name)
     if not finite(value):
         raise ValueError(f"{name} is {text!r}, not a positive number")
     return value
@@ -317,7 +328,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
 
 def _logged_flag(lines: list[dict[str, str]], times: list[float], dataset_size: int) -> list[str]:
     """Say by what factor the logged images/s exceed what the epoch times allow."""
-    logged = [float(line["images_per_sec"] or 0) for line in lines]
+    logged = [_number(line["images_per_sec"] or "0", "images_per_sec") for line in lines]
     factors = [value * t / dataset_size for value, t in zip(logged, times, strict=True)]
     factor = sum(factors) / len(factors)
     if abs(factor - 1) <= LOGGED_TOLERANCE:
