@@ -3,9 +3,12 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
+import math
 import os
 import signal
+import sys
 import time
+import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
@@ -16,7 +19,8 @@ import pytest
 
 from bench import session, sizes, world
 from bench.record import KEY, STUDIES
-from bench.session import EXIT_STOPPED
+from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
+from bench.watchdog import GRACE_S
 
 LAST_WORD_S = 3.0
 
@@ -43,10 +47,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": 300.0,
         "help": "seconds after which a missing rank ends a case (default: 300)",
     },
+    "--case-budget": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "time a case may take, set-up and teardown included (3 x --comm-timeout)",
+    },
     "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
     "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
     "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
     "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
+    "--after": {
+        "default": "",
+        "metavar": "TEXT",
+        "help": "with --skip-failed: how the session before ended; the case it was in failed so",
+    },
     "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
     "--stop-file": {
         "type": Path,
@@ -104,6 +118,7 @@ def pytest_collection(session: pytest.Session) -> None:
         _changes(session.config.option)
         _labels(session.config.option)
         _part(session.config.option)
+        _budget_s(session.config.option)
     except ValueError as error:
         _refuse(error)
 
@@ -136,9 +151,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = session.of_part(measured, _part(config.option))
         if not config.option.collectonly:
             chosen = _begin(config, chosen)
-    except ValueError as error:
-        _refuse(error)
-    except (RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
+        if launch := config.stash.get(SESSION, None):
+            launch.close()  # refused alike on all ranks, so none takes the store from another
+        if isinstance(error, ValueError):
+            _refuse(error)
         _exit(error, session.EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured or item in chosen]
@@ -170,11 +187,15 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, or the ranks lose count
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    launch = item.config.stash.get(SESSION, None)
-    if launch is not None and item.get_closest_marker("cases"):
+    launch = _launch_of(item)
+    if launch is not None:
         launch.enter(item.nodeid)
-        if launch.stopped:
-            raise item.session.Interrupted(launch.stopped)
+        if launch.ending:
+            raise item.session.Interrupted(launch.ending.reason)
+
+
+def _launch_of(item: pytest.Item) -> session.LaunchSession | None:
+    return item.config.stash.get(SESSION, None) if item.get_closest_marker("cases") else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -182,29 +203,42 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    launch = item.config.stash.get(SESSION, None)
-    ends_case = call.when == "call" or (call.when == "setup" and report.outcome != "passed")
-    if launch is not None and item.get_closest_marker("cases") and ends_case:
+    launch = _launch_of(item)
+    if launch is not None:
         _judge(launch, item, report)
+        if call.excinfo:
+            _forget(call.excinfo.value)
+        if call.when == "teardown":
+            launch.leave()
+        if launch.ending:
+            item.session.shouldstop = launch.ending.reason
     return report
 
 
 def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
-    """Give the case the outcome that holds on all ranks, and keep it."""
-    own = report.outcome
-    report.outcome, reason = launch.verdict(own, _reason(report))
+    """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
+    own, is_first = report.outcome, not launch.case_failed
+    report.outcome, reason = launch.verdict(str(report.when), own, _reason(report))
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     if report.outcome == "skipped":
         launch.keep("skip", item.nodeid, reason=reason)
     elif report.outcome == "failed":
-        launch.keep("fail", item.nodeid, reason=reason)
+        if is_first:
+            launch.keep("fail", item.nodeid, reason=reason)
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
-        if launch.world.world_size > 1:
-            item.session.shouldstop = "a case failed: the ranks may be out of step"
-    elif benchmark.stats:
+    elif report.when == "call" and benchmark.stats:
         launch.keep("case", item.nodeid, benchmark=benchmark.stats.as_dict())
+
+
+def _forget(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold, such as a process group to be built again."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # pytest keeps them
+        vars(sys).pop(name, None)
 
 
 def _drop_timings(benchmark: Any) -> None:
@@ -244,13 +278,35 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
             return (yield)
         finally:
             _flush(session.config)
-            if launch.stopped:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if launch.ending is None and launch.broken:
+                launch.end(EXIT_IO, launch.broken)
+            if launch.ending:
+                _end(launch)
             launch.close()
-            if launch.stopped:
-                # Once one rank has ended, a launcher kills those still on their way out, and with
-                # them the exit code. All that is to be written is: they end at once, together.
-                os._exit(EXIT_STOPPED)
+
+
+def _end(launch: session.LaunchSession) -> NoReturn:
+    """End this process with the code that says why, whatever the ranks still wait for."""
+    assert launch.ending is not None
+    code = launch.ending.code
+    if code == EXIT_STOPPED:
+        # Once one rank has ended, a launcher kills those still on their way out, and with them
+        # the exit code. All that is to be written is: they end at once, together.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        launch.close()
+    else:
+        _last_word(launch)
+    os._exit(code)
+
+
+def _last_word(launch: session.LaunchSession) -> None:
+    """Say why on a rank that is otherwise silent, and let rank 0 and the watchdogs go first."""
+    assert launch.ending is not None
+    if not launch.is_voice and launch.ending.code == EXIT_LOST:
+        sys.stderr.write(f"lockstep: {launch.ending.reason}\n")
+        sys.stderr.flush()
+    time.sleep(LAST_WORD_S if not launch.is_voice else GRACE_S)
+    launch.watchdog.close()
 
 
 def _flush(config: pytest.Config) -> None:
@@ -300,11 +356,13 @@ def _read_settings(config: pytest.Config) -> session.Settings:
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
         device=option.device,
         timeout_s=option.comm_timeout,
+        budget_s=_budget_s(option),
         threads_per_rank=option.threads_per_rank,
         seed=option.seed,
         journal_path=_journal_path(option),
         resume=option.resume,
         skip_failed=option.skip_failed,
+        after=option.after,
         part=_part(option),
         stop_file=option.stop_file,
         data_root=option.data_root,
@@ -317,6 +375,20 @@ def _changes(option: Any) -> dict[str, Any]:
     changes = {name: getattr(option, name) for name in sizes.CHANGES}
     sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
     return changes
+
+
+def _budget_s(option: Any) -> float:
+    """Return how long a case may take: longer than a collective, or none could fail before it."""
+    timeout_s = option.comm_timeout
+    if not (0 < timeout_s < math.inf):
+        raise ValueError(f"--comm-timeout {timeout_s:g} is not a number of seconds above 0")
+    budget_s = 3 * timeout_s if option.case_budget is None else option.case_budget
+    if not (timeout_s < budget_s < math.inf):
+        raise ValueError(
+            f"--case-budget {budget_s:g} is not a number of seconds above --comm-timeout, "
+            f"{timeout_s:g}"
+        )
+    return float(budget_s)
 
 
 def _labels(option: Any) -> dict[str, str]:

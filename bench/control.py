@@ -4,6 +4,7 @@ Never through a process group: ranks that are out of step there exchange data si
 """
 
 import json
+import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-
-# Rank 0 may spend one time-out in the case itself and one on silent ranks; one is to spare.
+# Outside a case, rank 0 may spend one time-out elsewhere and one on silent ranks; one is to spare.
 TIMEOUTS_FOR_RANK_0 = 3
+# Inside a case all ranks know when it is over; rank 0 has this long to say who was there.
+VERDICT_S = 1.0
+
+
+class LostError(RuntimeError):
+    """Rank 0 or the store is gone: nothing more can be agreed on."""
 
 
 class Control:
@@ -24,12 +30,17 @@ class Control:
         rank: This rank.
         world_size: Number of ranks.
         timeout_s: How long rank 0 waits for the slowest rank, however many are silent.
+
+    Attributes:
+        deadline: When the case that runs must be over, on this rank's monotonic clock in seconds;
+            None between cases. All ranks leave the exchange that begins a case together.
     """
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._store = store
+        self.store = store
+        self.deadline: float | None = None
         self._timeout_s = timeout_s
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -43,46 +54,68 @@ class Control:
             value: JSON-serialisable, not None, a few KiB at most.
 
         Raises:
-            RuntimeError: Rank 0 published no list in time.
+            LostError: Rank 0 published no list in time, or the store is gone.
         """
         if self.world_size == 1:
             return [value]
-        self._store.set(f"{name}/{self.rank}", json.dumps(value))
-        if self.rank == 0:
-            deadline = time.monotonic() + self._timeout_s
-            values = [self._get(f"{name}/{rank}", deadline) for rank in range(self.world_size)]
-            self._store.set(f"{name}/all", json.dumps(values))
-            return values
-        patience_s = self._timeout_s * TIMEOUTS_FOR_RANK_0
-        values = self._get(f"{name}/all", time.monotonic() + patience_s)
-        if values is None:
-            raise RuntimeError(
-                f"rank 0 did not answer rank {self.rank} in exchange {name!r} within "
-                f"{patience_s:g} s; see rank 0's log, or give the ranks a longer time-out"
+        from torch.distributed import DistNetworkError
+
+        try:
+            self.store.set(f"{name}/{self.rank}", json.dumps(value))
+            return self._collect(name) if self.rank == 0 else self._await_list(name)
+        except DistNetworkError as error:
+            reason = str(error).partition("\n")[0]
+            raise LostError(f"{self._me()} lost the store ({reason})") from error
+
+    def _collect(self, name: str) -> list[Any]:
+        """Return what the ranks gave until the time-out, and tell them."""
+        end = time.monotonic() + self._timeout_s
+        if self.deadline is not None:
+            end = min(end, self.deadline)
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        if not self._wait(keys, end):
+            keys = [key if self.store.check([key]) else "" for key in keys]
+        given = iter(self.store.multi_get([key for key in keys if key]))
+        values = [json.loads(next(given)) if key else None for key in keys]
+        self.store.set(f"{name}/all", json.dumps(values))
+        return values
+
+    def _await_list(self, name: str) -> list[Any]:
+        now = time.monotonic()
+        end = now + self._timeout_s * TIMEOUTS_FOR_RANK_0
+        if self.deadline is not None:
+            end = self.deadline + VERDICT_S
+        if not self._wait([f"{name}/all"], end):
+            raise LostError(
+                f"{self._me()}: rank 0 did not answer within {max(0.0, end - now):.1f} s in "
+                f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
             )
-        return list(values)
+        return list(json.loads(self.store.get(f"{name}/all")))
 
     def part(self) -> None:
         """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
 
         Raises:
-            RuntimeError: Rank 0 did not come in time.
+            LostError: Rank 0 did not come in time, or the store is gone.
         """
         there = self.exchange("leaving", "here")
         if self.rank > 0:
-            self._store.set(f"left/{self.rank}", json.dumps("left"))
+            self.store.set(f"left/{self.rank}", "")
             return
-        deadline = time.monotonic() + self._timeout_s
-        for rank in (rank for rank, given in enumerate(there) if rank > 0 and given):
-            self._get(f"left/{rank}", deadline)
+        given = [f"left/{rank}" for rank, value in enumerate(there) if rank > 0 and value]
+        if given:
+            self._wait(given, time.monotonic() + self._timeout_s)
 
-    def _get(self, key: str, deadline: float) -> Any:
-        left_ms = int((deadline - time.monotonic()) * 1e3)
+    def _wait(self, keys: list[str], end: float) -> bool:
+        """Return whether all keys were there before a moment of the monotonic clock."""
+        from torch.distributed import DistStoreError
+
+        left_ms = max(1, int((end - time.monotonic()) * 1e3))  # to a store, zero means no limit
         try:
-            if left_ms > 0:  # to a store, zero means no limit
-                self._store.wait([key], timedelta(milliseconds=left_ms))
-            elif not self._store.check([key]):
-                return None
-        except RuntimeError:  # DistStoreError: the wait timed out
-            return None
-        return json.loads(self._store.get(key))
+            self.store.wait(keys, timedelta(milliseconds=left_ms))
+        except DistStoreError:
+            return False
+        return True
+
+    def _me(self) -> str:
+        return f"rank {self.rank} on {socket.gethostname()}"

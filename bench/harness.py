@@ -6,7 +6,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench import memory, metrics, timing
-from bench.control import Control
 from bench.record import KEY, CaseRecord
 from bench.sizes import Size
 from bench.world import World
@@ -24,7 +23,6 @@ class Harness:
 
     Attributes:
         world: The ranks and this rank's device.
-        control: The store exchange, with names that are this case's own.
         size: Rounds, steps and batches.
         case: The case's id.
         factors: The case's parameters, name -> value.
@@ -38,7 +36,6 @@ class Harness:
     """
 
     world: World
-    control: Control
     size: Size
     case: str
     factors: dict[str, Any]
@@ -73,7 +70,7 @@ class Harness:
         Raises:
             RuntimeError: A rank did not answer.
         """
-        values = self.control.exchange(f"{self.case}/{name}", value)
+        values = self.world.control.exchange(f"{self.case}/{name}", value)
         silent = [rank for rank, given in enumerate(values) if given is None]
         if silent:
             raise RuntimeError(f"rank {silent[0]} did not answer in {name!r} of {self.case}")

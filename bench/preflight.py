@@ -7,6 +7,7 @@ the machine did.
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,19 +21,24 @@ from bench.world import World
 if TYPE_CHECKING:
     from bench.session import Settings
 
+# More than ranks may be apart in starting to answer; dates of results and of Slurm then disagree.
+MAX_CLOCK_OFFSET_S = 60.0
+
 
 def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> None:
-    """Refuse ranks that collected other cases, or were given other options.
+    """Refuse ranks that run other software, collected other cases, or were given other options.
 
     Raises:
         ValueError: The first difference, and the rank that has it.
-        RuntimeError: A rank did not answer.
+        RuntimeError: A rank did not answer, or runs in another image or other software.
     """
-    digests = control.exchange("collected", _digests(case_ids, settings))
-    for rank, found in enumerate(digests):
+    mine = {"digest": _digest(case_ids, settings), "software": provenance.rank_software()}
+    there = control.exchange("collected", mine)
+    for rank, found in enumerate(there):
         if found is None:
             raise RuntimeError(f"rank {rank} did not answer before the first case")
-    if all(found == digests[0] for found in digests):
+        _refuse_software(rank, found["software"], there[0]["software"])
+    if all(found["digest"] == there[0]["digest"] for found in there):
         return
     # Only now the long lists, to name what differs.
     lists = control.exchange("collected/cases", [list(case_ids), _comparable(settings)])
@@ -40,7 +46,15 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
         _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
 
 
-def _digests(case_ids: Sequence[str], settings: "Settings") -> str:
+def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:
+    for name in (name for name in of_rank_0 if own.get(name) != of_rank_0[name]):
+        raise RuntimeError(
+            f"rank {rank} runs with {name} {own.get(name)}, rank 0 with {of_rank_0[name]}; start "
+            "every rank from the same image and checkout"
+        )
+
+
+def _digest(case_ids: Sequence[str], settings: "Settings") -> str:
     content = json.dumps([list(case_ids), _comparable(settings)], default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -48,7 +62,23 @@ def _digests(case_ids: Sequence[str], settings: "Settings") -> str:
 def _comparable(settings: "Settings") -> dict[str, Any]:
     """Return the settings that must be equal; paths may differ where hosts mount them apart."""
     facts = asdict(settings) | {"journal_path": settings.journal_path is not None}
-    return {name: facts[name] for name in facts if name not in ("data_root", "stop_file")}
+    unlike = ("data_root", "stop_file", "after")
+    return {name: facts[name] for name in facts if name not in unlike}
+
+
+def refuse_shared_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse two ranks on one GPU, which NCCL cannot serve and no number could be trusted of.
+
+    Raises:
+        RuntimeError: Two ranks have the same GPU.
+    """
+    seen: dict[str, int] = {}
+    for rank, facts in enumerate(ranks):
+        if (uuid := facts["gpu_uuid"]) and seen.setdefault(uuid, rank) != rank:
+            raise RuntimeError(
+                f"ranks {seen[uuid]} and {rank} on {facts['host']} share one GPU ({uuid}); start "
+                "one rank per GPU"
+            )
 
 
 def _refuse_difference(
@@ -70,7 +100,11 @@ def _refuse_difference(
 def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
     """Return the launch's provenance, every rank's part in it, equal on all ranks."""
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)
-    ranks = control.exchange("provenance", own)
+    ranks = control.exchange("provenance", own | {"clock_s": time.time()})
+    for rank in ranks:  # all were let go at once by the exchange before
+        rank["clock_offset_s"] = round(rank["clock_s"] - ranks[0]["clock_s"], 3)
+    ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]
+    refuse_shared_devices(ranks)
     # Rank 0's view of the software stands for all; hashing the image once is enough.
     launch = provenance.launch_facts(seed, sys.argv) if world.rank == 0 else {}
     launch = control.exchange("software", launch)[0]
@@ -100,9 +134,17 @@ def launch_flags(facts: dict[str, Any]) -> list[str]:
     if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
     flags += _log_flag(facts["environment"])
+    flags += _clock_flags(facts["ranks"])
     if facts["git_dirty"]:
         flags.append("the suite's checkout holds changes that are not committed")
     return sorted(set(flags))
+
+
+def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the hosts whose clocks are off: durations are not, for each rank times its own."""
+    for rank in ranks:
+        if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S:
+            yield f"the clock of {rank['host']} is {rank['clock_offset_s']:.0f} s off rank 0's"
 
 
 def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:
@@ -133,7 +175,7 @@ def measured_with(world: World, settings: "Settings") -> dict[str, Any]:
 def done_before(
     control: Control, path: Path, facts: dict[str, Any], launch_provenance: dict[str, Any]
 ) -> dict[str, str]:
-    """Return case -> outcome of the journal to resume, as rank 0 reads it.
+    """Return case -> outcome of the journal to resume, as rank 0 reads it; `begin` in flight.
 
     Rank 0 alone reads: a shared file system may show the others an older file.
 
@@ -155,6 +197,8 @@ def done_before(
 
 def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
     done = journal.outcomes(path)
+    if case := journal.in_flight(path):
+        done[case] = "begin"
     if not done:
         return {}
     block = journal.rebuild(path)[KEY]

@@ -49,6 +49,8 @@ SLURM_NAMES = (
 GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
 GIT_TIMEOUT_S = 20
+# Apptainer writes into every image when, and of what, it was built.
+IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 
 def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
@@ -76,6 +78,26 @@ def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, 
         "cores": usable_cores(),
         "num_threads": torch.get_num_threads(),
     }
+
+
+def rank_software() -> dict[str, Any]:
+    """Return what must be equal on all ranks: the image, the suite and what it runs on."""
+    import torch
+
+    return {
+        "image built": _sha256(IMAGE_LABELS),
+        "Python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "suite": _suite_sha256(),
+    }
+
+
+def _suite_sha256() -> str:
+    """Return the digest of the suite's measuring code, by whichever path this rank reads it."""
+    digest = hashlib.sha256()
+    for path in sorted(SUITE_ROOT.glob("bench/**/*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """One launch as pytest sees it: who takes part, which cases run, and what becomes of each.
 
 Every rank runs the same session. Before the first case the ranks compare what they collected;
-each case begins with a handshake and ends with one verdict, equal on all ranks.
+each case begins with a handshake, and each of its phases (set-up, call, teardown) ends with one
+verdict, equal on all ranks. After a failed case the process group is built again, or the session
+ends and its launcher starts it again.
 
-Every rank exits with pytest's codes (1 failed case, 4 wrong options, 5 nothing selected), or with
-75: ended in order because the stop file is there, 76: ranks out of step, 78: the machine cannot
-measure.
+Every rank exits with pytest's codes (1 failed case, 2 interrupted, 4 wrong options, 5 nothing
+selected), or with 70: a rank or the store is lost, 74: the journal cannot be written, 75: ended in
+order because the stop file is there, 76: ranks out of step, 78: the machine cannot measure.
 """
 
+import contextlib
 import gc
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,22 +24,36 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from bench import journal, preflight, sizes, workloads, world
-from bench.control import Control
+from bench.control import Control, LostError
 from bench.harness import Harness
 from bench.journal import Journal
 from bench.record import SCHEMA_VERSION
 from bench.timing import ReplayClock
+from bench.watchdog import Watchdog, stacks_file
 
 if TYPE_CHECKING:
     from bench.sizes import Size
 
 Outcome = Literal["passed", "failed", "skipped"]
 
+EXIT_FAILED = 1
 EXIT_USAGE = 4
+EXIT_LOST = 70
+EXIT_IO = 74
 EXIT_STOPPED = 75
 EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
+# What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
+SIGNS_OF_ANOTHERS_FAULT = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "DistBackendError",
+    "DistNetworkError",
+    "did not answer",
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +65,13 @@ class Settings:
         size: That size with the options' changes.
         device: cpu, cuda, or None for CUDA where there is one.
         timeout_s: Time-out of a collective and of the control plane.
+        budget_s: Within this a case ends, its set-up and teardown included.
         threads_per_rank: Threads of a rank; None for its share of the cores.
         seed: Seed of parameters and data.
         journal_path: Where finished cases are kept; None keeps none.
         resume: Leave out the cases the journal already holds.
-        skip_failed: With resume, leave out those that failed, too.
+        skip_failed: With resume, leave out those that failed, too, and the one in flight.
+        after: How the session before this one ended, which the case it had in flight failed with.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
         stop_file: Once this file exists, the launch ends before its next case; None for never.
         data_root: Folder for data files.
@@ -61,15 +82,25 @@ class Settings:
     size: "Size"
     device: str | None
     timeout_s: float
+    budget_s: float
     threads_per_rank: int | None
     seed: int
     journal_path: Path | None
     resume: bool
     skip_failed: bool
+    after: str
     part: tuple[int, int] | None
     stop_file: Path | None
     data_root: Path
     labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a launch ends before its last case, and the exit code that says so."""
+
+    code: int
+    reason: str
 
 
 @dataclass
@@ -80,27 +111,38 @@ class LaunchSession:
         num_cases: Cases entered in this session.
         num_expected: Cases of the launch, those of an earlier session included.
         num_left: Cases that are not finished yet.
-        stopped: Why the launch ends before its next case; empty while it goes on.
+        num_groups: Process groups there have been.
+        case_failed: Whether the case that runs has failed on any rank.
+        broken: Why rank 0 could not write the journal; empty while it can.
+        ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
     """
 
     settings: Settings
     world: world.World
-    control: Control
     clock: ReplayClock
+    watchdog: Watchdog
     provenance: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     journal: Journal | None = None
     num_cases: int = 0
     num_expected: int = 0
     num_left: int = 0
-    stopped: str = ""
+    num_groups: int = 1
+    case_failed: bool = False
+    broken: str = ""
+    ending: Ending | None = None
     is_in_step: bool = False
 
     @property
     def is_voice(self) -> bool:
         """Whether this rank prints and writes."""
         return self.world.rank == 0
+
+    @property
+    def control(self) -> Control:
+        """What this rank tells the others through the store."""
+        return self.world.control
 
     def prepare(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Agree with the other ranks on what will run.
@@ -126,18 +168,38 @@ class LaunchSession:
         Raises:
             RuntimeError: Rank 0 cannot write it.
         """
-        error = ""
-        if self.is_voice and self.settings.journal_path is not None:
-            try:
-                self._open_journal(self.settings.journal_path, expected, document)
-            except (OSError, ValueError) as problem:
-                error = str(problem)
-        if error := self.control.exchange("journal", error)[0]:
-            raise RuntimeError(f"the journal cannot be written: {error}")
+        path = self.settings.journal_path
+        if path is None:
+            self.is_in_step = True
+            return
+        self._agree("journal", path, lambda: self._open_journal(path, expected, document), rank=0)
+        self._agree("stacks", path, lambda: self._open_stacks(path))
         self.is_in_step = True
 
+    def _agree(self, name: str, path: Path, act: Callable[[], None], rank: int = -1) -> None:
+        """Let one rank, or all, use the folder of results, and refuse on all where one cannot."""
+        problem = ""
+        if rank in (-1, self.world.rank):
+            try:
+                act()
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        for other, said in enumerate(self.control.exchange(name, problem)):
+            if said is None or said:
+                raise RuntimeError(
+                    f"{self._where(other)} cannot write beside {path}: {said or 'no answer'}; give "
+                    "--journal a folder that every node sees and may write to"
+                )
+
+    def _open_stacks(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"this host does not see {path.parent}, where rank 0 writes")
+        self.watchdog = Watchdog(stacks_file(path, self.world.rank))
+
     def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
+        flight = journal.in_flight(path)
         self.journal = Journal(path)
+        stacks_file(path, 0).parent.mkdir(exist_ok=True)
         self.journal.append(
             {
                 "kind": "launch",
@@ -148,14 +210,17 @@ class LaunchSession:
                 "launch": self._launch_facts(),
             }
         )
+        if flight and self.settings.resume and self.settings.skip_failed:
+            reason = f"crashed: {self.settings.after or 'the session ended while this case ran'}"
+            self.keep("fail", flight, reason=reason, crashed=True)
 
     def enter(self, nodeid: str) -> None:
         """Shake hands before a case: every rank must be about to run the same one.
 
-        Where the stop file is there, `stopped` says so on every rank, and the case is not to run.
+        Where `ending` says why on return, the case is not to run.
         """
         self.num_cases += 1
-        self.is_in_step = False
+        self.is_in_step = self.case_failed = False
         if self.num_cases == 2:
             # The first case has imported all that cases import. A case collects garbage before it
             # is timed; going through a million imported objects each time would cost more than it.
@@ -163,18 +228,43 @@ class LaunchSession:
             gc.freeze()
         # Rank 0 looks for all: a shared file system may show the others an older folder.
         mine = {"case": nodeid, "stop": self.is_voice and self._is_stop_asked()}
-        there = self.control.exchange(f"{self.num_cases}/enter", mine)
+        there = self._exchange("enter", mine)
+        if not there:
+            return
         cases = [other and other["case"] for other in there]
         if any(case != nodeid for case in cases):
             rank = next(r for r, case in enumerate(cases) if case != nodeid)
-            pytest.exit(
-                f"rank {rank} is at {cases[rank] or 'no case'} while rank {self.world.rank} is at "
-                f"{nodeid}; nothing measured from here on could be trusted",
-                returncode=EXIT_OUT_OF_STEP,
+            self.end(
+                EXIT_OUT_OF_STEP if cases[rank] else EXIT_LOST,
+                f"{self._where(rank)} is at {cases[rank] or 'no case'} while rank "
+                f"{self.world.rank} is at {nodeid}; nothing measured from here on could be trusted",
             )
-        if there[0]["stop"]:
+        elif there[0]["stop"]:
             self.is_in_step = True
-            self.stopped = self._where_it_stands()
+            self.end(EXIT_STOPPED, self._where_it_stands())
+        else:
+            self._begin(nodeid)
+
+    def _begin(self, nodeid: str) -> None:
+        """Count the case's time from here, and note that it is in flight."""
+        budget_s = self.settings.budget_s
+        self.control.deadline = time.monotonic() + budget_s
+        self.watchdog.arm(budget_s)
+        if self.journal:
+            self._write(lambda kept: kept.begin(nodeid))
+
+    def _exchange(self, name: str, value: Any) -> list[Any]:
+        """Return every rank's value of this case, or end the launch and return nothing."""
+        try:
+            return self.control.exchange(f"{self.num_cases}/{name}", value)
+        except LostError as error:
+            self.end(EXIT_LOST, str(error))
+            return []
+
+    def end(self, code: int, reason: str) -> None:
+        """End the launch before its next case; the first reason counts."""
+        if self.ending is None:
+            self.ending = Ending(code, reason)
 
     def _is_stop_asked(self) -> bool:
         path = self.settings.stop_file
@@ -189,32 +279,83 @@ class LaunchSession:
             f"run again{f' with --resume --journal={path}' if path else ''}"
         )
 
-    def verdict(self, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
-        """Return the outcome of a case that holds on all ranks, and its reason.
+    def verdict(self, phase: str, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
+        """Return the outcome of a phase that holds on all ranks, and its reason.
 
         Args:
+            phase: setup, call or teardown.
             outcome: This rank's own: passed, failed or skipped.
             reason: Why, if not passed.
         """
-        mine = {"outcome": outcome, "reason": reason[-MAX_REASON_CHARACTERS:]}
-        found = self.control.exchange(f"{self.num_cases}/leave", mine)
-        outcomes = {rank["outcome"] if rank else "silent" for rank in found}
-        if len(outcomes) == 1 and outcome != "failed":
-            self.is_in_step = True
-            self.num_left -= 1
+        if self.ending:
             return outcome, reason
-        return "failed", self._blame(found)
+        own = {"outcome": outcome, "reason": reason[-MAX_REASON_CHARACTERS:]}
+        found = self._exchange(phase, own | {"broken": self.broken})
+        if found and found[0] and found[0]["broken"]:
+            self.end(EXIT_IO, found[0]["broken"])
+        outcomes = {rank["outcome"] if rank else "silent" for rank in found}
+        if len(outcomes) == 1 and outcome != "failed" and not self.ending:
+            return outcome, reason
+        self.case_failed = True
+        silent = [rank for rank, given in enumerate(found) if given is None]
+        if silent:
+            self.end(EXIT_LOST, f"{self._where(silent[0])} did not answer in time")
+        if found and (blamed := self._blame(found)):
+            return "failed", blamed
+        assert self.ending is not None
+        return "failed", f"{self.ending.reason}\n{reason}".strip()
 
     def keep(self, kind: str, case: str, **facts: Any) -> None:
         """Write one case's end to the journal, on rank 0."""
         if self.journal:
-            self.journal.append({"kind": kind, "case": case, **facts})
+            self._write(lambda kept: kept.append({"kind": kind, "case": case, **facts}))
+
+    def _write(self, act: Callable[[Journal], None]) -> None:
+        assert self.journal is not None
+        try:
+            act(self.journal)
+        except OSError as error:
+            # The others learn of it with the case's last verdict.
+            self.broken = f"the journal {self.journal.path} cannot be written: {error.strerror}"
+
+    def leave(self) -> None:
+        """End a case: count its time no longer, and make good what it left out of step."""
+        if self.ending is None:
+            self._settle()
+        self.watchdog.disarm()
+        self.control.deadline = None
+
+    def _settle(self) -> None:
+        if self.case_failed and self.world.world_size > 1:
+            self._recover()
+        else:
+            self.is_in_step = True
+            self.num_left -= not self.case_failed
+
+    def _recover(self) -> None:
+        """Build the process group again, or end the launch for its launcher to start it again."""
+        if self.world.backend != "gloo":
+            self.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
+            return
+        problem = ""
+        try:
+            world.rebuild(self.world, self.num_groups)
+        except RuntimeError as error:
+            problem = str(error).partition("\n")[0] or type(error).__name__
+        self.num_groups += 1
+        for rank, said in enumerate(self._exchange("rebuilt", problem)):
+            if said is None or said:
+                self.end(
+                    EXIT_LOST,
+                    f"the process group could not be built again after a failed case: "
+                    f"{self._where(rank)}: {said or 'did not answer'}",
+                )
+        self.is_in_step = self.ending is None
 
     def harness(self, node: Any, benchmark: Any) -> Harness:
         """Return what one case works with."""
         return Harness(
             world=self.world,
-            control=self.control,
             size=self.settings.size,
             case=f"{self.num_cases}/{node.name}",
             factors=dict(node.callspec.params),
@@ -230,11 +371,13 @@ class LaunchSession:
     def close(self) -> None:
         """Leave the other ranks."""
         gc.unfreeze()
+        self.watchdog.close()
         if self.journal:
             self.journal.close()
-        world.leave()
-        if self.is_in_step:
-            self.control.part()
+        if self.is_in_step or not self.num_cases:
+            world.leave()
+            with contextlib.suppress(LostError):  # all that was to be written is
+                self.control.part()
 
     def _check_values(self, items: list[pytest.Item]) -> None:
         rows = [item.callspec.params for item in items]  # type: ignore[attr-defined]
@@ -269,18 +412,23 @@ class LaunchSession:
     def _blame(self, found: list[Any]) -> str:
         """Return what each rank that did not pass says, with its host and device.
 
-        Ranks that were not there come last: they are why the others waited in vain.
+        What a rank did itself comes first, what it only suffered from the others last.
         """
-        failed, absent = [], []
+        said: dict[int, list[str]] = {cause: [] for cause in range(3)}
         for rank, f in enumerate(found):
             where = self._where(rank)
             if f is None:
-                absent.append(f"{where} did not answer")
+                said[1].append(f"{where} did not answer in time{self._its_stacks(rank)}")
             elif f["outcome"] == "skipped":
-                absent.append(f"{where} skips, but not all ranks do: {f['reason']}")
+                said[1].append(f"{where} skips, but not all ranks do: {f['reason']}")
             elif f["outcome"] == "failed":
-                failed.append(f"{where}: {f['reason']}")
-        return "\n".join(failed + absent)
+                is_consequence = any(sign in f["reason"] for sign in SIGNS_OF_ANOTHERS_FAULT)
+                said[2 if is_consequence else 0].append(f"{where}: {f['reason']}")
+        return "\n".join(text for cause in said.values() for text in cause)
+
+    def _its_stacks(self, rank: int) -> str:
+        path = self.settings.journal_path
+        return f"; what it was doing: {stacks_file(path, rank)}" if path else ""
 
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]
@@ -297,8 +445,7 @@ def join(settings: Settings) -> LaunchSession:
     joined = world.join(
         settings.timeout_s, device=settings.device, threads_per_rank=settings.threads_per_rank
     )
-    control = Control(joined.store, joined.rank, joined.world_size, settings.timeout_s)
-    return LaunchSession(settings, joined, control, ReplayClock())
+    return LaunchSession(settings, joined, ReplayClock(), Watchdog(None))
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -5,13 +5,18 @@ Ranks come from torchrun's variables. A scheduler's are read only where the job 
 would otherwise wait for ranks that nobody started.
 """
 
+import gc
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import psutil
+
 from bench import provenance
+from bench.control import Control
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +53,18 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class World(Placement):
-    """A rank that has joined: its device, its share of the cores, its process group."""
+    """A rank that has joined: its device, its share of the cores, its process group.
+
+    Attributes:
+        control: What it tells the other ranks through the store.
+        timeout_s: After this long a collective that a rank is missing from raises.
+    """
 
     device: "torch.device"
     backend: str
     threads_per_rank: int
-    store: "Store"
+    control: Control
+    timeout_s: float
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:
@@ -69,7 +80,10 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
         )
     rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
+        _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
         return Placement()
+    if launcher == "slurm":
+        _refuse_without_srun(environ, hint="start with srun")
     size = _integer(environ, world_size)
     per_node = _ranks_per_node(environ, ranks_per_node, size)
     found = Placement(_integer(environ, rank), _integer(environ, local_rank), size, per_node)
@@ -79,6 +93,16 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
             f"{per_node} ranks per node contradict each other; start with torchrun or srun"
         )
     return found
+
+
+def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
+    """Refuse one process of its own inside an allocation that was made for several tasks."""
+    num_tasks = environ.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_NUM_TASKS" not in environ and num_tasks != "1":
+        raise ValueError(
+            f"SLURM_NTASKS={num_tasks}, but this process is in no step of srun; {hint}, or unset "
+            "SLURM_NTASKS to measure one rank"
+        )
 
 
 def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
@@ -127,25 +151,61 @@ def join(
         RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
     """
     import torch
-    from torch import distributed
 
     place = placement(environ)
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not cpu or cuda")
     threads = _threads(threads_per_rank, place.ranks_per_node, environ)
     torch.set_num_threads(threads)
-    own_device = _device(device, place.local_rank)
-    backend = "nccl" if own_device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    store = _store(place, timeout, environ)
+    store = _store(place, timeout_s, environ)
+    control = Control(store, place.rank, place.world_size, timeout_s)
+    own_device = _device(device, place.local_rank, control, timeout_s)
+    joined = World(
+        **vars(place),
+        device=own_device,
+        backend="nccl" if own_device.type == "cuda" else "gloo",
+        threads_per_rank=threads,
+        control=control,
+        timeout_s=timeout_s,
+    )
+    _open_process_group(joined, epoch=0)
+    return joined
+
+
+def _open_process_group(world: World, epoch: int) -> None:
+    """Make the process group of an epoch; its keys are its own, so no rank joins an older one."""
+    from torch import distributed
+
     distributed.init_process_group(
-        backend,
-        store=distributed.PrefixStore("process_group", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timeout,
+        world.backend,
+        store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=world.timeout_s),
     )
-    return World(
-        **vars(place), device=own_device, backend=backend, threads_per_rank=threads, store=store
-    )
+
+
+def rebuild(world: World, epoch: int) -> None:
+    """Replace the process group, which a failed case leaves out of step, and prove the new one.
+
+    Args:
+        world: This rank.
+        epoch: How many process groups there were before, equal on all ranks.
+
+    Raises:
+        RuntimeError: The ranks do not meet, or their sum is wrong.
+    """
+    import torch
+    from torch import distributed
+
+    leave()
+    gc.collect()  # what still holds the old group keeps its connections open
+    _open_process_group(world, epoch)
+    total = torch.tensor(float(world.rank), device=world.device)
+    distributed.all_reduce(total)
+    n = world.world_size
+    if float(total) != n * (n - 1) / 2:
+        raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
 
 
 def leave() -> None:
@@ -165,43 +225,119 @@ def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str])
     return asked or max(1, usable_cores() // ranks_per_node)
 
 
-def _device(asked: str | None, local_rank: int) -> "torch.device":
+def _device(
+    asked: str | None, local_rank: int, control: Control, timeout_s: float
+) -> "torch.device":
+    """Take this rank's device, once all ranks are here and each has one."""
     import torch
 
-    if asked not in (None, "cpu", "cuda"):
-        raise ValueError(f"device {asked!r} is not cpu or cuda")
-    if asked == "cpu" or (asked is None and not torch.cuda.is_available()):
+    problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
+    answers = control.exchange("join", {"host": socket.gethostname(), "problem": problem})
+    if refusal := _refusal(answers, timeout_s):
+        control.part()  # or rank 0 might take the store along before all have read the answers
+        raise RuntimeError(refusal)
+    if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if local_rank >= visible:
-        raise RuntimeError(
-            f"local rank {local_rank} needs GPU {local_rank}, but {visible} are visible on this "
-            "host; start one rank per GPU, or pass --device cpu"
-        )
     own_device = torch.device("cuda", local_rank)
     torch.cuda.set_device(own_device)
     return own_device
 
 
-def _store(place: Placement, timeout: timedelta, environ: Mapping[str, str]) -> "Store":
+def _refusal(answers: list[dict[str, str] | None], timeout_s: float) -> str:
+    """Return why these ranks cannot measure together, or nothing."""
+    silent = [str(rank) for rank, given in enumerate(answers) if given is None]
+    if silent:
+        return (
+            f"rank {', '.join(silent[:8])} of {len(answers)} did not join within {timeout_s:g} s; "
+            "look whether its process and node run"
+        )
+    said = (
+        f"rank {rank} on {given['host']}: {given['problem']}"
+        for rank, given in enumerate(answers)
+        if given and given["problem"]
+    )
+    return next(said, "")
+
+
+def _missing_gpu(asked: str | None, local_rank: int) -> str:
+    """Return what is wrong if this rank's GPU is not there, else nothing."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank < visible or (asked is None and not visible):
+        return ""
+    return (
+        f"local rank {local_rank} needs GPU {local_rank}, but {visible} are visible on this "
+        "host; start one rank per GPU, or pass --device cpu"
+    )
+
+
+def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
+    """Return the store that all ranks see: the job's, torchrun's, or one that rank 0 serves."""
     from torch import distributed
 
     if place.world_size == 1:
         return distributed.HashStore()
+    serves = False
+    if "LOCKSTEP_STORE" in environ:
+        host, port = _address(environ["LOCKSTEP_STORE"])
+        prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
+    else:
+        _check_meeting(place, environ)
+        host, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT")
+        prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # torchrun's agent serves the store itself; under other launchers rank 0 does.
+        serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _connect(place.rank, host, port, timeout_s, serves=serves)
+    return distributed.PrefixStore(f"lockstep/{prefix}", store)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError(f"LOCKSTEP_STORE={text!r} is not HOST:PORT; unset it")
+    return host, int(port)
+
+
+def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
     if missing:
         raise ValueError(
             f"world size {place.world_size} but {' and '.join(missing)} not set; "
             "start with torchrun, or unset the launcher's variables"
         )
-    # torchrun's agent serves the store itself; under other launchers rank 0 does.
-    agent_serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = distributed.TCPStore(
-        environ["MASTER_ADDR"],
-        _integer(environ, "MASTER_PORT"),
-        place.world_size,
-        is_master=place.rank == 0 and not agent_serves,
-        timeout=timeout,
-    )
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return distributed.PrefixStore(f"lockstep/{restart}", store)
+
+
+def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
+    from torch import distributed
+
+    try:
+        return distributed.TCPStore(
+            host,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        act = "serve" if serves else "reach"
+        raise RuntimeError(
+            f"rank {rank} on {socket.gethostname()} cannot {act} the store at {host}:{port} within "
+            f"{timeout_s:g} s ({_way_to(host)}; {reason}); check MASTER_ADDR and MASTER_PORT, and "
+            "that the nodes reach each other"
+        ) from error
+
+
+def _way_to(host: str) -> str:
+    """Return through which interface this host would reach another."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        return f"{host}: {error.strerror or error}"
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (address.address for address in addresses):
+            return f"through {name}, {own}"
+    return f"from {own}"

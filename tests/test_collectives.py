@@ -15,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from bench import collectives, sizes, world
-from bench.control import Control
 from bench.harness import Harness
 from bench.timing import ReplayClock
 
 joined = world.join(60, device="cpu", threads_per_rank=1)
-control = Control(joined.store, joined.rank, joined.world_size, 60)
 harness = Harness(
-    joined, control, sizes.find("smoke"), "case", {}, "collective", 2, 0, Path(), (), None,
+    joined, sizes.find("smoke"), "case", {}, "collective", 2, 0, Path(), (), None,
     ReplayClock(),
 )
 WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}

@@ -4,6 +4,8 @@ Threads stand for ranks; the store and its time-outs are real.
 """
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from bench.control import Control
+from bench.control import Control, LostError
 
 SHORT_S = 0.5
 
@@ -88,7 +90,7 @@ def test_a_rank_that_comes_too_late_is_told_that_it_was_not_there(server):
 def test_without_rank_0_there_is_no_answer(server):
     _, one = ranks(server, 2, 0.1)
     with pytest.raises(
-        RuntimeError, match=r"^rank 0 did not answer rank 1 in exchange 'x' within 0.3 s"
+        LostError, match=r"^rank 1 on \S+: rank 0 did not answer within 0.3 s in exchange 'x'; "
     ):
         one.exchange("x", 1)
 
@@ -116,3 +118,36 @@ def test_a_rank_that_is_gone_is_waited_for_once(server):
 def test_one_rank_needs_no_store():
     Control(HashStore(), 0, 1, 0.1).part()
     assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]
+
+
+def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_second_more(server):
+    zero, one, two = ranks(server, 3, 30)
+    for control in (zero, one, two):
+        control.deadline = time.monotonic() + SHORT_S
+    start = time.monotonic()
+    assert (
+        at_once([zero, one], lambda control: control.exchange("call", "here"))
+        == [["here", "here", None]] * 2
+    )
+    with pytest.raises(LostError, match=r"^rank 2 on \S+: rank 0 did not answer within "):
+        two.exchange("other", "here")
+    assert time.monotonic() - start < 30
+
+
+def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
+    address = tmp_path / "address"
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "bench.store", "--host", "127.0.0.1", "--address-file", address],
+        stdin=subprocess.PIPE,
+    )
+    while not address.exists():
+        assert serving.poll() is None
+        time.sleep(0.05)
+    port = int(address.read_text().rpartition(":")[2])
+    one = Control(TCPStore("127.0.0.1", port, wait_for_workers=False), 1, 2, 30)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(one.exchange, "x", 1)
+        serving.kill()
+        with pytest.raises(LostError, match=r"^rank 1 on \S+ lost the store \("):
+            waiting.result()
+    serving.communicate()

@@ -1,5 +1,7 @@
 """Who takes part: the launchers' variables in, a rank's place out."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,6 +166,7 @@ def test_a_single_process_joins_a_world_of_one():
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
             r"^MASTER_PORT='x' is not an integer; ",
         ),
+        (TORCHRUN | {"LOCKSTEP_STORE": "node1"}, r"^LOCKSTEP_STORE='node1' is not HOST:PORT; "),
     ],
 )
 def test_ranks_that_cannot_meet_are_refused_before_they_wait(environ, sentence):
@@ -185,16 +188,60 @@ def test_options_that_no_rank_can_take_are_refused(options, sentence):
         world.join(environ={}, **options)
 
 
-@pytest.mark.usefixtures("torch_threads")
-def test_a_rank_without_a_gpu_of_its_own_is_the_machines_failure():
+# Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.
+JOIN = """
+import sys
+from bench import world
+try:
+    world.join(float(sys.argv[2]), device=sys.argv[1])
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
     import torch
 
     visible = torch.cuda.device_count()
-    environ = {
-        "RANK": str(visible),
-        "LOCAL_RANK": str(visible),
-        "WORLD_SIZE": str(visible + 1),
-    }
-    sentence = rf"^local rank {visible} needs GPU {visible}, but {visible} are visible on this host"
-    with pytest.raises(RuntimeError, match=sentence):
-        world.join(device="cuda", environ=environ)
+    ended = run_ranks([["-c", JOIN, "cuda", "60"]] * (visible + 2), tmp_path)
+    sentences = {rank.stdout for rank in ended}
+    assert len(sentences) == 1
+    assert re.match(
+        rf"rank {visible} on \S+: local rank {visible} needs GPU {visible}, but {visible} are "
+        "visible on this host; start one rank per GPU, or pass --device cpu$",
+        sentences.pop(),
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
+    ended = run_ranks(
+        [["-c", JOIN, "cpu", "4"], ["-c", JOIN, "cpu", "4"], ["-c", "pass"]], tmp_path
+    )
+    assert [rank.stdout for rank in ended] == [
+        "rank 2 of 3 did not join within 4 s; look whether its process and node run\n"
+    ] * 2 + [""]
+
+
+@pytest.mark.slow
+def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
+    (ended,) = run_ranks(
+        [["-c", JOIN, "cpu", "2"]], tmp_path, RANK="1", WORLD_SIZE="2", LOCKSTEP_STORE="127.0.0.1:1"
+    )
+    assert re.match(
+        r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1 within 2 s "
+        r"\(through lo, 127\.0\.0\.1; .*\); check MASTER_ADDR and MASTER_PORT, and that the nodes "
+        "reach each other$",
+        ended.stdout,
+    )
+
+
+@pytest.mark.parametrize("launcher", [{}, {"LOCKSTEP_LAUNCHER": "slurm"}])
+def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launcher):
+    environ = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", **launcher}
+    with pytest.raises(
+        ValueError, match=r"^SLURM_NTASKS=8, but this process is in no step of srun;"
+    ):
+        placement(environ | {"SLURM_LOCALID": "0"})
+    assert placement(environ | {"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "8"})
