@@ -21,6 +21,8 @@ LOGGED = 'cd "$1" && log=$2 && shift 2 && exec apptainer "$@" >>"$log" 2>&1'
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
 ASK_TIMEOUT_S = 60
+# The first with build arguments (its changelog, 1.2.0).
+LEAST_VERSION = (1, 2)
 # How long what is asked to end may take, before it is made to.
 GRACE_S = 10
 # What it notes while it packs the image, which takes longest.
@@ -40,6 +42,23 @@ def version() -> str:
     if said.code:
         raise RuntimeError(f"apptainer --version failed: {said.reason}")
     return said.text.split()[-1]
+
+
+def version_that_builds() -> str:
+    """Return Apptainer's version where it knows build arguments.
+
+    Raises:
+        RuntimeError: It is not installed, does not answer, or is too old.
+    """
+    found = version()
+    numbers = re.match(r"([0-9]+)\.([0-9]+)", found)
+    if numbers and (int(numbers[1]), int(numbers[2])) < LEAST_VERSION:
+        wanted = ".".join(map(str, LEAST_VERSION))
+        raise RuntimeError(
+            f"apptainer {found} is installed here, and build arguments need {wanted} or newer; "
+            "load or install that"
+        )
+    return found
 
 
 @dataclass(frozen=True)

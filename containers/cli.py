@@ -203,6 +203,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     note = ", as recorded; lockstep image verify checks it" if is_recorded else ""
     yield "sha256", facts["sha256"] + note
     yield "size", decimal(facts["size_bytes"])
+    yield "for", facts["architecture"] or "-"
     base = f"{facts['base'] or '-'} ({facts['bootstrap'] or '-'})"
     yield "base", base + (f", digest {facts['base_digest']}" if facts.get("base_digest") else "")
     dirty = {True: ", with changes", None: ""}.get(facts.get("git_dirty"), "")
@@ -263,9 +264,9 @@ def print_hash(image: Path) -> int:
 
     if not image.is_file():
         raise ValueError(f"there is no image file {image}; lockstep image build makes one")
+    record = images.read_record(image)
     digest = _sha256(image)
     click.echo(f"{digest}  {image}")
-    record = images.read_record(image)
     if record and record.sha256 != digest:
         click.echo(
             f"Error: {image} has changed since it was built: {record.sha256} was recorded; "

@@ -18,6 +18,8 @@ COMMIT = "COMMIT"
 # Bootstraps whose `From:` is a file or folder of this machine.
 LOCAL = ("localimage", "docker-archive", "oci-archive", "oci")
 CHUNK_BYTES = 1 << 22
+# Written by hand, and so never larger.
+LIMIT_BYTES = 1 << 20
 
 # Names whose values nobody should read; a tokenizer is no secret.
 SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|(^|_|API)KEY", re.IGNORECASE)
@@ -92,6 +94,8 @@ def load(name: str, given: Mapping[str, str]) -> Definition:
     path, folder = _find(name)
     if path.suffix == ".sif":
         raise ValueError(f"{name} is an image; the definition comes first, then the image")
+    if path.stat().st_size > LIMIT_BYTES:
+        raise ValueError(f"{name} is larger than {LIMIT_BYTES >> 20} MiB, and so no definition")
     raw = path.read_text(encoding="utf-8", errors="replace")
     arguments = _arguments(path, raw, given)
     text = PLACE.sub(lambda place: arguments[place[1]], raw)
@@ -100,11 +104,17 @@ def load(name: str, given: Mapping[str, str]) -> Definition:
             f"{path.name} has more than one stage, whose bases would go unrecorded; "
             "build its first stage as an image, and use that by Bootstrap: localimage"
         )
+    bootstrap = header(text, "bootstrap")
+    if not bootstrap:
+        raise ValueError(
+            f"{path.name} does not say where its base comes from; begin it with a line such as "
+            "Bootstrap: docker"
+        )
     return Definition(
         path,
         folder,
         arguments,
-        header(text, "bootstrap") or "",
+        bootstrap,
         header(text, "from") or "",
         _sources(path, text),
     )

@@ -5,6 +5,7 @@ or absent, and says nothing about what the file holds.)
 """
 
 import fcntl
+import platform
 import shlex
 import shutil
 import struct
@@ -29,6 +30,15 @@ REVISION = "org.opencontainers.image.revision"
 # the struct `header` of https://github.com/apptainer/sif, pkg/sif/sif.go.
 SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
 SIF_DATA_AT, SIF_HEADER_BYTES = 112, 128
+# Where it has the architecture it is for, in numbers of its own (pkg/sif/arch.go), and what
+# uname(1) calls those that Apptainer is packaged for.
+SIF_ARCHITECTURE_AT = 45
+ARCHITECTURES = {
+    b"02": ("amd64", "x86_64"), b"04": ("arm64", "aarch64"), b"06": ("ppc64le", "ppc64le"),
+    b"11": ("s390x", "s390x"), b"12": ("riscv64", "riscv64"),
+}  # fmt: skip
+# No record is larger.
+RECORD_BYTES = 1 << 20
 GIT_TIMEOUT_S = 20
 
 
@@ -93,11 +103,13 @@ def read_record(image: Path) -> Record | None:
         ValueError: The record cannot be read.
     """
     path = record_path(image)
-    try:
-        return Record.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValidationError, UnicodeDecodeError):
+    try:
+        # A pipe would be waited for, and a device never ends.
+        is_record = path.is_file() and path.stat().st_size <= RECORD_BYTES
+        return Record.model_validate_json(path.read_bytes() if is_record else b"")
+    except ValidationError:
         raise ValueError(
             f"{path} is no record that lockstep image build writes; remove it and build again"
         ) from None
@@ -127,6 +139,14 @@ def missing_bytes(image: Path) -> int | None:
         return SIF_HEADER_BYTES - len(header)
     offset, size = struct.unpack_from("<2q", header, SIF_DATA_AT)
     return max(0, int(offset + size) - image.stat().st_size)
+
+
+def architecture(image: Path) -> str | None:
+    """Return what machines an image is for, such as `amd64`; None where its header names none."""
+    with image.open("rb") as file:
+        header = file.read(SIF_HEADER_BYTES)
+    known = ARCHITECTURES.get(header[SIF_ARCHITECTURE_AT : SIF_ARCHITECTURE_AT + 2])
+    return known[0] if known else None
 
 
 def check_whole(image: Path) -> None:
@@ -233,11 +253,12 @@ def plan(name: str, image: Path, given: Mapping[str, str], options: Sequence[str
 
     Raises:
         ValueError: The definition cannot be built as asked.
-        RuntimeError: There is no Apptainer here.
+        RuntimeError: There is no Apptainer here, or it is too old.
     """
     found = definition.load(name, given)
     commit, dirty = git_state(found.folder, [found.path, *found.copied()])
-    return Plan(found, image.absolute(), tuple(options), commit, dirty, apptainer.version())
+    version = apptainer.version_that_builds()
+    return Plan(found, image.absolute(), tuple(options), commit, dirty, version)
 
 
 def git_state(folder: Path, paths: Sequence[Path]) -> tuple[str | None, bool | None]:
@@ -380,12 +401,14 @@ class Verdict:
         recorded: What its record says; None where it has none.
         missing_bytes: How much is cut off; None where the file has no header to tell.
         signature: What Apptainer says of its signature; None where there is no Apptainer.
+        architecture: What machines the image is for; None where it does not say.
     """
 
     sha256: str
     recorded: str | None
     missing_bytes: int | None
     signature: apptainer.Signature | None
+    architecture: str | None = None
 
     def failures(self, *, must_be_signed: bool) -> list[str]:
         """Return what is wrong, a sentence each; nothing where all is well."""
@@ -394,6 +417,12 @@ class Verdict:
             found.append(f"it is cut short, {self.missing_bytes} bytes are missing")
         if self.recorded not in (None, self.sha256):
             found.append(f"its SHA-256 is {self.sha256}, and {self.recorded} was recorded")
+        here = _here()
+        if self.architecture not in (None, here):
+            found.append(
+                f"it is built for {self.architecture}, and this machine is {here}; "
+                "verify it where it will run"
+            )
         state = self.signature.state if self.signature else "not checked, for want of apptainer"
         if self.signature and state == "invalid":
             found.append(f"its signature is invalid: {self.signature.reason}")
@@ -407,6 +436,7 @@ class Verdict:
             "sha256": self.sha256,
             "recorded_sha256": self.recorded,
             "missing_bytes": self.missing_bytes,
+            "architecture": self.architecture,
             "signature": self.signature.state if self.signature else None,
             "signed_by": list(self.signature.by) if self.signature else [],
         }
@@ -431,7 +461,14 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
         record.sha256 if record else None,
         missing,
         apptainer.signature(image) if shutil.which("apptainer") else None,
+        architecture(image),
     )
+
+
+def _here() -> str:
+    """Return what machine this is, as images call it."""
+    own = platform.machine()
+    return next((name for name, machine in ARCHITECTURES.values() if machine == own), own)
 
 
 def facts(image: Path) -> dict[str, Any]:
@@ -456,6 +493,7 @@ def facts(image: Path) -> dict[str, Any]:
     own = {
         "image": str(image),
         "size_bytes": image.stat().st_size,
+        "architecture": architecture(image),
         "sha256": None,
         "sha256_from": "record" if record else "file",
         "git_commit": labels.get(REVISION) or None,
