@@ -156,6 +156,9 @@ _DETAIL_TYPES: dict[str, tuple[type, ...]] = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
     "bucket_bytes": (list, type(None)),
 }  # fmt: skip
+_STATS_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("median", "mean", "min", "max", "stddev"), (int, float)), "rounds": _WHOLE,
+}  # fmt: skip
 _TABLE_TYPES: dict[str, tuple[type, ...]] = {
     "rows": (list,), "notes": (list, type(None)), "metric": _TEXT_OR_NONE, "unit": _TEXT_OR_NONE,
     "scaling_text": _TEXT_OR_NONE, "source": _TEXT_OR_NONE,
@@ -186,7 +189,7 @@ SHORTEST_ROUND_S = 1e-12
 LARGEST_NUMBER = 1e30
 SMALLEST_NUMBER = 1 / LARGEST_NUMBER
 # What acts on a terminal, or reorders the text around it: no name needs one.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Characters of a wrong value that a message shows.
 LONGEST_SHOWN = 80
 REPLACEMENT = "\ufffd"
@@ -490,17 +493,18 @@ def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, A
 
 def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:
     """Return the row of a benchmark that is not ours: one process, a time, no samples."""
-    try:
-        numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: entry {name} has incomplete stats: {error}") from error
-    if numbers[0] <= 0:
+    missing = [key for key in _STATS_TYPES if key not in stats]
+    if missing:
+        raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
+    _check_types(stats, _STATS_TYPES, f"{path}: entry {name}")
+    numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
+    if numbers[0] < SHORTEST_ROUND_S:
         raise ValueError(f"{path}: entry {name} has a median of {numbers[0]} s, not a time")
     step, mean, least, most, stddev = numbers
     return Row(
         launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / step,
         step_s=step, mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
-        rounds=int(stats["rounds"]),
+        rounds=stats["rounds"],
     )  # fmt: skip
 
 
