@@ -3,7 +3,6 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
-import math
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
 from bench.watchdog import GRACE_S
 
 LAST_WORD_S = 3.0
+MAX_LIMIT_S = 1e6  # more than any job has
 
 SETTINGS = pytest.StashKey[session.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
@@ -44,8 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
     "--comm-timeout": {
         "type": float,
-        "default": 300.0,
-        "help": "seconds after which a missing rank ends a case (default: 300)",
+        "metavar": "SECONDS",
+        "help": "time a collective waits for a missing rank (300, or a third of --case-budget)",
     },
     "--case-budget": {
         "type": float,
@@ -118,7 +118,7 @@ def pytest_collection(session: pytest.Session) -> None:
         _changes(session.config.option)
         _labels(session.config.option)
         _part(session.config.option)
-        _budget_s(session.config.option)
+        _limits(session.config.option)
     except ValueError as error:
         _refuse(error)
 
@@ -305,7 +305,7 @@ def _last_word(launch: session.LaunchSession) -> None:
     if not launch.is_voice and launch.ending.code == EXIT_LOST:
         sys.stderr.write(f"lockstep: {launch.ending.reason}\n")
         sys.stderr.flush()
-    time.sleep(LAST_WORD_S if not launch.is_voice else GRACE_S)
+    time.sleep(LAST_WORD_S if not launch.is_voice else 2 * GRACE_S)
     launch.watchdog.close()
 
 
@@ -351,12 +351,13 @@ def _settings(config: pytest.Config) -> session.Settings:
 def _read_settings(config: pytest.Config) -> session.Settings:
     option = config.option
     size_name = option.size or session.default_size(option.device)
+    timeout_s, budget_s = _limits(option)
     return session.Settings(
         size_name=size_name,
         size=sizes.adapt(sizes.find(size_name), **_changes(option)),
         device=option.device,
-        timeout_s=option.comm_timeout,
-        budget_s=_budget_s(option),
+        timeout_s=timeout_s,
+        budget_s=budget_s,
         threads_per_rank=option.threads_per_rank,
         seed=option.seed,
         journal_path=_journal_path(option),
@@ -377,18 +378,21 @@ def _changes(option: Any) -> dict[str, Any]:
     return changes
 
 
-def _budget_s(option: Any) -> float:
-    """Return how long a case may take: longer than a collective, or none could fail before it."""
-    timeout_s = option.comm_timeout
-    if not (0 < timeout_s < math.inf):
-        raise ValueError(f"--comm-timeout {timeout_s:g} is not a number of seconds above 0")
-    budget_s = 3 * timeout_s if option.case_budget is None else option.case_budget
-    if not (timeout_s < budget_s < math.inf):
+def _limits(option: Any) -> tuple[float, float]:
+    """Return the seconds of a collective and of a case; the first must be able to fail before."""
+    timeout_s, budget_s = option.comm_timeout, option.case_budget
+    if timeout_s is None:
+        timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
+    if budget_s is None:
+        budget_s = 3 * timeout_s
+    if not (0 < timeout_s <= MAX_LIMIT_S):
+        raise ValueError(f"--comm-timeout {timeout_s:g} is not above 0 s, or over {MAX_LIMIT_S:g}")
+    if not (timeout_s < budget_s <= MAX_LIMIT_S):
         raise ValueError(
-            f"--case-budget {budget_s:g} is not a number of seconds above --comm-timeout, "
-            f"{timeout_s:g}"
+            f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout, or "
+            f"over {MAX_LIMIT_S:g}"
         )
-    return float(budget_s)
+    return float(timeout_s), float(budget_s)
 
 
 def _labels(option: Any) -> dict[str, str]:

@@ -130,6 +130,9 @@ class Campaign(BaseModel):
         default=None, description="untimed rounds before them"
     )
     steps_per_round: Count | None = Field(default=None, description="steps in a round")
+    case_budget: Annotated[float, Field(gt=0, le=MAX_COUNT)] | None = Field(
+        default=None, description="seconds that a case may take, 900 by default"
+    )
     jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")
 
     @field_validator("studies", "world_sizes")
@@ -234,6 +237,8 @@ def common_options(campaign: Campaign) -> Iterator[str]:
         value = getattr(campaign, name)
         if value is not None:
             yield f"--{name.replace('_', '-')}={value}"
+    if campaign.case_budget is not None:
+        yield f"--case-budget={campaign.case_budget:g}"
     yield f"--label=campaign={campaign.name}"
     yield f"--label=studies={','.join(campaign.studies)}"
 

@@ -46,8 +46,9 @@ class Control:
     def exchange(self, name: str, value: Any) -> list[Any]:
         """Give this rank's value, return every rank's, in the order of ranks.
 
-        Rank 0 alone decides who was there: it collects until the time-out and publishes the list,
-        so all ranks see the same one. A rank that did not answer stands as None.
+        Rank 0 alone decides who was there: it collects until the time-out, or the end of the case
+        that runs, and publishes the list, so all ranks see the same one. A rank that did not
+        answer stands as None.
 
         Args:
             name: Unique in the session; the ranks that mean the same exchange name it alike.
@@ -69,9 +70,7 @@ class Control:
 
     def _collect(self, name: str) -> list[Any]:
         """Return what the ranks gave until the time-out, and tell them."""
-        end = time.monotonic() + self._timeout_s
-        if self.deadline is not None:
-            end = min(end, self.deadline)
+        end = self.deadline or time.monotonic() + self._timeout_s
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
         if not self._wait(keys, end):
             keys = [key if self.store.check([key]) else "" for key in keys]

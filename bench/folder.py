@@ -22,6 +22,7 @@ class Outcome:
         measured: Cases in its journal.
         skipped: Cases that do not apply here, each with its reason in the journal.
         remaining: Cases that were neither measured, skipped nor failed yet.
+        in_flight: The case that was begun and has not ended.
         failed: Cases that failed, each with its reason.
         complete: Whether every expected case was measured or skipped.
     """
@@ -30,7 +31,8 @@ class Outcome:
     measured: int = 0
     skipped: int = 0
     remaining: int = 0
-    failed: tuple[dict[str, str], ...] = ()
+    in_flight: str | None = None
+    failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
 
 
@@ -107,6 +109,7 @@ class Folder:
             measured=len(document["benchmarks"]),
             skipped=len(block["skipped"]),
             remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
+            in_flight=block["in_flight"],
             failed=tuple(block["failed"]),
             complete=bool(block["complete"]) and asked,
         )

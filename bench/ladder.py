@@ -23,7 +23,7 @@ import psutil
 from bench import journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, take_lock
-from bench.launcher import local_environment, torchrun
+from bench.launcher import last_words, local_environment, torchrun
 from bench.record import KEY
 
 POLL_S = 1.0
@@ -70,42 +70,55 @@ class Ladder:
         """
         self.results.claim(self.campaign, plan(self.campaign))
 
-    def command(self, launch: Launch, *, skip_failed: bool = False) -> list[str]:
-        """Return the torchrun command line of a launch."""
+    def command(self, launch: Launch, *, after: str | None = None) -> list[str]:
+        """Return the torchrun command line of a launch.
+
+        Args:
+            launch: Which one.
+            after: How it ended before, to go on with the cases that did not fail; None to measure
+                those again, too.
+        """
         return [
             *torchrun(launch.world_size),
             *("-m", "pytest", str(Path(__file__).parent)),
             *common_options(self.campaign),
             *own_options(launch),
             *("--resume", "--journal", str(self.results.journal(launch.name))),
-            *(("--skip-failed",) if skip_failed else ()),
+            *(() if after is None else ("--skip-failed", f"--after={after}")),
         ]
 
     def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
-        """Make one launch, again after a failed case as long as that measures more.
+        """Make one launch, again after a failure or a crash as long as that brings it further.
 
         Args:
             launch: Which one.
             on_progress: Told how many cases have ended, a few times a second.
         """
-        self._start(launch, on_progress, skip_failed=False)
+        words = self._start(launch, on_progress)
         after = self.outcome(launch)
-        while after.failed and after.remaining:
+        while after.remaining and (after.failed or after.in_flight):
             before = after
-            self._start(launch, on_progress, skip_failed=True)
+            words = self._start(launch, on_progress, after=words)
             after = self.outcome(launch)
             if after.remaining == before.remaining:
                 break
         return after
 
     def _start(
-        self, launch: Launch, on_progress: Callable[[Launch, int], None], *, skip_failed: bool
-    ) -> None:
+        self,
+        launch: Launch,
+        on_progress: Callable[[Launch, int], None],
+        *,
+        after: str | None = None,
+    ) -> str:
+        """Make one launch and return how it ended, where that was not well."""
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("ab") as log:
+        path = folder / "log.txt"
+        with path.open("ab") as log:
+            start = log.tell()
             process = subprocess.Popen(
-                self.command(launch, skip_failed=skip_failed),
+                self.command(launch, after=after),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -118,6 +131,7 @@ class Ladder:
             finally:
                 _stop(process)
                 self.results.write_result(launch.name)
+        return last_words(path, start) or f"torchrun ended with {process.returncode}"
 
     def _wait(
         self,

@@ -4,12 +4,19 @@ Needs no torch.
 """
 
 import os
+import re
+import signal
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from bench import world
 from bench.provenance import SUITE_ROOT
+
+# A rank may print without end; what ends a launch stands at the end of its log.
+MAX_LOG_BYTES = 2**20
+MAX_WORDS_CHARACTERS = 300
 
 
 def torchrun(nproc: int) -> list[str]:
@@ -38,3 +45,34 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         "OMP_NUM_THREADS": str(threads_per_rank),
         "PYTHONPATH": os.pathsep.join(paths),
     }
+
+
+def last_words(log: Path, start: int) -> str:
+    """Return what tells why a launch ended: a rank's own words, else torchrun's; or nothing.
+
+    Args:
+        log: The output of one launch or more.
+        start: Byte at which this launch's begins.
+    """
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
+        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+    if said := re.search(r"^lockstep: (rank .*)$", text, re.MULTILINE):
+        words = said[1]
+    elif found := re.search(
+        r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", text, re.MULTILINE | re.DOTALL
+    ):
+        words = f"rank {found[1]} ended with {_how(int(found[2]))}"
+    else:
+        return ""
+    return "".join(c if c.isprintable() else " " for c in words)[:MAX_WORDS_CHARACTERS]
+
+
+def _how(exit_code: int) -> str:
+    """Return an exit code in words; subprocess gives a signal as its negative."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

@@ -392,7 +392,9 @@ class LaunchSession:
             return items
         facts = preflight.measured_with(self.world, self.settings)
         done = preflight.done_before(self.control, path, facts, self.provenance)
-        leave_out = {"case", "skip"} | ({"fail"} if self.settings.skip_failed else set())
+        leave_out = {"case", "skip"}
+        if self.settings.skip_failed:
+            leave_out |= {"fail", "begin"}
         return [item for item in items if done.get(item.nodeid) not in leave_out]
 
     def _launch_facts(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Watchdog:
         self._path = path
         # pytest puts a file of its own in the place of standard error while a case runs
         target = os.dup(2) if path is None else path
-        self._file: IO[str] = open(target, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        self._file: IO[str] = open(target, "a", encoding="utf-8")  # noqa: PTH123, SIM115
 
     def arm(self, budget_s: float) -> None:
         """Begin to count, from now on."""

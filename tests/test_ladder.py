@@ -45,19 +45,21 @@ def rungs(tmp_path):
     return Ladder(campaign(), tmp_path / "test")
 
 
+def header(expected, *, studies="strong,collective", resumed=False):
+    return {
+        "kind": "launch",
+        "schema": SCHEMA_VERSION,
+        "resumed": resumed,
+        "expected": list(expected),
+        "document": {},
+        "launch": {"studies": studies},
+    }
+
+
 def keep(ladder_, launch, *ends, expected="ab", studies="strong,collective"):
     """Write a launch's journal: a header, then (kind, case) each."""
     kept = Journal(ladder_.results.journal(launch.name))
-    kept.append(
-        {
-            "kind": "launch",
-            "schema": SCHEMA_VERSION,
-            "resumed": False,
-            "expected": list(expected),
-            "document": {},
-            "launch": {"studies": studies},
-        }
-    )
+    kept.append(header(expected, studies=studies))
     for kind, case in ends:
         facts = {"benchmark": entry(case, 0.5)} if kind == "case" else {"reason": "because"}
         kept.append({"kind": kind, "case": case} | facts)
@@ -155,7 +157,8 @@ def test_the_command_of_a_launch(tmp_path):
         *("--label=launch=w2-r0", "--label=repeat=0", "--resume"),
         *("--journal", str(tmp_path / "a folder" / "launches" / "w2-r0" / "journal.jsonl")),
     ]
-    assert rungs.command(W2, skip_failed=True) == [*command, "--skip-failed"]
+    after = rungs.command(W2, after="rank 1 ended with SIGKILL")
+    assert after == [*command, "--skip-failed", "--after=rank 1 ended with SIGKILL"]
 
 
 def test_a_seed_of_zero_and_no_warm_up_are_still_said(tmp_path):
@@ -224,17 +227,19 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
 class Stubborn(ladder.Ladder):
     """Launches whose case b always fails, and ends them."""
 
-    def _start(self, launch, on_progress, *, skip_failed):
+    def _start(self, launch, on_progress, *, after=None):
         done = ladder.journal.outcomes(self.results.journal(launch.name))
         log = ladder.journal.Journal(self.results.journal(launch.name))
+        log.append(header("abcd", resumed=True))
         for case in "abcd":
-            if done.get(case) == "case" or (skip_failed and done.get(case) == "fail"):
+            if done.get(case) == "case" or (after is not None and done.get(case) == "fail"):
                 continue
             if case == "b":
                 log.append({"kind": "fail", "case": case, "reason": "always"})
                 break
             log.append({"kind": "case", "case": case, "benchmark": entry(case, 0.5)})
         log.close()
+        return "words"
 
 
 def test_a_case_that_failed_before_hides_none_behind_it(rungs):
@@ -263,7 +268,7 @@ def ends(folder):
         (path.parent.name, line["case"])
         for path in folder.glob("results/ladder/launches/*/journal.jsonl")
         for line in journal.read(path)
-        if line["kind"] != "launch"
+        if line["kind"] in journal.ENDS
     ]
 
 
@@ -416,3 +421,67 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
     (measured,) = json.loads(result.read_text())["benchmarks"]
     assert measured["name"].startswith("test_weak_scaling[")
+
+
+CRASHING = """
+import os
+import signal
+import time
+import pytest
+
+def measure(harness):
+    rounds = harness.time(lambda: None)
+    harness.record(rounds, workload="none", scaling=None, sample_unit="none", samples_per_step=1)
+
+@pytest.mark.cases("weak")
+def test_a_good_one(harness, workload, precision, local_batch):
+    measure(harness)
+
+@pytest.mark.cases("weak")
+def test_b_dies(harness, workload, precision, local_batch):
+    if harness.world.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    measure(harness)
+
+@pytest.mark.cases("weak")
+def test_c_hangs(harness, workload, precision, local_batch):
+    if harness.world.rank == 1:
+        time.sleep(1000)
+    measure(harness)
+
+@pytest.mark.cases("weak")
+def test_d_last(harness, workload, precision, local_batch):
+    measure(harness)
+"""
+
+
+def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ):
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("test_*"))
+    (tmp_path / "bench" / "test_crashing.py").write_text(CRASHING)
+    (tmp_path / "ladder.toml").write_text(
+        'schema = 1\nname = "crash"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'
+        'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 9\n'
+    )
+    code = "import sys; from bench.cli import run; sys.exit(run(standalone_mode=False))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "ladder.toml", "--json"],
+        cwd=tmp_path,
+        env=clean_environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    (launch,) = json.loads(ended.stdout)
+    assert launch["measured"] == 2
+    dies, hangs = launch["failed"]
+    assert "test_b_dies" in dies["case"]
+    assert (dies["crashed"], dies["reason"]) == (True, "crashed: rank 0 ended with SIGKILL")
+    assert "test_c_hangs" in hangs["case"]
+    stacks = re.match(
+        r"rank 1 on \S+ \(cpu\) did not answer in time; what it was doing: (\S+)$",
+        hangs["reason"].splitlines()[0],
+    )
+    assert "in test_c_hangs" in (tmp_path / stacks[1]).read_text()
