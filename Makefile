@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := bench,dev
 
-.PHONY: help venv demo test unit lint format bench faults clean
+.PHONY: help venv demo test unit lint format bench faults fuzz clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -48,6 +48,9 @@ bench: venv ## Print what the suite itself costs, beside the goals; never fails 
 
 faults: venv ## Put faults into real measurements, and print what became of each
 	$(BIN)/python tests/faults.py
+
+fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
+	$(BIN)/python tests/fuzz.py $(OPTIONS)
 
 clean: ## Remove the environment and caches, never results
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

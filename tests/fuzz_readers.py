@@ -1,0 +1,400 @@
+"""What the fuzzer reads: each reader of files that others may have written, with valid samples."""
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from data.job_samples import CAMPAIGN, SITE
+from data.report_samples import document, full_tree, record, strong_tree
+from stand_ins import keep, leave, sacct, send
+
+from bench import campaign, files, journal
+from bench.folder import Folder
+from containers import image
+from reports import imports
+from reports.load import load
+from reports.page import console_table, page
+from reports.render import html
+from reports.scaling import series_of, table
+from slurm_templates import accounting, cluster, collection, refusals, site, slurm, standing
+from slurm_templates.results import Results
+
+DATA = Path(__file__).parent / "data"
+LAUNCH = "w1-r0"
+# Drawing takes a hundred times as long as reading.
+DRAWN = 200
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One kind of file, and all that reads it.
+
+    Attributes:
+        name: What `--only` calls it.
+        samples: Makes valid contents.
+        place: Where the file stands in a folder of results.
+        read: Reads a folder that holds the file.
+        refusals: What it may raise: ValueError for a file, RuntimeError for what Slurm says.
+        before: Writes what stands beside the file, once for each folder.
+    """
+
+    name: str
+    samples: Callable[[], list[bytes]]
+    place: str
+    read: Callable[[Path], object]
+    refusals: tuple[type[Exception], ...] = (ValueError,)
+    before: Callable[[Path], object] = field(default=lambda folder: None)
+
+
+def _made(make: Callable[[Path], object], *places: str) -> list[bytes]:
+    """Return the files that something makes in a folder of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder)
+        return [path.read_bytes() for place in places for path in sorted(folder.glob(place))]
+
+
+def _each(
+    *reads: Callable[[], object], refusals: tuple[type[Exception], ...] = (ValueError,)
+) -> None:
+    """Read in every way, whatever the ways before refused; the last refusal is raised."""
+    refused = None
+    for read in reads:
+        try:
+            read()
+        except refusals as error:
+            refused = error
+    if refused:
+        raise refused
+
+
+# Results
+
+
+def _read_journal(folder: Path) -> None:
+    path = folder / "launches" / LAUNCH / "journal.jsonl"
+    here = Folder(folder)
+    _each(
+        lambda: journal.read(path),
+        lambda: journal.outcomes(path),
+        lambda: journal.in_flight(path),
+        lambda: json.dumps(journal.rebuild(path), allow_nan=False),
+        lambda: here.outcome(LAUNCH, ("weak",)),
+        lambda: here.write_result(LAUNCH),
+        lambda: collection._rank_hours(Results(folder)),
+        lambda: _report(folder),
+    )
+
+
+def _journals() -> list[bytes]:
+    content = document(LAUNCH, 1, {"strong[64]": record(), "weak[64]": record("weak")})
+    cases = [
+        {"kind": "case", "case": one["name"], "benchmark": one} for one in content["benchmarks"]
+    ]
+    head = {"kind": "launch", "schema": 1, "document": {"version": "5"}}
+    head |= {"launch": content["lockstep"], "expected": [*(one["case"] for one in cases), "b", "c"]}
+
+    def measured(folder: Path) -> None:
+        _write_journal(folder, [head | {"resumed": False}, *cases])
+
+    def resumed(folder: Path) -> None:
+        _write_journal(folder, [head | {"resumed": False}, cases[0]])
+        skip = {"kind": "skip", "case": "b", "reason": "no bf16"}
+        fail = {"kind": "fail", "case": "c", "reason": "rank 1: boom", "crashed": True}
+        _write_journal(folder, [head | {"resumed": True}, skip, fail], in_flight="d")
+
+    return [sample for make in (resumed, measured) for sample in _made(make, "launches/*/*.jsonl")]
+
+
+def _write_journal(folder: Path, entries: list[dict[str, object]], in_flight: str = "") -> None:
+    kept = journal.Journal(folder / "launches" / LAUNCH / "journal.jsonl")
+    for entry in entries:
+        kept.append(entry)
+    if in_flight:
+        kept.begin(in_flight)
+    kept.close()
+
+
+def _results() -> list[bytes]:
+    def small(folder: Path) -> None:
+        strong_tree(folder, {1: (0.1,)})
+
+    stats = {"median": 0.2, "mean": 0.25, "min": 0.1, "max": 0.4, "stddev": 0.1, "rounds": 7}
+    foreign = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
+    whole = _made(full_tree, "launches/w1-r0/result.json")
+    return [*_made(small, "launches/*/result.json"), json.dumps(foreign).encode(), *whole]
+
+
+def _report(folder: Path) -> None:
+    """Make all that a report is, its figures only now and then."""
+    results = load([folder])
+    series = series_of(results.rows)
+    json.dumps(table(series), allow_nan=False)
+    "\n".join(console_table(results, series)).encode()
+    made = page(results, series, 0.7, "lockstep report")
+    text = json.dumps(made, allow_nan=False)
+    if zlib.crc32(text.encode()) % DRAWN == 0:
+        html(made).encode()
+
+
+def _beside_results(folder: Path) -> None:
+    strong_tree(folder, {2: (0.06,)})
+
+
+# Tables of others
+
+
+def _tables() -> list[bytes]:
+    return [path.read_bytes()[:3000] for path in sorted(DATA.glob("*.csv"))]
+
+
+def _read_table(folder: Path) -> None:
+    path = folder / "table.csv"
+    imported = imports.read([path], 50_000)
+    imports.write(imported, [path], folder / "out", force=True)
+    _report(folder / "out")
+
+
+def _imported() -> list[bytes]:
+    def make(folder: Path) -> None:
+        paths = [DATA / "hours.csv", DATA / "fixed_epochs.csv"]
+        imports.write(imports.read(paths, 50_000), paths, folder)
+
+    return _made(make, "imported.json")
+
+
+# What a user writes
+
+
+def _toml(facts: dict[str, object]) -> bytes:
+    lines = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in facts.items()
+        if not isinstance(value, dict)
+    ]
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            lines += [f"[{key}]", *(f"{k} = {json.dumps(v)}" for k, v in value.items())]
+    return "\n".join(lines).encode()
+
+
+def _campaigns() -> list[bytes]:
+    own = CAMPAIGN | {"jobs": {"allocation": "array", "max_running": 8, "launch_time": "00:15:00"}}
+    return [_toml(own), *(path.read_bytes() for path in campaign.built_in().values())]
+
+
+def _sites() -> list[bytes]:
+    own = SITE | {"container": {"image": "/i.sif", "binds": ["/scratch"], "args": ["--no-home"]}}
+    return [_toml(own), *(path.read_bytes() for path in site.built_in().values())]
+
+
+# What Slurm says
+
+
+def _text(folder: Path) -> str:
+    return (folder / "said.txt").read_bytes().decode(errors="replace")
+
+
+def _sacct() -> list[bytes]:
+    job = {
+        "JobID": "17", "JobIDRaw": "17", "State": "COMPLETED", "ExitCode": "0:0",
+        "Elapsed": "1-02:00:00", "Submit": "1000", "Start": "1030", "End": "8230",
+        "AllocTRES": "cpu=16,gres/gpu=4,mem=64G,node=1", "AllocCPUS": "16", "NNodes": "1",
+        "ReqMem": "4Gc", "NodeList": "node[1-2]",
+    }  # fmt: skip
+    step = {"JobID": "17.0", "JobIDRaw": "17.0", "State": "CANCELLED by 1001", "MaxRSS": "28.5G",
+            "TotalCPU": "06:42:00.5", "NTasks": "4", "TRESUsageInTot": "mem=48G"}  # fmt: skip
+    array = {"JobID": "25_[4-9%2]", "JobIDRaw": "25", "State": "PENDING", "Submit": "Unknown"}
+    return [
+        sacct(job, step, array, {"JobID": "25_3", "JobIDRaw": "31", "State": "FAILED"}).encode()
+    ]
+
+
+def _read_sacct(folder: Path) -> None:
+    for account in accounting.read(_text(folder)).values():
+        json.dumps(account, allow_nan=False)
+        standing.state_of(None, account, None)
+
+
+def _squeue() -> list[bytes]:
+    return [
+        b"7|7|RUNNING|None|1795252857|lockstep:ladder-7|/r/jobs/ladder.sh\n"
+        b"25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|lockstep:array-25|/r/a.sh 1 2|3\n"
+        b"25_3|31|COMPLETING|None|1795253711|(null)|(null)\n"
+        b"30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[1-2]|Unknown||x\n"
+    ]
+
+
+def _read_squeue(folder: Path) -> None:
+    """Ask a squeue that says what the file says."""
+    held = slurm.queue()
+    standing.queued_elements(held)
+    for one in held.values():
+        _ = one.state.meaning, one.state.has_ended
+
+
+def _squeue_stand_in(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "squeue").write_text(f"#!/bin/sh\nexec /bin/cat {folder}/said.txt\n")
+    (folder / "bin" / "squeue").chmod(0o755)
+    os.environ["PATH"] = str(folder / "bin")
+
+
+def _scontrol() -> list[bytes]:
+    return [
+        b"ClusterName = testbed\nSLURM_VERSION = 24.05.1\nMaxArraySize = 1001\n"
+        b"AccountingStorageType = accounting_storage/slurmdbd\n\f"
+        b"PartitionName=gpu\n   AllowAccounts=ALL AllowQos=normal,long Default=YES State=UP\n"
+        b"   MaxNodes=4 MaxTime=2-00:00:00 Nodes=node[1-4]\n\f"
+        b"NodeName=node1 Arch=x86_64 CoresPerSocket=2\n"
+        b"   CPUTot=4 CPUEfctv=4 Gres=gpu:h100:2(S:0-1)\n"
+        b"   RealMemory=64000 Sockets=2 Partitions=gpu State=IDLE+DRAIN ActiveFeatures=a,b\n\f"
+        b"me|project|project|normal,long\nme||other|\n"
+    ]
+
+
+def _read_scontrol(folder: Path) -> None:
+    config, partitions, nodes, accounts, *_ = [*_text(folder).split("\f"), "", "", "", ""]
+    found = cluster.parse(config, partitions, nodes)
+    for one in found.partitions:
+        _ = one.kinds, one.num_usable_nodes, one.has_gpus
+    cluster.parse_accounts(accounts)
+
+
+def _sbatch() -> list[bytes]:
+    return [
+        b"sbatch: error: Batch job submission failed: Invalid account or account/partition "
+        b"combination specified\n",
+        b"sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job submission "
+        b"failed: Invalid partition name specified\n",
+        b"sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n",
+        b"sbatch: unrecognized option '--nodess=3'\n",
+    ]
+
+
+def _read_sbatch(folder: Path) -> None:
+    said = _text(folder)
+    refusals.explain(said, "me", lambda *command: said)
+
+
+# What jobs leave
+
+
+def _campaign_folder(folder: Path) -> None:
+    send(folder, "ladder", "17", [LAUNCH, "w4-r0"])
+    send(folder, "array", "25", ["w8-r0"], kind="array")
+    send(folder, "lost", None)
+    keep(folder, LAUNCH, "a", job_id="17")
+    leave(folder, "17", 0)
+    leave(folder, "25", 1, lost="node2")
+
+
+def _read_jobs(folder: Path) -> None:
+    results = Results(folder)
+    _each(
+        lambda: results.jobs(),
+        lambda: results.job_ids(),
+        lambda: results.staging(),
+        lambda: standing.Board(results).look().is_bad,
+        lambda: json.dumps(_collected(results), allow_nan=False),
+        lambda: results.missing(campaign.load("smoke"), campaign.plan(campaign.load("smoke"))),
+    )
+
+
+def _read_report_and_jobs(folder: Path) -> None:
+    """Make the report before `collect` makes its files anew."""
+    _each(lambda: _report(folder), lambda: _read_jobs(folder))
+
+
+def _collected(results: Results) -> object:
+    try:
+        return collection.collect(results)
+    finally:  # so that the next content finds none
+        results.accounting_file.unlink(missing_ok=True)
+
+
+def _exits() -> list[bytes]:
+    def lost(folder: Path) -> None:
+        (folder / "jobs").mkdir()
+        leave(folder, "25", 137, lost="node2", stopped=True, note="x")
+
+    return _made(lost, "jobs/exit-*.json")
+
+
+def _submitted() -> list[bytes]:
+    return _made(_campaign_folder, "jobs/submitted.jsonl")
+
+
+def _claims() -> list[bytes]:
+    def claim(folder: Path) -> None:
+        one = campaign.load("smoke")
+        Folder(folder).claim(one, campaign.plan(one))
+
+    return _made(claim, "campaign.json")
+
+
+def _accounts() -> list[bytes]:
+    account = accounting.read(_sacct()[0].decode())["17"]
+    row = {
+        "id": "17", "job": "ladder", "kind": "ladder", "launches": [LAUNCH], "accounting": account,
+        "exit": {"job_id": "17", "exit_code": 1, "lost": "node2"}, "stage_in_s": 1.5,
+        "stage_out_s": None, "measured_rank_hours": 1.0,
+    }  # fmt: skip
+    other = row | {"id": "25_0", "job": "array", "kind": "array"}
+    return [json.dumps({"schema": 2, "jobs": [row, other]}, indent=1).encode()]
+
+
+def _measured(folder: Path) -> None:
+    send(folder, "ladder", "17", [LAUNCH, "w2-r0"])
+    leave(folder, "17", 0)
+    strong_tree(folder, {1: (0.1,), 2: (0.06,)})
+
+
+def _sidecars() -> list[bytes]:
+    facts = image.Record(
+        sha256="ab" * 32, size_bytes=1024, key="k", definition="cpu.def", definition_sha256="cd",
+        bootstrap="docker", base="debian:12", base_digest=None, build_args={"A": "b"}, options=[],
+        git_commit=None, git_dirty=None, apptainer="1.4.5", built_at="2026-11-21T00:00:00+00:00",
+        build_s=12.5, is_signed=False,
+    )  # fmt: skip
+    return [facts.model_dump_json(indent=1).encode()]
+
+
+READERS = {
+    one.name: one
+    for one in (
+        Reader("journal", _journals, f"launches/{LAUNCH}/journal.jsonl", _read_journal),
+        Reader("result", _results, f"launches/{LAUNCH}/result.json", _report,
+               before=_beside_results),
+        Reader("imported", _imported, "imported.json", _report),
+        Reader("table", _tables, "table.csv", _read_table),
+        Reader("campaign", _campaigns, "own.toml",
+               lambda folder: campaign.load(str(folder / "own.toml")).facts()),
+        Reader("site", _sites, "own.toml", lambda folder: site.load(str(folder / "own.toml"))),
+        Reader("sacct", _sacct, "said.txt", _read_sacct, (RuntimeError,)),
+        Reader("squeue", _squeue, "said.txt", _read_squeue, (RuntimeError,), _squeue_stand_in),
+        Reader("scontrol", _scontrol, "said.txt", _read_scontrol, (RuntimeError,)),
+        Reader("sbatch", _sbatch, "said.txt", _read_sbatch, (RuntimeError,)),
+        Reader("submitted", _submitted, "jobs/submitted.jsonl", _read_jobs,
+               before=_campaign_folder),
+        Reader("exit", _exits, "jobs/exit-25.json", _read_jobs, before=_campaign_folder),
+        Reader("claim", _claims, "campaign.json", _read_report_and_jobs, before=_measured),
+        Reader("accounting", _accounts, "accounting.json", _read_report_and_jobs, before=_measured),
+        Reader("sidecar", _sidecars, "own.sif.json",
+               lambda folder: image.read_record(folder / "own.sif")),
+        Reader("json", lambda: _claims() + _results(), "any.json",
+               lambda folder: json.dumps(files.parse(files.content(folder / "any.json")),
+                                         allow_nan=False)),
+    )
+}  # fmt: skip
+
+
+@cache
+def samples(name: str) -> list[bytes]:
+    """Return a reader's valid contents."""
+    return READERS[name].samples()
