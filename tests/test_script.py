@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import time
@@ -240,6 +239,7 @@ STUBS = {
         exit "$rc" """,
     "apptainer": """
         [ "$1" = exec ] || exit 9; shift
+        [[ "$*" != *bench.store* ]] || { while [ "$1" != python3 ]; do shift; done; exec "$@"; }
         while [ "${1#--}" != "$1" ]; do printf '%s\\0' "$1" >>"$SEEN.binds"; shift; done
         printf '%s\\0' "$1" >>"$SEEN.binds"; shift; exec "$@" """,
     "nsys": """
@@ -254,6 +254,13 @@ STUBS = {
         [ "$(wc -l <"$SEEN.sacct")" -gt "${BEHIND:-0}" ] || echo '17_1|18|COMPLETING'
         exit "${SACCT_CODE:-0}" """,
     "python3": """
+        if [ "${2:-}" = bench.store ]; then
+            printf '%s\\0' "$@" >>"$SEEN.store"
+            [ -z "${NO_STORE:-}" ] || { echo "$NO_STORE"; exit 3; }
+            echo "$4:4711" >"$6"
+            echo $$ >"$SEEN.store-pid"
+            exec cat
+        fi
         printf '%s\\0' "$@" >>"$SEEN.arguments"; env -0 >"$SEEN.environment"
         eval "${STUB_DO:-}"
         exit "${STUB_CODE:-0}" """,
@@ -349,11 +356,9 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     )
     found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
     handed = {name.removeprefix("APPTAINERENV_") for name in found if "APPTAINERENV" in name}
-    assert {"SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR", "MASTER_PORT"} <= handed
+    assert {"SLURM_PROCID", "SLURM_NTASKS"} <= handed
     assert {"LOCKSTEP_LAUNCHER", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"} <= handed
     assert "STRANGE" not in handed
-    assert found["APPTAINERENV_MASTER_ADDR"] == "node1"
-    assert 20000 <= int(found["APPTAINERENV_MASTER_PORT"]) < 30200
     assert found["APPTAINERENV_LOCKSTEP_IMAGE_SHA256"] == "0123abcd"
     left = ended_as(results)
     assert left.pop("ended").endswith("Z")
@@ -370,29 +375,133 @@ def test_an_image_is_read_once_for_all_jobs(stubs, tmp_path):
     assert (tmp_path / "seen.hashed").read_text() == "read\nread\n"
 
 
-def test_an_image_that_is_gone_ends_the_job(stubs, tmp_path):
-    (job,) = jobs(small(), plain(), made(tmp_path))
-    (tmp_path / "tools").mkdir()
-    shutil.copy("/usr/bin/stat", tmp_path / "tools")
-    path = f"{tmp_path / 'tools'}:{stubs}:/usr/bin:/bin"
-    ended = execute(render(job, plain()), stubs, tmp_path, PATH=path)
+def with_real_stat(stubs, folder):
+    """Return a PATH on which files are looked at as they are."""
+    (folder / "tools").mkdir()
+    shutil.copy("/usr/bin/stat", folder / "tools")
+    return f"{folder / 'tools'}:{stubs}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_image_that_is_gone_ends_the_job(stubs, tmp_path, world_size):
+    (job,) = jobs(small(world_sizes=[world_size]), plain(), made(tmp_path))
+    path = with_real_stat(stubs, tmp_path)
+    ended = execute(render(job, plain()), stubs, tmp_path, PATH=path, SLURMD_NODENAME="node1")
+    assert ended.returncode == 78
+    assert ended.stderr.endswith(" image /images/lockstep.sif not found on host node1\n")
+    assert ended.stderr.count("\n") == 1
+    assert ended_as(tmp_path)["exit_code"] == 78
+    assert not (tmp_path / "seen.arguments").exists()
+
+
+def test_an_image_that_goes_away_is_one_line_of_each_node(stubs, node):
+    image = node / "image.sif"
+    container = CONTAINER | {"image": str(image)}
+    (job,) = jobs(small(), plain(container=container), made(node / "results"))
+    script = render(job, plain(container=container)).replace(
+        "\nlaunch w1", "\nrm $image\nlaunch w1"
+    )
+    ended = execute(script, stubs, node, PATH=with_real_stat(stubs, node))
     assert ended.returncode == 1
-    assert "'/images/lockstep.sif': No such file" in ended.stderr
+    said = (node / "results/launches/w1-r0/log.txt").read_text()
+    assert said == f"lockstep: image {image} not found on host node1\n"
+    assert "srun ended with 78\n" in ended.stdout
+
+
+def test_an_image_that_is_not_as_it_was_built_is_not_run(stubs, node):
+    container = CONTAINER | {"image": str(node / "image.sif")}
+    (job,) = jobs(small(), plain(container=container), made(node / "results"))
+    script = render(job, plain(container=container))
+    record = node / "image.sif.json"
+    record.write_text('{\n "sha256": "0123abcd",\n "size_bytes": 8\n}\n')
+    assert execute(script, stubs, node).returncode == 0
+    record.write_text(record.read_text().replace("0123", "ffff"))
+    (node / "seen.arguments").unlink()
+    ended = execute(script, stubs, node)
+    assert ended.returncode == 78
+    assert f"{record} records ffffabcd; build it again, or remove" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not (node / "seen.arguments").exists()
+
+
+def two_ranks(folder, **changes):
+    """Return the script of one launch of two ranks."""
+    (job,) = jobs(small(world_sizes=[2], **changes), plain(), made(folder))
+    return render(job, plain())
+
+
+def met_in(folder):
+    """Return the store and the prefix in it that the last step's ranks were told."""
+    found = dict(line.split("=", 1) for line in seen(folder, "environment"))
+    return found["LOCKSTEP_STORE"], found["LOCKSTEP_STORE_PREFIX"]
+
+
+def test_ranks_meet_in_a_store_that_serves_the_whole_job(stubs, tmp_path):
+    (job,) = jobs(campaign_of(), plain(), made(tmp_path))
+    told = 'echo "$LOCKSTEP_STORE $LOCKSTEP_STORE_PREFIX" >>"$SEEN.met"'
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_DO=told)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert seen(tmp_path, "store")[:4] == ["-m", "bench.store", "--host", "node1"]
+    assert len(seen(tmp_path, "store")) == 6
+    met = [line.split() for line in (tmp_path / "seen.met").read_text().splitlines()]
+    assert {store for store, _ in met} == {"node1:4711"}
+    assert len({prefix for _, prefix in met}) == len(job.launches) == 8
+    found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
+    assert found["APPTAINERENV_LOCKSTEP_STORE_PREFIX"] == found["LOCKSTEP_STORE_PREFIX"]
+    assert list((tmp_path / "jobs").glob(".store*")) == []
+
+
+def test_a_store_that_died_is_started_again_before_the_next_step(stubs, tmp_path):
+    (job,) = jobs(campaign_of(repeats=1), plain(), made(tmp_path))
+    kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_DO=kills)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert seen(tmp_path, "store").count("bench.store") == len(job.launches)
+
+
+def test_a_store_that_does_not_come_ends_the_job_with_what_it_said(stubs, tmp_path):
+    ended = execute(two_ranks(tmp_path), stubs, tmp_path, NO_STORE="FATAL: no such image")
+    assert ended.returncode == 1
+    assert "the store where ranks meet does not serve on node1; it said:\n" in ended.stdout
+    assert "FATAL: no such image\n" in ended.stdout
+    assert not (tmp_path / "seen.arguments").exists()
     assert ended_as(tmp_path)["exit_code"] == 1
 
 
-def test_a_port_that_is_taken_is_not_given(stubs, tmp_path):
-    (job,) = jobs(small(), plain(), made(tmp_path))
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
-    (tmp_path / "tools" / "scontrol").chmod(0o755)
-    path = f"{tmp_path / 'tools'}:{stubs}:/usr/bin:/bin"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 20000 + 7 * 16 + 1))  # of the first step of job 7
-        listener.listen()
-        assert execute(render(job, plain()), stubs, tmp_path, PATH=path).returncode == 0
-    found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
-    assert int(found["MASTER_PORT"]) > 20000 + 7 * 16 + 1
+def test_the_store_ends_with_the_script_also_where_that_is_killed(stubs, tmp_path):
+    process = subprocess.Popen(
+        ["bash", "-c", two_ranks(tmp_path), "job"],
+        cwd=tmp_path,
+        env=environ_of(stubs, tmp_path, STUB_DO='echo $$ >"$SEEN.rank"; exec sleep 60'),
+        stdout=subprocess.PIPE,
+    )
+    until(lambda: (tmp_path / "seen.rank").exists())
+    (store,) = [child for child in children(process.pid) if command_of(child) == ["cat"]]
+    process.kill()
+    process.wait()
+    until(lambda: command_of(store) != ["cat"])
+    os.kill(int((tmp_path / "seen.rank").read_text()), signal.SIGTERM)
+    process.stdout.close()
+
+
+def until(holds):
+    """Wait until something holds."""
+    give_up = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in found.split()]
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
 
 
 def test_a_failed_launch_fails_the_job_and_not_the_next_launch(stubs, tmp_path):
@@ -400,7 +509,6 @@ def test_a_failed_launch_fails_the_job_and_not_the_next_launch(stubs, tmp_path):
     ended = execute(render(job, plain()), stubs, tmp_path, STUB_CODE="3")
     assert ended.returncode == 1
     assert ended.stdout.count("srun ended with 3") == len(job.launches) == 8
-    assert "for the other cases" not in ended.stdout
     assert ended_as(tmp_path)["exit_code"] == 1
 
 
@@ -431,7 +539,6 @@ def test_the_warning_tells_the_ranks_and_lets_their_launch_end(stubs, tmp_path):
     assert ended.returncode == 75
     assert ended.stdout.count("srun ended with 75") == 1
     assert ended.stdout.count("not started") == 7
-    assert "other cases" not in ended.stdout
 
 
 def test_a_stop_file_of_the_user_stops_the_job_as_well(stubs, tmp_path):
@@ -472,17 +579,74 @@ def test_a_stop_file_that_was_left_stops_nothing(stubs, tmp_path):
     assert execute(render(job, plain()), stubs, tmp_path, STUB_DO=code).returncode == 0
 
 
-def test_after_a_failed_case_the_others_are_measured(stubs, tmp_path):
-    (job,) = jobs(small(), plain(), made(tmp_path))
-    journal = tmp_path / "launches" / "w1-r0" / "journal.jsonl"
-    # A session and one case that fails, three times; then nothing is left.
-    records = 'printf "session\\ncase\\n" >>"$JOURNAL"; [ $(wc -l <"$JOURNAL") -lt 8 ] || exit 5'
-    facts = {"STUB_DO": records, "STUB_CODE": "1", "JOURNAL": str(journal)}
-    ended = execute(render(job, plain()), stubs, tmp_path, **facts)
-    assert ended.returncode == 1
-    assert ended.stdout.count("srun for the other cases ended with 1") == 2
-    assert ended.stdout.count("srun for the other cases ended with 5") == 1
-    assert seen(tmp_path, "arguments").count("--skip-failed") == 3
+# Lines of a journal.
+FRESH = '{"kind": "launch", "resumed": false, "expected": ["a", "b[x]"]}'
+RESUMED = FRESH.replace("false", "true")
+IN_FLIGHT, GOOD, BAD = (
+    f'{{"kind": "{kind}", "case": "b[\\"x\\"]", "attempt": "1"}}'
+    for kind in ("begin", "case", "fail")
+)
+
+
+def run_sessions(stubs, folder, *sessions):
+    """Return how a job of one launch ended, and what each of its sessions was told beside."""
+    (job,) = jobs(small(), plain(), made(folder))
+    (folder / "sessions").mkdir()
+    for number, (lines, said, code) in enumerate(sessions):
+        own = folder / "sessions" / str(number)
+        own.with_suffix(".lines").write_text("".join(f"{line}\n" for line in lines))
+        own.with_suffix(".said").write_text(said)
+        own.with_suffix(".next").write_text(str(code))
+    journal = folder / "launches" / "w1-r0" / "journal.jsonl"
+    body = """
+        for next in sessions/*.next; do break; done
+        own=${next%.next}; mv "$next" "$own.done"
+        cat "$own.lines" >>"$JOURNAL"; cat "$own.said"; exit "$(cat "$own.done")" """
+    ended = execute(render(job, plain()), stubs, folder, STUB_DO=body, JOURNAL=str(journal))
+    assert ended.stderr == ""
+    assert list((folder / "sessions").glob("*.next")) == []
+    told = seen(folder, "arguments")
+    return ended, [one for one in told if one.startswith(("--skip-failed", "--after"))]
+
+
+def test_after_a_step_that_ended_badly_the_other_cases_are_measured(stubs, tmp_path):
+    said = "srun: error: node2: task 1: Killed\nsrun: error: node1: task 0: Terminated\n"
+    ended, told = run_sessions(
+        stubs,
+        tmp_path,
+        ([FRESH, IN_FLIGHT], said, 137),
+        ([RESUMED, BAD, IN_FLIGHT], "lockstep: rank 1 on node1: rank 0 is lost\n" + said, 70),
+        ([RESUMED, BAD], "", 1),
+        ([RESUMED], "", 5),
+    )
+    assert ended.returncode == 1  # a case has failed
+    assert told == [
+        "--skip-failed",
+        "--after=srun: error: node2: task 1: Killed",
+        "--skip-failed",
+        "--after=lockstep: rank 1 on node1: rank 0 is lost",
+        "--skip-failed",
+        "--after=srun ended with 1",
+    ]
+    assert "w1-r0: srun ended with 70: lockstep: rank 1 on node1: rank 0 is lost\n" in ended.stdout
+
+
+def test_a_step_without_progress_is_the_launch_s_last(stubs, tmp_path):
+    ended, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], "", 137), ([RESUMED], "", 78))
+    assert (ended.returncode, told[0]) == (1, "--skip-failed")
+
+
+def test_the_job_ends_as_its_journals_say_and_not_as_srun_does(stubs, tmp_path):
+    ended, _ = run_sessions(stubs, tmp_path, ([FRESH, BAD, GOOD], "", 134), ([RESUMED], "", 5))
+    assert ended.returncode == 0
+    assert ended_as(tmp_path)["exit_code"] == 0
+
+
+def test_what_ended_a_step_is_told_in_300_plain_characters(stubs, tmp_path):
+    said = "lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400 + "\nlockstep: rank 0 too\n"
+    _, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], said, 1), ([RESUMED], "", 0))
+    assert told[1].startswith("--after=lockstep: rank 1 [31mxxx")
+    assert len(told[1]) == len("--after=") + 300
 
 
 @pytest.mark.parametrize(
@@ -571,14 +735,12 @@ def test_an_element_of_an_array_makes_its_launch(stubs, tmp_path):
     assert f"--stop-file={tmp_path}/jobs/stop-20_3" in told
 
 
-def test_two_jobs_get_different_ports(stubs, tmp_path):
-    (job,) = jobs(small(), plain(), made(tmp_path))
-    ports = set()
+def test_two_jobs_meet_apart(stubs, tmp_path):
+    met = set()
     for job_id in ("41", "42"):
-        execute(render(job, plain()), stubs, tmp_path, SLURM_JOB_ID=job_id)
-        found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
-        ports.add(found["MASTER_PORT"])
-    assert len(ports) == 2
+        execute(two_ranks(tmp_path), stubs, tmp_path, SLURM_JOB_ID=job_id)
+        met.add(met_in(tmp_path)[1])
+    assert len(met) == 2
 
 
 def test_a_preflight_asks_every_node_and_then_every_rank(stubs, tmp_path):

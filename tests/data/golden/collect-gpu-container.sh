@@ -26,12 +26,11 @@ failed=0            # exit code: 1 once a launch is incomplete
 stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
-number=0            # of the step
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop"
+rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
 say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
@@ -64,14 +63,6 @@ trap warned USR1
 trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
 
-free_port() { # free_port PORT: print it, or the next one that nobody listens to
-    local port=$1
-    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
-        port=$((port + 1))
-    done
-    echo "$port"
-}
-
 await() { # await PROCESS: its exit code, also if the warning ends the wait
     local rc=0
     wait "$1" || rc=$?
@@ -86,27 +77,32 @@ set +u # what a site loads is not written for it
 ulimit -l unlimited
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export MASTER_ADDR=${hosts%%$'\n'*}
 set -u
 
 cd "$results"
 
+image=/images/lockstep.sif
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
-    local now hash kept=$jobs/image.sha256
-    now=$(stat --dereference --format='%n %s %Y' -- "$image") || return
+    local now hash recorded kept=$jobs/image.sha256
+    now=$(stat --dereference --format='%n %s %Y' -- "$image" 2>/dev/null) || {
+        say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
+        return 78
+    }
     if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
         hash=$(sha256sum -- "$image") || return
         hash=${hash#\\} # before a name that sha256sum had to escape
         printf '%s\n%s\n' "${hash%% *}" "$now" >"$jobs/.image-$id.tmp"
         mv -- "$jobs/.image-$id.tmp" "$kept"
     fi
-    head -n 1 "$kept"
+    hash=$(head -n 1 "$kept")
+    recorded=$(sed -n 's/^ *"sha256": "\([0-9a-f]*\)".*/\1/p' "$image.json" 2>/dev/null) || :
+    if [ "${recorded:-$hash}" != "$hash" ]; then
+        say "image $image has changed since it was built: its SHA-256 is $hash," \
+            "$image.json records $recorded; build it again, or remove that record" >&2
+        return 78
+    fi
+    echo "$hash"
 }
-
-image=/images/lockstep.sif
-LOCKSTEP_IMAGE_SHA256=$(image_hash)
-export LOCKSTEP_IMAGE_SHA256
 
 # Each rank hands on what is its own; nothing else of the host enters the image.
 export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
@@ -114,11 +110,17 @@ export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
 # shellcheck disable=SC2016 # a rank expands it, not this shell
 hand_on='for name in $(compgen -e); do
     case $name in
-        SLURM_*|LOCKSTEP_*|MASTER_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
+        SLURM_*|LOCKSTEP_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
     esac
 done
-exec "$@"'
-start=(bash -c "$hand_on" rank apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/scratch --no-home "$image")
+stat -- "$0" >/dev/null 2>&1 && exec "$@"
+[ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: image $0 not found on host $SLURMD_NODENAME" >&2
+exit 78'
+
+LOCKSTEP_IMAGE_SHA256=$(image_hash)
+export LOCKSTEP_IMAGE_SHA256
+
+start=(bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/scratch --no-home "$image")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
@@ -129,10 +131,6 @@ shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
 step() { # step LOG COMMAND...: one srun over the ranks of $shape
     local log=$1 rc=0
     shift
-    number=$((number + 1))
-    # Below the ports that systems hand out, and not that of a neighbour's job or step.
-    MASTER_PORT=$(free_port $((20000 + (SLURM_JOB_ID * 16 + number) % 10000)))
-    export MASTER_PORT
     srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
         --mpi=none --export=ALL --kill-on-bad-exit=1 \
         "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &

@@ -27,13 +27,12 @@ failed=0            # exit code: 1 once a launch is incomplete
 stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
-number=0            # of the step
 keeper=             # process that removes what the job leaves on its nodes
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop"
+rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
 say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
@@ -59,6 +58,7 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
+    rm -f -- "$jobs/.store-$id" "$jobs/.store-$id.txt"
     record_end "$((code ? code : 1))" # until what follows has ended well
     [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
     after # not in a list: || would take its set -e
@@ -70,14 +70,6 @@ finish() { # whatever ended the job: $? says how
 trap warned USR1
 trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
-
-free_port() { # free_port PORT: print it, or the next one that nobody listens to
-    local port=$1
-    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
-        port=$((port + 1))
-    done
-    echo "$port"
-}
 
 await() { # await PROCESS: its exit code, also if the warning ends the wait
     local rc=0
@@ -105,11 +97,38 @@ export PYTHONPATH=$suite${PYTHONPATH:+:$PYTHONPATH}
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export MASTER_ADDR=${hosts%%$'\n'*}
 set -u
 
 cd "$results"
 
+# The store where ranks meet is none of theirs: whichever rank dies, the others learn of it. It
+# serves until its input ends, which this shell alone holds open.
+serve() {
+    rm -f -- "$jobs/.store-$id"
+    # shellcheck disable=SC2034 # nothing is said to it
+    coproc LOCKSTEP_SERVER {
+        exec python3 -m bench.store \
+            --host "${hosts%%$'\n'*}" --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
+    }
+}
+
+meet() { # let the ranks of the next step meet where those of no other step do
+    local give_up=$((SECONDS + 600))
+    [ -n "${LOCKSTEP_SERVER_PID:-}" ] || serve
+    until [ -s "$jobs/.store-$id" ]; do
+        if [ -z "${LOCKSTEP_SERVER_PID:-}" ] || [ "$SECONDS" -ge "$give_up" ]; then
+            say "the store where ranks meet does not serve on ${hosts%%$'\n'*}; it said:"
+            cat -- "$jobs/.store-$id.txt"
+            exit 1
+        fi
+        sleep 0.2
+    done
+    LOCKSTEP_STORE=$(<"$jobs/.store-$id")
+    LOCKSTEP_STORE_PREFIX=$(</proc/sys/kernel/random/uuid)
+    export LOCKSTEP_STORE LOCKSTEP_STORE_PREFIX
+}
+
+serve # it starts while the image is read and staged
 # One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
 on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
     --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
@@ -206,10 +225,7 @@ shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
 step() { # step LOG COMMAND...: one srun over the ranks of $shape
     local log=$1 rc=0
     shift
-    number=$((number + 1))
-    # Below the ports that systems hand out, and not that of a neighbour's job or step.
-    MASTER_PORT=$(free_port $((20000 + (SLURM_JOB_ID * 16 + number) % 10000)))
-    export MASTER_PORT
+    meet
     srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
         --mpi=none --export=ALL --kill-on-bad-exit=1 \
         "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
@@ -222,8 +238,23 @@ step() { # step LOG COMMAND...: one srun over the ranks of $shape
 measured=$results/launches
 tool=() # what each rank runs under
 
-recorded() { # recorded JOURNAL: print how many lines it has
+recorded() { # recorded FILE: print how many lines it has
     if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+}
+
+none_failed() { # none_failed JOURNAL: whether the last that it says of each case is no failure
+    awk '/^[{]"kind": "launch"/ { if (/"resumed": false/) split("", bad); next }
+        match($0, /"case": "([^"\\]|\\.)*"/) {
+            bad[substr($0, RSTART, RLENGTH)] = /^[{]"kind": "(fail|begin)"/
+        }
+        END { for (one in bad) if (bad[one]) exit 1 }' "$1"
+}
+
+cause() { # cause LOG LINE: print why a step ended, as far as its log says from that line on
+    tail -n "+$2" -- "$1" | LC_ALL=C awk '
+        /^lockstep: rank / { rank = $0; exit }
+        !task && /^srun: error: [^ ]*: tasks? / { task = $0 }
+        END { print rank ? rank : task }' | LC_ALL=C tr -cd '[:print:]' | cut -c 1-300 || :
 }
 
 nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
@@ -241,7 +272,8 @@ nodes_answer() { # after a failure: a node that is lost would fail every launch 
 }
 
 launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
-    local name=$1 folder=$measured/$1 rc=0 again=0 before measure
+    local name=$1 folder=$measured/$1 rc before line words measure again=()
+    local journal=$folder/journal.jsonl log=$folder/log.txt
     if [ -n "$stopping" ]; then
         say "$name: not started, for $stopping"
         failed=1
@@ -250,28 +282,31 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     mkdir -p -- "$folder"
     shape_of "$2"
     measure=("${tool[@]}" python3 -m pytest "$suite/bench" "${options[@]}" --label=launch="$name"
-        --label=repeat="$3" ${4:+"--part=$4"} --journal="$folder/journal.jsonl")
-    before=$(recorded "$folder/journal.jsonl")
-    step "$folder/log.txt" "${measure[@]}" || rc=$?
-    if [ "$rc" -eq 5 ] && [ -s "$folder/journal.jsonl" ]; then
-        rc=0 # pytest: nothing was left to measure
-    fi
-    say "$name: srun ended with $rc"
-    [ "$rc" -ne 0 ] || return 0
-    failed=1
-    if [ "$rc" -eq 75 ] || [ -e "$stop" ]; then
-        stopping=${stopping:-'there is a stop file'}
-    fi
-    nodes_answer
-    # A failed case ends its launch; the others follow as long as that records more of them.
-    while [ "$again" -ne 5 ] && [ -z "$stopping" ] &&
-        [ "$(recorded "$folder/journal.jsonl")" -ge $((before + 2)) ]; do
-        before=$(recorded "$folder/journal.jsonl")
-        again=0
-        step "$folder/log.txt" "${measure[@]}" --skip-failed || again=$?
-        say "$name: srun for the other cases ended with $again"
-        [ "$again" -ne 0 ] || return 0
+        --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
+    while :; do
+        rc=0
+        before=$(recorded "$journal")
+        line=$(recorded "$log")
+        step "$log" "${measure[@]}" "${again[@]}" || rc=$?
+        if [ "$rc" -eq 5 ] && [ -s "$journal" ]; then
+            rc=0 # pytest: nothing was left to measure
+        fi
+        [ "$rc" -ne 0 ] || break
+        words=$(cause "$log" "$((line + 1))")
+        say "$name: srun ended with $rc${words:+: $words}"
+        if [ "$rc" -eq 75 ] || [ -e "$stop" ]; then
+            stopping=${stopping:-'there is a stop file'}
+        fi
+        nodes_answer
+        # Whatever ended the step, the other cases follow as long as that records more of them.
+        if [ -n "$stopping" ] || [ "$(recorded "$journal")" -lt "$((before + 2))" ]; then
+            failed=1
+            return
+        fi
+        again=(--skip-failed "--after=${words:-srun ended with $rc}")
     done
+    say "$name: srun ended with 0"
+    [ -z "${again[*]}" ] || none_failed "$journal" || failed=1
 }
 
 # One allocation for the whole ladder, its repeats interleaved.

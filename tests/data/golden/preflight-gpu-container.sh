@@ -27,12 +27,11 @@ failed=0            # exit code: 1 once a launch is incomplete
 stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
-number=0            # of the step
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop"
+rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
 say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
@@ -58,20 +57,13 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
+    rm -f -- "$jobs/.store-$id" "$jobs/.store-$id.txt"
     record_end "$code"
     exit "$code"
 }
 trap warned USR1
 trap 'stopping=ended; exit 143' TERM
 trap finish EXIT
-
-free_port() { # free_port PORT: print it, or the next one that nobody listens to
-    local port=$1
-    while (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; do
-        port=$((port + 1))
-    done
-    echo "$port"
-}
 
 await() { # await PROCESS: its exit code, also if the warning ends the wait
     local rc=0
@@ -88,30 +80,32 @@ ulimit -l unlimited
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export MASTER_ADDR=${hosts%%$'\n'*}
 set -u
 
 cd "$results"
 
+image=/images/lockstep.sif
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
-    local now hash kept=$jobs/image.sha256
-    now=$(stat --dereference --format='%n %s %Y' -- "$image") || return
+    local now hash recorded kept=$jobs/image.sha256
+    now=$(stat --dereference --format='%n %s %Y' -- "$image" 2>/dev/null) || {
+        say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
+        return 78
+    }
     if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
         hash=$(sha256sum -- "$image") || return
         hash=${hash#\\} # before a name that sha256sum had to escape
         printf '%s\n%s\n' "${hash%% *}" "$now" >"$jobs/.image-$id.tmp"
         mv -- "$jobs/.image-$id.tmp" "$kept"
     fi
-    head -n 1 "$kept"
+    hash=$(head -n 1 "$kept")
+    recorded=$(sed -n 's/^ *"sha256": "\([0-9a-f]*\)".*/\1/p' "$image.json" 2>/dev/null) || :
+    if [ "${recorded:-$hash}" != "$hash" ]; then
+        say "image $image has changed since it was built: its SHA-256 is $hash," \
+            "$image.json records $recorded; build it again, or remove that record" >&2
+        return 78
+    fi
+    echo "$hash"
 }
-
-image=/images/lockstep.sif
-LOCKSTEP_IMAGE_SHA256=$(image_hash)
-export LOCKSTEP_IMAGE_SHA256
-
-# One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
-on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
-    --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
 
 # Each rank hands on what is its own; nothing else of the host enters the image.
 export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
@@ -119,11 +113,49 @@ export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
 # shellcheck disable=SC2016 # a rank expands it, not this shell
 hand_on='for name in $(compgen -e); do
     case $name in
-        SLURM_*|LOCKSTEP_*|MASTER_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
+        SLURM_*|LOCKSTEP_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
     esac
 done
-exec "$@"'
-start=(bash -c "$hand_on" rank apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
+stat -- "$0" >/dev/null 2>&1 && exec "$@"
+[ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: image $0 not found on host $SLURMD_NODENAME" >&2
+exit 78'
+
+# The store where ranks meet is none of theirs: whichever rank dies, the others learn of it. It
+# serves until its input ends, which this shell alone holds open.
+serve() {
+    rm -f -- "$jobs/.store-$id"
+    # shellcheck disable=SC2034 # nothing is said to it
+    coproc LOCKSTEP_SERVER {
+        exec bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image" python3 -m bench.store \
+            --host "${hosts%%$'\n'*}" --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
+    }
+}
+
+meet() { # let the ranks of the next step meet where those of no other step do
+    local give_up=$((SECONDS + 600))
+    [ -n "${LOCKSTEP_SERVER_PID:-}" ] || serve
+    until [ -s "$jobs/.store-$id" ]; do
+        if [ -z "${LOCKSTEP_SERVER_PID:-}" ] || [ "$SECONDS" -ge "$give_up" ]; then
+            say "the store where ranks meet does not serve on ${hosts%%$'\n'*}; it said:"
+            cat -- "$jobs/.store-$id.txt"
+            exit 1
+        fi
+        sleep 0.2
+    done
+    LOCKSTEP_STORE=$(<"$jobs/.store-$id")
+    LOCKSTEP_STORE_PREFIX=$(</proc/sys/kernel/random/uuid)
+    export LOCKSTEP_STORE LOCKSTEP_STORE_PREFIX
+}
+
+serve # it starts while the image is read and staged
+LOCKSTEP_IMAGE_SHA256=$(image_hash)
+export LOCKSTEP_IMAGE_SHA256
+
+# One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
+on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
+    --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
+
+start=(bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
 options=(-m 'collective or weak' --size=smoke --benchmark-disable --threads-per-rank=16 --device=cuda --stop-file="$stop")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
@@ -135,10 +167,7 @@ shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
 step() { # step LOG COMMAND...: one srun over the ranks of $shape
     local log=$1 rc=0
     shift
-    number=$((number + 1))
-    # Below the ports that systems hand out, and not that of a neighbour's job or step.
-    MASTER_PORT=$(free_port $((20000 + (SLURM_JOB_ID * 16 + number) % 10000)))
-    export MASTER_PORT
+    meet
     srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
         --mpi=none --export=ALL --kill-on-bad-exit=1 \
         "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
