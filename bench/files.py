@@ -43,13 +43,20 @@ def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
+    try:
+        _refuse(path, os.fstat(descriptor), limit)
+    except ValueError:
+        os.close(descriptor)
+        raise
     with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ValueError(f"{path}: no regular file; give one, or delete this")
-        if facts.st_size > limit:
-            raise ValueError(f"{path}: {_too_large(limit)}")
         yield file
+
+
+def _refuse(path: Path, facts: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError(f"{path}: no regular file; give one, or delete this")
+    if facts.st_size > limit:
+        raise ValueError(f"{path}: {_too_large(limit)}")
 
 
 def _too_large(limit: int) -> str:

@@ -74,6 +74,8 @@ class Results(Folder):
         found: dict[str, dict[str, Any]] = {}
         for entry in journal.read(path) if path.exists() else []:
             _check(entry, path)
+            for name in entry.get("launches", ()):
+                self.launch(name)  # refuses one that leads elsewhere
             found[entry["uuid"]] = found.get(entry["uuid"], {"id": None}) | entry
         return [entry for entry in found.values() if not entry.get("refused") and "job" in entry]
 
