@@ -1,0 +1,400 @@
+"""Hostile folders, files and names, through the commands that read them."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from data.job_samples import small
+from data.report_samples import document, full_tree, provenance, record, strong_tree, write
+from stand_ins import leave, send
+from test_page import browse, chromium  # noqa: F401, a fixture
+from test_script import HARMFUL, STUBS, execute, made, plain, seen, stubs  # noqa: F401, likewise
+
+from bench import files, journal
+from bench.folder import Folder
+from reports import imports
+from reports.load import load
+from slurm_templates.job import jobs
+from slurm_templates.results import Results
+from slurm_templates.script import render
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = "launches/w1-r0"
+COMMAND_TIMEOUT_S = 60
+
+
+def lockstep(*words, cwd):
+    """Run the command with no program on its PATH, and return how it ended: never a traceback."""
+    ended = subprocess.run(
+        [sys.executable, ROOT / "lockstep.py", *words],
+        cwd=cwd,
+        env=os.environ | {"PATH": "", "PYTHONIOENCODING": "utf-8:strict"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    said = ended.stderr.decode()
+    assert "Traceback" not in said
+    assert ended.returncode in (0, 1, 2, 3), said
+    assert said.count("Error: ") == (ended.returncode > 1)
+    return ended.returncode, ended.stdout.decode(), said
+
+
+def campaign_folder(here):
+    """Make a campaign that one job of Slurm has measured."""
+    folder = strong_tree(here / "results")
+    send(folder, "ladder", "17", ["w1-r0"])
+    leave(folder, "17", 0)
+    return folder
+
+
+# Files that are none
+
+
+SPECIAL = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+    "folder": Path.mkdir,
+}
+PLACES = [
+    ("report", f"{LAUNCH}/result.json"),
+    ("report", f"{LAUNCH}/journal.jsonl"),
+    ("report", "campaign.json"),
+    ("report", "imported.json"),
+    ("report", "accounting.json"),
+    ("status", "campaign.json"),
+    ("status", "jobs/submitted.jsonl"),
+    ("status", "jobs/exit-17.json"),
+    ("status", f"{LAUNCH}/journal.jsonl"),
+    ("collect", "jobs/sacct.txt"),
+    ("collect", "jobs/staging.jsonl"),
+    ("collect", "accounting.json"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize(("command", "place"), PLACES)
+def test_what_is_no_file_is_never_waited_for(kind, command, place, tmp_path):
+    folder = campaign_folder(tmp_path)
+    (folder / place).unlink(missing_ok=True)
+    SPECIAL[kind](folder / place)
+    lockstep(command, folder, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_is_refused_by_its_name(kind, tmp_path):
+    path = tmp_path / "special"
+    SPECIAL[kind](path)
+    for read in (files.content, files.text, journal.read, lambda path: load([path])):
+        with pytest.raises(ValueError, match=f"{path}: no regular file; "):
+            read(path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "journal.jsonl", "imported.json"])
+def test_a_link_out_of_the_folder_is_refused(name, tmp_path):
+    outside = write(tmp_path / "other", document("w1-r0", 1, {"a": record()}))
+    folder = tmp_path / "results" / ("" if name == "imported.json" else LAUNCH)
+    folder.mkdir(parents=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(ValueError, match=rf"{name}: leads out of .*results, to {outside}; "):
+        load([tmp_path / "results"])
+
+
+def test_a_launch_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
+    write(tmp_path / "other", document("w1-r0", 1, {"a": record()}))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "launches").symlink_to(tmp_path / "other" / "launches")
+    with pytest.raises(ValueError, match="leads out of"):
+        load([tmp_path / "results"])
+
+
+def test_links_to_and_within_a_folder_are_followed(tmp_path):
+    folder = strong_tree(tmp_path / "results")
+    (folder / "launches" / "w1-r0").rename(folder / "moved")
+    (folder / "launches" / "w1-r0").symlink_to(folder / "moved")
+    (tmp_path / "link").symlink_to(folder)
+    assert len(load([tmp_path / "link"]).launches) == 4
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc", "..", ".", "", "a/b", "a\0b"])
+def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
+    with pytest.raises(ValueError, match="is no name of a launch"):
+        Folder(tmp_path).journal(name)
+    send(tmp_path, "ladder", "17", [name])
+    code, _, said = lockstep("status", tmp_path, cwd=tmp_path)
+    assert code == 2
+    assert "is no name of a launch" in said
+
+
+@pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
+def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
+    send(tmp_path, "ladder", job_id)
+    with pytest.raises(ValueError, match="which is no job's"):
+        Results(tmp_path).jobs()
+
+
+# Too much
+
+
+@pytest.mark.parametrize("size", [files.LIMIT_BYTES + 1, 2 * 2**30])
+@pytest.mark.parametrize("name", ["result.json", "imported.json"])
+def test_a_file_beyond_the_limit_is_refused_unread(size, name, tmp_path):
+    path = tmp_path / name
+    path.touch()
+    os.truncate(path, size)
+    with pytest.raises(ValueError, match=rf"{name}: larger than the limit of 64 MiB; measure"):
+        load([path])
+
+
+def test_a_journal_beyond_the_limits_is_refused(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    os.truncate(path, files.LIMIT_BYTES + 1)
+    with pytest.raises(ValueError, match=r"journal\.jsonl:1: longer than the limit of 64 MiB"):
+        journal.read(path)
+    os.truncate(path, journal.LIMIT_BYTES + 1)
+    with pytest.raises(ValueError, match=r"journal\.jsonl: larger than the limit of 1024 MiB"):
+        journal.read(path)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[" * 65 + b"]" * 65, b'{"a":' * 9**5])
+def test_deep_nesting_is_refused(content, tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"deep\.json: .*: nested deeper than 64 levels"):
+        load([path])
+    path.write_bytes(b'{"kind": "launch", "launch": ' + content + b"}\n")
+    with pytest.raises(ValueError, match=r"deep\.json:1: .*: nested deeper than 64 levels"):
+        journal.read(path)
+
+
+@pytest.mark.parametrize("content", [b"[" * 64 + b"]" * 64, b'["' + b"[" * 999 + b'\\"{"]'])
+def test_what_is_not_deep_is_read(content):
+    assert files.parse(content) == json.loads(content)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e400", "1" * 25, "18446744073709551617", "NaN"])
+def test_a_number_out_of_range_is_refused(number):
+    with pytest.raises(ValueError, match=r"out of range|is not a JSON number"):
+        files.parse(f'{{"a": [{number}]}}'.encode())
+
+
+@pytest.mark.parametrize("number", ["1e308", "18446744073709551616", "0.1000000000000000055511151"])
+def test_a_long_number_in_range_is_read(number):
+    assert files.parse(number.encode()) == json.loads(number)
+
+
+def test_bytes_that_are_no_text_are_refused_or_replaced(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(b'{"benchmarks": "\xff"}')
+    with pytest.raises(ValueError, match=r"x\.json: not valid JSON"):
+        load([path])
+    assert files.text(path) == '{"benchmarks": "\ufffd"}'
+
+
+# What others wrote, on a terminal
+
+
+TERMINAL = "\x1b]0;title\x07\x9b2J\r\u202e\u2028\ud800"
+
+
+def test_no_text_of_results_acts_on_a_terminal(tmp_path):
+    case = record(workload=f"mlp{TERMINAL}", flags=[TERMINAL], factors={TERMINAL: TERMINAL})
+    facts = provenance(hostname=TERMINAL)
+    write(tmp_path, document("w1-r0", 1, {f"case{TERMINAL}": case}, provenance=facts))
+    for options in ([], ["--csv"], ["--json"]):
+        code, said, errors = lockstep("report", tmp_path, *options, cwd=tmp_path)
+        assert code == 0, errors
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", said + errors)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "mlp\ufffd]0;title" in page
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", page)
+
+
+# A page of what others wrote
+
+
+PAYLOAD = (
+    "\"'><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
+    "<svg onload=document.title='ran'></svg><iframe srcdoc=\"<script>top.document.title='ran'"
+    '</script>"></iframe><a href="javascript:document.title=\'ran\'">x</a><base href=//x.invalid>'
+    "</title></style></textarea></script>--><meta http-equiv=refresh content=0;url=//x.invalid>"
+    "<link rel=stylesheet href=//x.invalid>{{7*7}}{% raw %}&lt;script&gt;&#0;"
+)
+# What a reader decides by, and so refuses or leaves aside where it is something else.
+KEPT = {"study", "scaling", "kind", "schema", "device", "launch", "name", "fullname", "case", "id"}
+
+
+def poisoned(value, key=""):
+    """Return a JSON value whose texts, and the names of what is free, are hostile."""
+    if isinstance(value, dict):
+        free = key in ("factors", "environment", "details", "checks", "provenance")
+        return {
+            f"{name}{PAYLOAD}" * free or name: poisoned(value[name], name) for name in value
+        } | (value if key == "provenance" else {})
+    if isinstance(value, list):
+        return [poisoned(one, key) for one in value]
+    return f"{value}{PAYLOAD}" if isinstance(value, str) and key not in KEPT else value
+
+
+def rename_cases(content):
+    """Let the cases' names be hostile, alike in all launches."""
+    for one in content["benchmarks"]:
+        one["name"] += PAYLOAD
+    own = content["lockstep"]
+    own["failed"] = [{"case": PAYLOAD, "reason": f"rank 1 on {PAYLOAD}: {PAYLOAD}"}]
+    own["launch"] += PAYLOAD
+    own["campaign"] = own["started"] = PAYLOAD
+
+
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory):
+    here = tmp_path_factory.mktemp("hostile")
+    folder = full_tree(here / "results", device="cpu")
+    for path in folder.rglob("result.json"):
+        content = poisoned(json.loads(path.read_text()))
+        rename_cases(content)
+        content["machine_info"] = content["commit_info"] = {"node": PAYLOAD, "branch": PAYLOAD}
+        path.write_text(json.dumps(content))
+    table = here / "t.csv"
+    quoted = PAYLOAD.replace('"', '""')
+    lines = [f'"{quoted}",{n},{9 / n},time,h,"{quoted}","{quoted}"' for n in (1, 2, 4)]
+    table.write_text("\n".join(["table_id,n,value,metric,unit,scaling,source", *lines]))
+    imports.write(imports.read([table], 50_000), [table], here / "cited")
+    accounts = {"state": PAYLOAD, "raw_id": "17", "nodes": PAYLOAD, "elapsed_s": 9.0}
+    row = {"id": PAYLOAD, "job": PAYLOAD, "accounting": accounts, "exit": {"lost": PAYLOAD}}
+    (folder / "accounting.json").write_text(json.dumps({"schema": 2, "jobs": [row]}))
+    code, _, said = lockstep("report", folder, here / "cited", cwd=here)
+    assert code == 0, said
+    return folder / "report.html"
+
+
+class Elements(HTMLParser):
+    """Collects tags with their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def assert_harmless(text):
+    """Assert that a page has no element that could run, load or lead anywhere."""
+    for tag, attributes in Elements(text).found:
+        assert tag not in ("iframe", "object", "embed", "base", "link", "img", "form", "input")
+        assert not [name for name in attributes if name.startswith("on")]
+        assert attributes.get("type") == "application/json" or tag != "script"
+        assert attributes.get("http-equiv") in (None, "Content-Security-Policy")
+        for name in ("href", "xlink:href", "src", "srcset", "action"):
+            assert attributes.get(name, "#").startswith("#"), (tag, attributes)
+
+
+@pytest.mark.slow
+def test_nothing_of_a_hostile_folder_becomes_markup(hostile_page):
+    text = hostile_page.read_text(encoding="utf-8")
+    assert text.count("onerror") > 100  # it is there, as text
+    assert_harmless(text)
+    assert "49" not in re.findall(
+        r"\{\{7\*7\}\}|49", text.partition("<h1>")[2].partition("</h1>")[0]
+    )
+    found = [a["content"] for _, a in Elements(text).found if "http-equiv" in a]
+    assert len(found) == 1
+    assert found[0].startswith("default-src 'none';")
+    assert "script-src" not in found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("has_policy", [True, False])
+def test_no_script_of_a_hostile_folder_runs(chromium, hostile_page, tmp_path, has_policy):  # noqa: F811
+    text = hostile_page.read_text(encoding="utf-8")
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    assert len(policy.findall(text)) == 1
+    page = tmp_path / "page.html"
+    page.write_text(text if has_policy else policy.sub("", text), encoding="utf-8")
+    dom = browse(
+        chromium, tmp_path / "profile", page.as_uri(), "--virtual-time-budget=5000", "--dump-dom"
+    )
+    assert "<title>ran</title>" not in dom
+    assert "Scaling report" in re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]
+    assert_harmless(dom)
+    # The same in a page that escapes nothing runs, so that this would have been seen.
+    runs = PAYLOAD.partition("<base")[0]
+    page.write_text(f"<!doctype html><title>Scaling report</title><body>{runs}</body>")
+    dom = browse(
+        chromium, tmp_path / "other", page.as_uri(), "--virtual-time-budget=5000", "--dump-dom"
+    )
+    assert "<title>ran</title>" in dom
+
+
+# Scripts of what others wrote
+
+
+@pytest.mark.parametrize("text", HARMFUL)
+def test_a_campaign_s_words_reach_the_ranks_as_they_were_given(text, stubs, tmp_path):  # noqa: F811
+    (job,) = jobs(small(workload=text), plain(), made(tmp_path / "results"))
+    ended = execute(render(job, plain()), stubs, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"--workload={text}" in seen(tmp_path, "arguments")
+    assert list(tmp_path.rglob("BROKEN")) == []
+
+
+# What no room may do
+
+
+PRODUCT = [
+    path
+    for room in ("bench", "containers", "reports", "slurm_templates")
+    for path in sorted((ROOT / room).rglob("*.py"))
+] + sorted(ROOT.glob("*.py"))
+
+
+def calls(path):
+    """Yield the calls of a file, each with the name it is called by."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def keywords(call):
+    return {word.arg: ast.unparse(word.value) for word in call.keywords}
+
+
+def test_nothing_is_read_that_could_run():
+    banned = re.compile(r"(pickle|marshal|shelve|dill|joblib)\b|\beval\b|\bexec\b|yaml\.load\b")
+    for path in PRODUCT:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        assert not [name for name in names if banned.match(name)], path
+        for call, name in calls(path):
+            assert not banned.fullmatch(name), f"{path}:{call.lineno}"
+            if name == "torch.load":
+                assert keywords(call)["weights_only"] == "True", f"{path}:{call.lineno}"
+
+
+def test_no_command_goes_through_a_shell():
+    for path in PRODUCT:
+        for call, name in calls(path):
+            assert name not in ("os.system", "os.popen"), f"{path}:{call.lineno}"
+            if name.startswith("subprocess."):
+                assert "shell" not in keywords(call), f"{path}:{call.lineno}"
+
+
+def test_the_stand_ins_of_this_page_are_used():
+    # What a fixture of another module makes is found by its name alone.
+    assert {"python3", "srun", "apptainer"} <= set(STUBS)
+    assert shutil.which("bash")
