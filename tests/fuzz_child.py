@@ -148,6 +148,8 @@ class Run:
         random = Random(seed)  # noqa: S311, no secret
         if random.random() < 0.2:
             return bytes(atheris.Mutate(content, max_size))
+        if random.random() < 0.5:  # what was changed ten times is no file of this kind any more
+            content = random.choice(self.samples)
         return fuzz_mutations.mutated(content, random, self.samples)[:max_size]
 
     def endless(self) -> None:
