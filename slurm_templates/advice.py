@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_templates.results import Results
-from slurm_templates.standing import QUIET_S, Standing
+from slurm_templates.standing import Standing
 
 GIB = 1024**3
 # A peak this near to the request is what the limit let it have.
@@ -28,9 +28,15 @@ def advise(standing: Standing, results: Results, folder: str) -> str | None:
         folder: The folder as it is typed in a command.
     """
     state = standing.state.name
-    if state == "RUNNING" and (standing.quiet_s or 0) > QUIET_S:
+    if state == "STALLED":
         minutes = (standing.quiet_s or 0) / MINUTE_S
-        return f"it wrote nothing for {minutes:.0f} min: stalled? Look at its log"
+        named = f"--job {standing.job.name}"
+        if standing.job.element is not None:
+            named += f" --point {standing.job.element}"
+        return (
+            f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {named}, then "
+            f"lockstep resume {folder} measures the rest"
+        )
     if not standing.is_bad:
         return None
     cause = _cause(standing, results)

@@ -15,6 +15,7 @@ MAX_NAMED = 8
 SHORT = {
     "COMPLETED": "done",
     "RUNNING": "run",
+    "STALLED": "stalled",
     "COMPLETING": "end",
     "PENDING": "wait",
     "CANCELLED": "cancelled",
@@ -25,7 +26,7 @@ SHORT = {
     "PREEMPTED": "preempted",
 }
 # The state that an array has as a whole is the first of these that an element is in.
-ORDER = ("RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
+ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
 
 
 def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ MEANINGS = {
     "PENDING": "waits",
     "CONFIGURING": "its nodes are being made ready",
     "RUNNING": "runs",
+    "STALLED": "runs, but wrote nothing for longer than a case may take",
     "SUSPENDED": "is suspended, and goes on when Slurm lets it",
     "COMPLETING": "is being ended by Slurm",
     "COMPLETED": "its script ended well",

@@ -18,8 +18,11 @@ from slurm_templates.slurm import State
 
 # sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
 GRACE_S = 600
-# A launch writes a line for each case; the longest cases take minutes.
-QUIET_S = 1800
+# A launch writes a line as each case begins and ends: without one for longer than a case may take
+# it stands still. That is pytest's own default of --case-budget; to start may take as long as this.
+CASE_BUDGET_S = 900.0
+START_S = 300.0
+STALLED = State("STALLED")
 LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
 # slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
 RUNAWAY = State(
@@ -137,8 +140,9 @@ class Board:
         jobs = self.results.jobs()
         answers = self._ask(jobs) if jobs else Answers({}, {}, {}, ())
         now = time.time()
-        standings = [self._standing(job, answers, now) for job in _named(jobs, answers)]
         claimed = self.results.claimed() or {}
+        limit_s = max(claimed.get("case_budget") or CASE_BUDGET_S, START_S)
+        standings = [self._standing(job, answers, now, limit_s) for job in _named(jobs, answers)]
         launches = self._launches(claimed.get("studies", ()))
         sent = [name for job in jobs for name in job.launches]
         planned = [one["name"] for one in claimed.get("launches", ())]
@@ -174,7 +178,7 @@ class Board:
         )
         return list(dict.fromkeys(left))
 
-    def _standing(self, job: Job, answers: Answers, now: float) -> Standing:
+    def _standing(self, job: Job, answers: Answers, now: float, limit_s: float) -> Standing:
         queued = (answers.queue or {}).get(job.id or "")
         account = (answers.accounts or {}).get(job.id or "") or self._accounts.get(job.id or "")
         raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
@@ -186,6 +190,8 @@ class Board:
         if wait_s is None and queued and state.name == "PENDING" and queued.submitted:
             wait_s = max(0.0, now - queued.submitted)
         quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
+        if quiet_s is not None and quiet_s > limit_s:
+            state = STALLED
         return Standing(job, state, account, record, wait_s, quiet_s)
 
     def _without_answer(
@@ -211,8 +217,9 @@ class Board:
         return None if sign is None else max(0.0, now - sign)
 
     def _last_sign(self, job: Job) -> float | None:
-        """Return when a job last wrote into its output or a journal of its launches."""
-        paths = [self.results.journal(name) for name in job.launches]
+        """Return when a job last wrote into its output, or a journal or log of its launches."""
+        folders = [self.results.launch(name) for name in job.launches]
+        paths = [folder / name for folder in folders for name in ("journal.jsonl", "log.txt")]
         signs = []
         for path in [self.results.output(job), *paths]:
             try:

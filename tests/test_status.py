@@ -299,14 +299,41 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     assert "  lockstep collect results/x\n" in ended.stdout
 
 
-def test_a_running_job_that_writes_nothing_is_asked_about(here, folder, asked):
+@pytest.mark.parametrize(("budget_s", "minutes"), [(None, 15), (1800, 30), (10, 5)])
+def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budget_s, minutes):
     send(folder, "ladder", "17", ["w1-r0"])
     keep(folder, "w1-r0", "a")
+    (folder / "launches/w1-r0/log.txt").touch()
+    claim = {"schema": 1, "studies": ["weak"], "case_budget": budget_s}
+    (folder / "campaign.json").write_text(json.dumps(claim))
     asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
-    assert jobs(here, asked)[0]["advice"] is None
-    long_ago = time.time() - 3600
-    os.utime(folder / "launches/w1-r0/journal.jsonl", (long_ago, long_ago))
-    assert jobs(here, asked)[0]["advice"] == "it wrote nothing for 60 min: stalled? Look at its log"
+
+    def seen(name, minutes_ago):
+        then = time.time() - 60 * minutes_ago
+        os.utime(folder / "launches/w1-r0" / name, (then, then))
+        (row,) = jobs(here, asked)
+        return row["state"], row["advice"]
+
+    seen("journal.jsonl", 60)
+    assert seen("log.txt", minutes - 1) == ("RUNNING", None)
+    assert seen("log.txt", minutes + 1) == (
+        "STALLED",
+        f"its last line is {minutes + 1} min old: lockstep cancel results/x --job ladder, then "
+        "lockstep resume results/x measures the rest",
+    )
+
+
+def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
+    send(folder, "arr", "25", ["p0", "p1"], kind="array")
+    keep(folder, "p0", "a")
+    keep(folder, "p1", "a")
+    then = time.time() - 3600
+    os.utime(folder / "launches/p1/journal.jsonl", (then, then))
+    queue = "25_0|26|RUNNING|None|1|lockstep:arr-25\n25_1|25|RUNNING|None|1|lockstep:arr-25\n"
+    asked.say("squeue", queue)
+    (row,) = jobs(here, asked)
+    assert row["elements"] == {"RUNNING": 1, "STALLED": 1}
+    assert "--job arr --point 1, then" in row["advice"]
 
 
 def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
