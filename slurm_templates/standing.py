@@ -275,7 +275,8 @@ def state_of(
     of what has ended, Slurm's word for the end says more than an exit code.
     """
     if queued is not None and not queued.state.has_ended:
-        return queued.state if record is None else State("COMPLETING")
+        has_left = record is not None and queued.state.name != "PENDING"  # as when requeued
+        return State("COMPLETING") if has_left else queued.state
     if record is not None and record.get("lost"):
         return State("NODE_FAIL")  # the script noticed, and ended before Slurm did
     if account is not None and accounting.has_ended(account):

@@ -123,6 +123,13 @@ def test_a_thousand_elements_are_a_few_lines(here, folder, asked):
     assert len(asked.calls("sacct")) == 1
 
 
+def test_a_job_that_was_requeued_waits_although_it_left_a_record(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    leave(folder, "17", 143)
+    asked.say("squeue", "17|17|PENDING|BeginTime|1795253711|lockstep:ladder-17\n")
+    assert jobs(here, asked)[0]["state"] == "PENDING"
+
+
 def test_an_element_s_own_record_is_found_by_the_id_it_saw(here, folder, asked):
     send(folder, "arr", "25", ["p0", "p1"], kind="array", time=now())
     leave(folder, "31", 0)
