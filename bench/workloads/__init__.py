@@ -88,6 +88,8 @@ def parse(spec: str) -> tuple[str, dict[str, int | str]]:
         ValueError: The spec is not of that form.
     """
     name, _, tail = spec.rpartition(":")
+    if name in TABLE and tail and "=" not in tail:
+        raise ValueError(f"workload {spec!r}: {tail!r} is not key=value")
     if not name or "=" not in tail:
         return spec, {}
     options: dict[str, int | str] = {}

@@ -1,0 +1,616 @@
+"""Bad input by theme, given to the real commands: one sentence, its exit code, nothing changed."""
+
+import json
+import os
+import re
+import shlex
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from stand_ins import StandIns
+
+COMMAND = Path(sys.executable).with_name("lockstep")
+# So that what is read without a bound fails here, and takes no other's memory.
+MEMORY_KIB = 16 * 2**20
+BOUNDED = ("/bin/sh", "-c", f'ulimit -v {MEMORY_KIB} && exec "$@"', "sh")
+TIMEOUT_S = 120
+AT_ONCE = 3
+
+CAMPAIGN = """schema = 1
+name = "ladder"
+studies = ["weak"]
+world_sizes = [1, 8]
+repeats = 2
+size = "smoke"
+"""
+SITE = """schema = 1
+name = "here"
+partition = "gpu"
+gpus_per_node = 4
+cpus_per_node = 64
+time = "01:30:00"
+[container]
+image = "/images/lockstep.sif"
+"""
+DEFINITION = "Bootstrap: docker\nFrom: {{ BASE }}\n"
+ENTRY = {
+    "name": "a",
+    "stats": {"rounds": 3, "mean": 1.0, "median": 1.0, "min": 1.0, "max": 1.0, "stddev": 0.0},
+}
+# A header as Apptainer writes it: magic word, architecture arm64, where its data end.
+SIF = bytearray(200)
+SIF[32:42], SIF[45:48] = b"SIF_MAGIC\0", b"04\0"
+struct.pack_into("<2q", SIF, 112, 150, 50)
+
+Content = str | bytes | Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command line over bad input, and how it must end.
+
+    Attributes:
+        line: What is typed after `lockstep`.
+        says: What the one sentence matches.
+        files: Name -> content, or what makes the file.
+        code: The exit code.
+        commands: Name -> shell lines of the only commands on PATH; None leaves PATH.
+        leaves: What may be there afterwards that was not.
+    """
+
+    line: str
+    says: str
+    files: Mapping[str, Content] = field(default_factory=dict)
+    code: int = 2
+    commands: Mapping[str, str] | None = None
+    leaves: tuple[str, ...] = ()
+
+
+def changed(text, old, new):
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def campaign(old, new, says, command="run bad.toml --dry-run"):
+    """A campaign file of which a part reads otherwise."""
+    return Row(command, rf"^bad\.toml: {says}", {"bad.toml": changed(CAMPAIGN, old, new)})
+
+
+def site(old, new, says, line="plan campaign.toml --site bad.toml"):
+    """A site file of which a part reads otherwise."""
+    text = changed(SITE, old, new)
+    return Row(line, says, {"campaign.toml": CAMPAIGN, "bad.toml": text})
+
+
+def planned(says, options="", text=CAMPAIGN, **more):
+    """A good site, and a campaign or options that do not fit it."""
+    files = {"campaign.toml": text, "site.toml": SITE} | more.pop("files", {})
+    line = more.pop("line", "plan")
+    return Row(f"{line} campaign.toml --site site.toml {options}", says, files, **more)
+
+
+def refused(said, says, **answers):
+    """A submission to a Slurm that refuses it and says what it has."""
+    commands = {"squeue": "exit 0", "sbatch": f"printf '%b\\n' {shlex.quote(said)} >&2; exit 1"} | {
+        name: f"echo {shlex.quote(text)}" for name, text in answers.items()
+    }
+    return planned(
+        says,
+        line="submit",
+        commands=commands,
+        leaves=(
+            "results",
+            "results/ladder",
+            "results/ladder/.lock",
+            "results/ladder/campaign.json",
+            "results/ladder/jobs",
+            "results/ladder/jobs/ladder.sh",
+            "results/ladder/jobs/site.json",
+            "results/ladder/jobs/submitted.jsonl",
+        ),
+    )
+
+
+def report(content, says, line="report x.json"):
+    """A report on one file."""
+    return Row(line, says, {"x.json": content})
+
+
+def result(**changes):
+    return json.dumps({"benchmarks": [ENTRY | changes]})
+
+
+def table(text, says, options="--to cited"):
+    """An import of one table."""
+    return Row(f"import x.csv {options}", says, {"x.csv": text})
+
+
+def image(line, says, code=2, **files):
+    """A command about an image."""
+    named = {name.replace("_", "."): content for name, content in files.items()}
+    return Row(f"image {line}", says, named, code)
+
+
+def sparse(num_bytes):
+    def make(path):
+        with path.open("wb") as file:
+            file.truncate(num_bytes)
+
+    return make
+
+
+def link(target):
+    return lambda path: path.symlink_to(target)
+
+
+def claimed(text, line="run smoke"):
+    """What is said of a folder whose campaign file holds a text."""
+    file = "results/smoke/campaign.json"
+    return {"line": line, "files": {file: text}, "leaves": ("results/smoke/.lock",)}
+
+
+FILES = {
+    "campaign: not there": Row("run gone.toml", r"^gone\.toml: No such file or directory; give a "),
+    "campaign: a folder": Row("run .", r"^\.: Is a directory; give a campaign file, or a built-in"),
+    "campaign: a device": Row("run /dev/zero", r"^/dev/zero: no regular file"),
+    "campaign: a pipe": Row("run x.toml", r"^x\.toml: no regular file", {"x.toml": os.mkfifo}),
+    "campaign: a loop of links": Row(
+        "run x.toml", r"^x\.toml: Too many levels of symbolic links", {"x.toml": link("x.toml")}
+    ),
+    "campaign: 2 GB": Row("run x.toml", r"^x\.toml: larger than", {"x.toml": sparse(2**31)}),
+    "campaign: 2 MB": Row("run x.toml", r"larger than 1 MiB", {"x.toml": "#" * 2**21}),
+    "campaign: empty": Row("run x.toml", r"^x\.toml: key 'schema' is missing$", {"x.toml": ""}),
+    "campaign: not UTF-8": Row("run x.toml", "not a TOML file: .*; save it", {"x.toml": b"\xff"}),
+    "campaign: NUL": Row("run x.toml", r"not a TOML file: .*line 1", {"x.toml": b"a\0b"}),
+    "campaign: deep": Row("run x.toml", "nested too deep", {"x.toml": "x = " + "[" * 10_000}),
+    "campaign: a name of two lines": Row("run 'a\nb'", r"^a\\nb: No such file or directory"),
+    "campaign: a name of no text": Row("run '\udcff'", r"^\\udcff: No such file or directory"),
+    "campaign: syntax": campaign("[1, 8]", "[1, 8", r"not a TOML file: .*\(at line 5, column 1\)"),
+    "site: not there": Row("plan smoke --site gone", r"^gone: No such .*: example, testbed$"),
+    "site: a pipe": Row("plan smoke --site x", "no regular file", {"x": os.mkfifo}),
+    "folder: not there": Row("status gone", "^gone does not exist; give the results folder"),
+    "folder: a file": Row("collect x", "^x is a file; give the results folder", {"x": ""}),
+    "folder: empty": Row("cancel .", r"^\. holds no campaign; give the results folder"),
+    "folder: nothing sent": Row("resume .", "no jobs were sent from here; lockstep submit CAMP"),
+    "folder: below a file": Row("run smoke --to x/y", "x/y/smoke: Not a directory", {"x": ""}, 3),
+    "script: not there": Row("lint gone.sh", r"^gone\.sh: No such file or directory; give a batch"),
+    "script: a device": Row("lint /dev/zero", "^/dev/zero: over 4194304 bytes"),
+    "init: a file is there": Row(
+        "init --site example", r"^site\.toml exist already; --force replaces", {"site.toml": "mine"}
+    ),
+}
+KEYS = {
+    "key: given twice": campaign(
+        'size = "smoke"\n',
+        'size = "smoke"\nname = "x"\n',
+        "not a TOML file: key 'name' is given twice, on lines 2 and 7; keep one$",
+    ),
+    "key: misspelt": campaign("repeats", "repeat", r"unknown key 'repeat'; did you mean 'repeats'"),
+    "key: unknown": campaign("repeats", "colour", "unknown key 'colour'; known keys: schema, name"),
+    "key: of two lines": campaign("repeats", r'"a\nb"', r"unknown key 'a\\nb'; known keys: "),
+    "key: table misspelt": campaign(
+        "repeats = 2\n", "[job]\n", "unknown key 'job'; did you mean 'jobs'"
+    ),
+    "key: missing": campaign("schema = 1\n", "", "key 'schema' is missing$"),
+    "key: newer schema": campaign("schema = 1", "schema = 2", "schema = 2: input should be 1$"),
+    "key: site misspelt": site(
+        "partition", "partitio", r"^bad\.toml: unknown key 'partitio'; did you mean 'partition'"
+    ),
+    "key: site given twice": site(
+        "\n[container]", '\nname = "x"\n[container]', "'name' is given tw"
+    ),
+    "key: site missing": site('image = "/images/lockstep.sif"', "", "'container.image' is missing"),
+}
+VALUES = {
+    "value: text for a list": campaign("[1, 8]", '"two"', "world_sizes = 'two': input should be a"),
+    "value: empty axis": campaign("[1, 8]", "[]", r"world_sizes = \[\]: the list is empty; give"),
+    "value: nothing to measure": campaign('["weak"]', "[]", r"studies = \[\]: the list is empty"),
+    "value: zero": campaign("[1, 8]", "[1, 0]", r"world_sizes\.1 = 0: .* or equal to 1$"),
+    "value: negative": campaign("[1, 8]", "[-1]", r"world_sizes\.0 = -1: .* or equal to 1$"),
+    "value: true": campaign("[1, 8]", "[true]", r"world_sizes\.0 = (?i:true): .* valid integer$"),
+    "value: 1e9": campaign("[1, 8]", "[1_000_000_000]", r".* = 1000000000: .* equal to 1000000$"),
+    "value: fraction": campaign("[1, 8]", "[1.5]", r"world_sizes\.0 = 1\.5: .* valid integer$"),
+    "value: nan": campaign("repeats = 2", "rounds = nan", "rounds = nan: .* valid integer$"),
+    "value: inf": campaign("repeats = 2", "rounds = inf", "rounds = inf: .* valid integer$"),
+    "value: no rounds": campaign("repeats = 2", "rounds = 0", "rounds = 0: .* or equal to 1$"),
+    "value: warm-up -1": campaign(
+        "repeats = 2", "warmup_rounds = -1", ".* = -1: .* or equal to 0$"
+    ),
+    "value: warm-up 1e9": campaign(
+        "repeats = 2", "warmup_rounds = 1_000_000_000", "warmup_rounds = 1000000000: .* 1000000$"
+    ),
+    "value: seed": campaign("repeats = 2", "seed = -1", "seed = -1: .* or equal to 0$"),
+    "value: large seed": campaign("repeats = 2", f"seed = {2**70}", "seed = [0-9]+: .* less than"),
+    "value: endless number": campaign(
+        "repeats = 2", f"seed = {'9' * 5000}", "not a TOML file: a number"
+    ),
+    "value: a number for a text": campaign('"ladder"', "3", "name = 3 is not allowed; write the"),
+    "value: a number for a table": campaign("repeats = 2", "jobs = 3", "jobs = 3: .* be a table$"),
+    "value: a number for a truth": campaign(
+        "repeats = 2", "jobs.collect = 1", r"jobs\.collect = 1: .* valid boolean$"
+    ),
+    "value: size": campaign('"smoke"', '"smok"', "size = 'smok': .*; did you mean 'smoke'"),
+    "value: study": campaign('"weak"', '"wek"', r"studies\.0 = 'wek': .*; did you mean 'weak'"),
+    "value: collective": campaign(
+        '"weak"', '"colective"', r"studies\.0 = 'colective': .* did you mean 'collective'"
+    ),
+    "value: precision": campaign(
+        "repeats = 2", 'precision = "fp31"', r"precision = 'fp31': .*; did you mean 'fp32'\?$"
+    ),
+    "value: device": campaign("repeats = 2", 'device = "tpu"', "device = 'tpu': .* 'cpu' or 'cuda"),
+    "value: too many launches": campaign(
+        "repeats = 2",
+        "repeats = 1_000_000",
+        "2 world sizes x 1,000,000 repeats make 2,000,000 launches, over the limit of 10,000",
+    ),
+    "value: too many elements": campaign(
+        "repeats = 2",
+        'repeats = 6000\njobs.allocation = "array"',
+        "2 world sizes x 6,000 repeats x 1 cases make 12,000 launches, over the limit",
+    ),
+    "value: site's GPUs": site(
+        "per_node = 4", "per_node = -1", "gpus_per_node = -1: .* equal to 0"
+    ),
+    "value: site's CPUs": site("per_node = 64", "per_node = 0", "cpus_per_node = 0: .* equal to 1"),
+    "value: site's true": site("per_node = 64", "per_node = true", "cpus_per_node = (?i:true): "),
+    "value: site's cost": site(
+        "time =", 'currency = "EUR"\ncost_per_gpu_hour = nan\ntime =', "gpu_hour = nan: .* finite"
+    ),
+    "value: site's memory": site(
+        "time =", 'mem = "lots"\ntime =', "mem = 'lots' is not allowed; w"
+    ),
+    "value: relative image": site(
+        '"/images/', '"', r"container\.image = 'lockstep\.sif': not an ab"
+    ),
+    "value: relative scratch": site(
+        "time =", 'scratch = "x"\ntime =', "scratch = 'x': not an absol"
+    ),
+    "value: unknown directive": site(
+        "time =", 'extra_directives = ["--nodess=3"]\ntime =', "'--nodess=3': .* --nodelist"
+    ),
+}
+TIMES = {
+    "time: in words": site(
+        '"01:30:00"', '"2h"', r"time = '2h' is not allowed; .* \[days-\]HH:MM:SS"
+    ),
+    "time: a number": site('"01:30:00"', "90", r"time = 90 is not allowed; .* \[days-\]HH:MM:SS$"),
+    "time: TOML's": site(
+        '"01:30:00"', "01:30:00", "time = 01:30:00 is not allowed; write the limit"
+    ),
+    "time: seconds": site('"01:30:00"', '"00:00:30"', "time = '00:00:30': shorter than a minute"),
+    "time: for ever": site(
+        '"01:30:00"', '"9999-00:00:00"', "time = '9999-00:00:00': longer than a"
+    ),
+    "time: of a launch": campaign(
+        "repeats = 2", 'jobs.launch_time = "5m"', r"jobs\.launch_time = '5m' is not allowed; write"
+    ),
+}
+NAMES = {
+    "name: line break": campaign(
+        '"ladder"', r'"a\nb"', r"name = 'a\\nb' is not allowed; write the"
+    ),
+    "name: shell": campaign('"ladder"', '"a b;$(x)"', r"name = 'a b;\$\(x\)' is not allowed"),
+    "name: up": Row(
+        "run smoke --name ../up", r"name = '\.\./up' is not allowed; write the name of"
+    ),
+    "name: long": campaign('"ladder"', f'"{"x" * 5000}"', r"name = 'x{79}\.\.\. is not allowed"),
+    "name: empty": campaign('"ladder"', '""', "name = '' is not allowed; write the name"),
+    "name: partition": site('"gpu"', '"gpu; rm -rf"', "partition = 'gpu; rm -rf': a value for sba"),
+    "name: partition of two lines": site('"gpu"', r'"g\nu"', r"partition = 'g\\nu': a line break"),
+    "name: account": site(
+        "time =", 'account = "$(id)"\ntime =', r"account = '\$\(id\)': a value fo"
+    ),
+    "name: variable": site("time =", 'env = {"A B" = "0"}\ntime =', "not a variable's name"),
+    "name: variable of two lines": site("time =", 'env = {A = "a\\nb"}\ntime =', "a line break or"),
+    "name: shell lines of DOS": site(
+        "time =", 'shell_before = "echo a\\r\\necho b"\ntime =', "carriage return or NUL breaks a"
+    ),
+    "name: option of two lines": Row("run '--x\ny'", r"^No such option '--x\\ny'"),
+    "name: command": Row("rum", r"^No such command 'rum'"),
+    "name: workload": Row(
+        "run smoke -n --workload mlp:depth", "workload 'mlp:depth': 'depth' is not key="
+    ),
+    "name: built-in site": Row(
+        "init --site exmple", "^no built-in site 'exmple'; choose from exam"
+    ),
+}
+OPTIONS = {
+    "option: no sizes": Row("run smoke --world-sizes ''", "'' is not a list of numbers such as"),
+    "option: no studies": Row(
+        "run smoke --studies ''", r"studies\.0 = '': input should be 'strong'"
+    ),
+    "option: nan hours": planned("--budget nan is no number of hours", "--budget nan"),
+    "option: endless hours": planned("--budget inf is no number of hours", "--budget inf"),
+    "option: negative hours": planned(r"'--budget': -1\.0 is not in the range", "--budget=-1"),
+    "option: nan overhead": planned("--overhead nan is no fraction", "--overhead nan --json"),
+    "option: site missing": Row("plan smoke", "^Missing option '--site'"),
+    "option: watch": Row("status . --watch 0", r"'--watch': 0\.0 is not in the range"),
+    "option: element": Row("cancel . --point -1", "'--point': -1 is not in the range"),
+    "option: baseline 0": report(
+        result(), "'--baseline': 0 is not in", "report x.json --baseline 0"
+    ),
+    "option: threshold 2": report(result(), "'--threshold': 2.0 is", "report x.json --threshold 2"),
+    "option: threshold nan": report(
+        result(), "^--threshold nan is", "report x.json --threshold nan"
+    ),
+    "option: two outputs": report(result(), "both want stdout", "report x.json --csv --json"),
+}
+SHAPES = {
+    "shape: nodes not filled": planned(
+        "world size 6 does not fill nodes of 4 ranks on here; choose 4 or 8",
+        text=changed(CAMPAIGN, "[1, 8]", "[6]"),
+    ),
+    "shape: batch": campaign(
+        'studies = ["weak"]',
+        'studies = ["strong"]\nglobal_batch = 100',
+        "global_batch=100 does not divide by world_size=8; choose 96 or 104",
+    ),
+    "shape: batch too small": campaign(
+        'studies = ["weak"]',
+        'studies = ["strong"]\nglobal_batch = 4',
+        "global_batch=4 does not divide by world_size=8; choose 8, or",
+    ),
+    "shape: partition too small": site(
+        "[container]",
+        "[partitions.gpu]\nmax_nodes = 1\n[container]",
+        "world size 8 needs 2 nodes, but partition gpu of site here gives 1, for up to 4 ranks",
+    ),
+    "shape: partition unknown": planned(
+        r"no partition 'gpuu'; choose from gpu, or add \[partitions\.gpuu\]", "--partition gpuu"
+    ),
+}
+SLURM = {
+    "slurm: not installed": planned(
+        "^squeue is not installed here; use a login node",
+        line="submit",
+        code=3,
+        commands={},
+        leaves=("results", "results/ladder", "results/ladder/.lock", "results/ladder/jobs"),
+    ),
+    "slurm: partition": refused(
+        "sbatch: error: invalid partition specified: gpu",
+        r"^sbatch said: .*gpu; change partition in the site file \(partitions: debug\)$",
+        sinfo="debug",
+    ),
+    "slurm: nodes": refused(
+        "sbatch: error: Batch job submission failed: Node count specification invalid",
+        "change world_sizes in the campaign file .*gpu has 1 nodes",
+        sinfo="gpu has 1 nodes, jobs of 1-1",
+    ),
+    "slurm: time": refused(
+        "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+        r"change time in the site file or the campaign file|change time in .*limits: gpu 1:00:00",
+        sinfo="gpu 1:00:00",
+    ),
+    "slurm: GPUs": refused(
+        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
+        r"change gpu_type or gpus_per_node in the site file \(gres of a node: gpu:h100:4\)",
+        sinfo="gpu:h100:4",
+    ),
+    "slurm: account": refused(
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+        "combination specified",
+        r"change account in the site file \(your accounts: project\)",
+        sacctmgr="project",
+    ),
+    "slurm: QOS": refused(
+        "sbatch: error: Batch job submission failed: Invalid qos specification",
+        r"change qos in the site file \(your QOS: normal\)",
+        sacctmgr="normal",
+    ),
+    "slurm: not UTF-8": refused(
+        "sbatch: error: invalid partition specified: \\0377",
+        "^sbatch said: .*\ufffd; change partition in the site file",
+        sinfo="gpu",
+    ),
+}
+IMAGES = {
+    "image: not there": image(
+        "inspect gone.sif", r"^there is no image file gone\.sif; lockstep im"
+    ),
+    "image: a device": image("verify /dev/zero", "^there is no image file /dev/zero"),
+    "image: a folder": image("hash .", r"File '\.' is a directory"),
+    "image: no SIF": image("inspect x.sif", r"^x\.sif is no SIF image; build", x_sif="text"),
+    "image: empty": image("verify x.sif", r"^x\.sif is no SIF image", x_sif=""),
+    "image: cut short": image(
+        "inspect x.sif", r"^x\.sif is cut short: 10 bytes of it are missing", x_sif=bytes(SIF[:190])
+    ),
+    "image: another machine's": image(
+        "verify x.sif", "built for arm64, and this machine is ", 1, x_sif=bytes(SIF)
+    ),
+    "image: foreign record": image(
+        "hash x.sif", r"^x\.sif\.json is no record", x_sif=bytes(SIF), x_sif_json="{"
+    ),
+    "image: record is a pipe": image(
+        "hash x.sif", r"^x\.sif\.json is no record", x_sif=bytes(SIF), x_sif_json=os.mkfifo
+    ),
+    "image: somebody's": image(
+        "build cpu x.sif", r"is there and is not what x\.sif\.", x_sif="mine"
+    ),
+    "definition: not there": image(
+        "build gone", "^there is no definition gone; give a file or one"
+    ),
+    "definition: an image": image("build x.sif", r"^x\.sif is an image; the def", x_sif="text"),
+    "definition: empty": image("build x.def -n", r"^x\.def does not say where its", x_def=""),
+    "definition: 2 MB": image("build x.def", r"larger than 1 MiB", x_def=sparse(2**21)),
+    "argument: undefined": image(
+        "build x.def",
+        r"^x\.def needs a value of BASE; add --build-arg BASE=VALUE",
+        x_def=DEFINITION,
+    ),
+    "argument: unused": image(
+        "build x.def --build-arg NOPE=1",
+        r"^x\.def has no build argument NOPE; it has BASE$",
+        x_def=DEFINITION,
+    ),
+    "argument: of two lines": image(
+        "build x.def --build-arg 'BASE=a\nb'", "BASE holds a newline; give it", x_def=DEFINITION
+    ),
+    "argument: no value": image("build cpu --build-arg BASE", "'BASE' is not NAME=VALUE"),
+    "argument: unquoted": image(
+        'build cpu --apptainer-options "\'"', "is no command line: No clos"
+    ),
+    "apptainer: not installed": Row(
+        "image build cpu x.sif", "^apptainer is not installed here", code=3, commands={}
+    ),
+    "apptainer: too old": Row(
+        "image build cpu x.sif",
+        r"^apptainer 1\.1\.9 is installed here, and build arguments need 1\.2 or newer; load or",
+        code=3,
+        commands={"apptainer": "echo apptainer version 1.1.9"},
+    ),
+}
+RESULTS = {
+    "results: another campaign": Row(
+        says="holds results measured with size node, now it is smoke; give the campaign another",
+        **claimed('{"schema": 1, "size": "node"}'),
+    ),
+    "results: no campaign": Row(says="campaign.json: not a campaign: ", **claimed("[]")),
+    "results: cut short": Row(says="campaign.json: not a campaign: ", **claimed('{"schema": ')),
+    "results: newer": Row(says="schema 99 is not the schema 1", **claimed('{"schema": 99}')),
+    "results: corrupt journal": Row(
+        "run smoke",
+        r"launches/w1-r0/journal\.jsonl:1: not a journal line",
+        {"results/smoke/launches/w1-r0/journal.jsonl": "garbage\n"},
+        leaves=("results/smoke/.lock", "results/smoke/campaign.json"),
+    ),
+    "report: not there": Row("report gone", "^gone: no such file or folder$"),
+    "report: nothing": Row(
+        "report .", r"^\.: holds no launch, no pytest-benchmark file and no imp"
+    ),
+    "report: foreign": report('{"a": 1}', r"^x\.json: not a pytest-benchmark file: it has no list"),
+    "report: newer": report(
+        '{"benchmarks": [], "lockstep": {"schema": 99}}', r"^x\.json: lockstep schema 99 is not the"
+    ),
+    "report: older": report(
+        '{"benchmarks": [], "lockstep": {"schema": 0}}', r"^x\.json: lockstep schema 0 is not the"
+    ),
+    "report: empty": report("", r"^x\.json: the file is empty; delete it or measure again$"),
+    "report: cut short": report('{"benchmarks": [', r"^x\.json: not valid JSON, perhaps cut short"),
+    "report: NaN": report(result(stats={"rounds": float("nan")}), "NaN is not a JSON number$"),
+    "report: no mean": report(
+        result(stats={k: v for k, v in ENTRY["stats"].items() if k != "mean"}),
+        r"^x\.json: entry a .*'?mean",
+    ),
+    "report: not UTF-8": report(b'{"benchmarks": "\xff"}', r"^x\.json: not valid JSON"),
+    "report: deep": report("[" * 100_000, r"^x\.json: not valid JSON.*nested deeper than"),
+    "report: 2 GB": report(sparse(2**31), r"^x\.json: larger than the limit of 64 MiB"),
+    "report: a pipe": report(os.mkfifo, r"^x\.json: no regular file"),
+    "report: a device": Row("report /dev/zero", "^/dev/zero: no regular file"),
+    "report: a link out": Row(
+        "report .", "out", {"launches/w1-r0/result.json": link("/etc/passwd")}
+    ),
+    "report: page is a folder": report(
+        result(), r"^\. is a folder; name the page in it", "report x.json --output ."
+    ),
+    "report: page is somebody's": Row(
+        "report x.json --output x.html",
+        r"^x\.html is no Lockstep report; choose --output or pass --force$",
+        {"x.json": result(), "x.html": "mine"},
+    ),
+    "import: not there": Row(
+        "import gone.csv --to cited", r"^gone\.csv: cannot be read: it does not"
+    ),
+    "import: a folder": Row("import . --to cited", r"^\.: cannot be read: it is a folder"),
+    "import: a device": Row("import /dev/zero --to cited", "^/dev/zero: no regular file"),
+    "import: a pipe": Row("import x --to cited", "^x: no regular file", {"x": os.mkfifo}),
+    "import: empty": table("", r"^x\.csv: the table is empty; it needs a header and at least one"),
+    "import: columns": table("a,b\n1,2\n", r"^x\.csv: no column n, value, metric, unit; a table"),
+    "import: no number": table("n,value,metric,unit\nx,1,time,s\n", "n is 'x', not a number$"),
+    "import: nan": table("n,value,metric,unit\n1,nan,time,s\n", "value is 'nan', not a positive"),
+    "import: 1e22 ranks": table("n,value,metric,unit\n1e22,1,time,s\n", "n is '1e22', more than"),
+    "import: unit": table("n,value,metric,unit\n1,1,time,y\n", "unit 'y' is not one of ms, s, sec"),
+    "import: endless cell": table(f'n,value\n1,"{"x" * 200_000}', r"^x\.csv: not CSV after line 1"),
+    "import: into a file": table("n\n", "'--to': Directory 'x.csv' is a file", "--to x.csv"),
+    "import: size 0": table("n\n", "'--dataset-size': 0 is not in", "--to cited --dataset-size 0"),
+}
+ROWS = FILES | KEYS | VALUES | TIMES | NAMES | OPTIONS | SHAPES | SLURM | IMAGES | RESULTS
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it left."""
+
+    code: int
+    out: str
+    err: str
+    before: dict[str, tuple[int, ...]]
+    after: dict[str, tuple[int, ...]]
+
+
+def look(folder):
+    """Return each name below a folder with what changes when it is written."""
+    found = {}
+    for path in folder.rglob("*"):
+        facts = path.lstat()
+        is_folder = path.is_dir() and not path.is_symlink()
+        kept = (facts.st_mode,) if is_folder else (facts.st_mode, facts.st_size, facts.st_mtime_ns)
+        found[str(path.relative_to(folder))] = kept
+    return found
+
+
+def make(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def end(row, place):
+    """Run a row's command in a folder of its own."""
+    folder = place / "here"
+    folder.mkdir(parents=True)
+    make(folder, row.files)
+    environ = dict(os.environ)
+    if row.commands is not None:
+        stand_ins = StandIns(place / "bin")
+        for name, lines in row.commands.items():
+            stand_ins.act(name, lines)
+        environ["PATH"] = str(place / "bin")
+    before = look(folder)
+    ended = subprocess.run(
+        [*BOUNDED, COMMAND, *shlex.split(row.line)],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr, before, look(folder))
+
+
+@pytest.fixture(scope="module")
+def all_ended(request, tmp_path_factory):
+    """How the chosen rows ended, a few at a time."""
+    chosen = [item.callspec.params["name"] for item in request.session.items
+              if item.path == request.path and "all_ended" in item.fixturenames]  # fmt: skip
+    place = tmp_path_factory.mktemp("bad")
+    places = [place / str(number) for number in range(len(chosen))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(chosen, pool.map(end, map(ROWS.get, chosen), places), strict=True))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_input_ends_in_one_sentence_and_changes_nothing(name, all_ended):
+    row, ended = ROWS[name], all_ended[name]
+    assert "Traceback" not in ended.out + ended.err
+    errors = re.findall("^Error: (.*)$", ended.err, re.MULTILINE)
+    assert len(errors) == 1, ended.err
+    assert ended.err.endswith(f"Error: {errors[0]}\n")
+    assert re.search(row.says, errors[0]), errors[0]
+    assert ended.code == row.code
+    assert "Error" not in ended.out
+    kept = {path: facts for path, facts in ended.after.items() if path not in row.leaves}
+    assert kept == ended.before
