@@ -118,7 +118,7 @@ class CaseRecord:
             ValueError: The block is of another schema version, or lacks a field.
         """
         check_schema(block, where)
-        known = {f.name: block[f.name] for f in fields(cls) if f.name in block}
+        known = {name: block[name] for name in _NAMES if name in block}
         missing = [name for name in _REQUIRED if name not in known]
         if missing:
             raise ValueError(
@@ -128,6 +128,7 @@ class CaseRecord:
         return cls(**known)
 
 
+_NAMES = tuple(f.name for f in fields(CaseRecord))
 _REQUIRED = [
     f.name for f in fields(CaseRecord) if f.default is MISSING and f.default_factory is MISSING
 ]

@@ -378,13 +378,15 @@ def _check_types(
 ) -> None:
     """Refuse a value, or a value in a list, that is not what a reader relies on."""
     for name, allowed in types.items():
-        value = holder.get(name)
-        if name in holder and not _is_good(value, allowed):
+        if name not in holder:
+            continue
+        value = holder[name]
+        if not _is_good(value, allowed):
             raise ValueError(
                 f"{where}: {name} is {_short(value)}, which its type or range does not allow"
             )
-        inner = _LISTED_TYPES.get(name)
-        for one in value if inner and value else ():
+        inner = _LISTED_TYPES.get(name) if value else None
+        for one in value if inner else ():
             if not _is_good(one, inner or ()):
                 raise ValueError(
                     f"{where}: {name} holds {_short(one)}, which its type or range does not allow"
@@ -393,8 +395,9 @@ def _check_types(
 
 def _is_good(value: object, allowed: tuple[type, ...]) -> bool:
     """Tell whether a value is of a type, and as a number one that can be counted or measured."""
-    in_range = not isinstance(value, int | float) or 0 <= value <= LARGEST_NUMBER
-    return isinstance(value, allowed) and in_range
+    if not isinstance(value, allowed):
+        return False
+    return not isinstance(value, (int, float)) or 0 <= value <= LARGEST_NUMBER
 
 
 def _short(value: object) -> str:
