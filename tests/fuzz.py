@@ -91,9 +91,10 @@ def keep(seen: Seen) -> list[str]:
     """Write what shows each fault into a file, and return lines that say where."""
     lines = []
     for fault, content in seen.faults.items():
-        path = FOUND / seen.name / f"{crc32(content):08x}"
+        path = FOUND / seen.name / f"{crc32(content):08x}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        found = {"fault": fault, "content": content.decode("latin-1")}  # which has all bytes
+        path.write_text(json.dumps(found, indent=1) + "\n")
         lines.append(f"  {seen.name}: {fault}: {path.relative_to(ROOT)} ({len(content)} bytes)")
     return lines
 
