@@ -54,7 +54,7 @@ def configured(*lines: str) -> Iterator[None]:
 def over_memory(folder: Path) -> Seen:
     with ExitStack() as stack:
         stack.enter_context(configured("JobAcctGatherParams=OverMemoryKill"))
-        here = stack.enter_context(ground("memory", site={"mem": "3G"}, env=SHORT))
+        here = stack.enter_context(ground("memory", site={"mem": "3G"}))
         here.put("hold", "eat-1")
         job_id = here.submit()
         here.at_gate(0, 1)
@@ -69,7 +69,8 @@ def over_memory(folder: Path) -> Seen:
         text = (
             f"job {word}, exit {facts['exit_code']}; fail: {reasons}; good: {here.cases()}; {told}"
         )
-        return Seen(text, "memory" in told and facts["exit_code"] != 0, took)
+        named = all("memory" in reason for reason in reasons) and len(reasons) == 1
+        return Seen(text, named and len(here.cases()) == 1 and facts["exit_code"] == 1, took)
 
 
 def unwritable(folder: Path) -> Seen:
@@ -284,7 +285,7 @@ def stepd_killed(folder: Path) -> Seen:
 
 
 def prolog_fails(folder: Path) -> Seen:
-    prolog = testbed.SHARED / "fault-prolog"
+    prolog = testbed.SHARED / "prolog-that-fails"
     prolog.write_text("#!/bin/sh\nexit 1\n")
     prolog.chmod(0o755)
     with ground("prolog") as here:

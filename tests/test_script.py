@@ -642,6 +642,20 @@ def test_the_job_ends_as_its_journals_say_and_not_as_srun_does(stubs, tmp_path):
     assert ended_as(tmp_path)["exit_code"] == 0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurmstepd-node1: error: StepId=30.0 exceeded memory limit (608 > 524), being killed",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=30.0. Some of the step tasks have",
+        "srun: error: node1: task 1: Out Of Memory",
+    ],
+)
+def test_that_memory_ran_out_is_told_rather_than_what_came_of_it(stubs, tmp_path, said):
+    lines = f"lockstep: rank 0 on a: rank 1 is lost\nsrun: error: a: task 0: Killed\n{said}\n"
+    _, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], lines, 137), ([RESUMED], "", 0))
+    assert told == ["--skip-failed", f"--after={said}"]
+
+
 def test_what_ended_a_step_is_told_in_300_plain_characters(stubs, tmp_path):
     said = "lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400 + "\nlockstep: rank 0 too\n"
     _, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], said, 1), ([RESUMED], "", 0))

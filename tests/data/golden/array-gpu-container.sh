@@ -191,9 +191,10 @@ none_failed() { # none_failed JOURNAL: whether the last that it says of each cas
 
 cause() { # cause LOG LINE: print why a step ended, as far as its log says from that line on
     tail -n "+$2" -- "$1" | LC_ALL=C awk '
-        /^lockstep: rank / { rank = $0; exit }
+        /^(slurmstepd|srun)[^ ]*: .*(exceeded memory limit|oom.kill|Out Of Memory)/ { memory = $0; exit }
+        !rank && /^lockstep: rank / { rank = $0 }
         !task && /^srun: error: [^ ]*: tasks? / { task = $0 }
-        END { print rank ? rank : task }' | LC_ALL=C tr -cd '[:print:]' | cut -c 1-300 || :
+        END { print memory ? memory : rank ? rank : task }' | LC_ALL=C tr -cd '[:print:]' | cut -c 1-300 || :
 }
 
 nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
