@@ -159,8 +159,10 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     for name in ("uuid", "job", "kind", "time"):
         if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
             raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
-    if not re.fullmatch(r"\d*", str(entry.get("id") or ""), re.ASCII):
-        raise ValueError(f"{path}: a line has the id {str(entry['id'])[:80]!r}, which is no job's")
+    job_id = entry.get("id")
+    is_id = isinstance(job_id, str) and re.fullmatch("[0-9]+", job_id)
+    if job_id is not None and not is_id:
+        raise ValueError(f"{path}: a line has the id {str(job_id)[:80]!r}, which is no job's")
     if not files.are_texts(entry.get("launches", [])):
         raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
 

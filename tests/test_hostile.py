@@ -229,7 +229,8 @@ PAYLOAD = (
     "<svg onload=document.title='ran'></svg><iframe srcdoc=\"<script>top.document.title='ran'"
     '</script>"></iframe><a href="javascript:document.title=\'ran\'">x</a><base href=//x.invalid>'
     "</title></style></textarea></script>--><meta http-equiv=refresh content=0;url=//x.invalid>"
-    "<link rel=stylesheet href=//x.invalid>{{7*7}}{% raw %}&lt;script&gt;&#0;"
+    '<link rel=stylesheet href=//x.invalid>#0072b2 xmlns="x id="text_1"{{7*7}}{% raw %}&lt;'
+    "script&gt;&#0;"
 )
 # What a reader decides by, and so refuses or leaves aside where it is something else.
 KEPT = {"study", "scaling", "kind", "schema", "device", "launch", "name", "fullname", "case", "id"}
