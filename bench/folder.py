@@ -165,6 +165,8 @@ class Folder:
         named = isinstance(launches, list) and all(map(_has_name, launches))
         if not named or not files.are_texts(studies):
             raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
+        if not isinstance(stored.get("case_budget"), int | float | None):
+            raise ValueError(f"{path}: not a campaign: its case_budget is no number of seconds")
         return stored
 
 

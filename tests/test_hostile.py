@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -131,9 +132,15 @@ def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
     with pytest.raises(ValueError, match="is no name of a launch"):
         Folder(tmp_path).journal(name)
     send(tmp_path, "ladder", "17", [name])
+    with pytest.raises(ValueError, match="is no name of a launch"):
+        Results(tmp_path).jobs()
+
+
+def test_a_record_that_names_no_launch_is_one_sentence(tmp_path):
+    send(tmp_path, "ladder", "17", ["../../secret"])
     code, _, said = lockstep("status", tmp_path, cwd=tmp_path)
     assert code == 2
-    assert "is no name of a launch" in said
+    assert "'../../secret' is no name of a launch; leave no / in it" in said
 
 
 @pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
@@ -363,9 +370,15 @@ PRODUCT = [
 ] + sorted(ROOT.glob("*.py"))
 
 
+@cache
+def nodes(path):
+    """Return what a file is made of."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def calls(path):
     """Yield the calls of a file, each with the name it is called by."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 
@@ -377,9 +390,8 @@ def keywords(call):
 def test_nothing_is_read_that_could_run():
     banned = re.compile(r"(pickle|marshal|shelve|dill|joblib)\b|\beval\b|\bexec\b|yaml\.load\b")
     for path in PRODUCT:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-        names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        names = {a.name for n in nodes(path) if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module for n in nodes(path) if isinstance(n, ast.ImportFrom) and n.module}
         assert not [name for name in names if banned.match(name)], path
         for call, name in calls(path):
             assert not banned.fullmatch(name), f"{path}:{call.lineno}"
