@@ -1,0 +1,301 @@
+"""Launches of real ranks from a copy of the suite, whose one measured file breaks as it is told."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fault import Seen
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "tests" / "samples"
+# Of a healthy case, which takes a fraction of a second, on two cores that do other things as well.
+BUDGET_S = 9.0
+HUNG_S = BUDGET_S + 2.0
+DEAD_S = 2.0
+PATIENCE_S = 120.0
+POLL_S = 0.02
+CAMPAIGN = f"""
+schema = 1
+name = "fault"
+studies = ["weak"]
+repeats = 1
+size = "smoke"
+device = "cpu"
+threads_per_rank = 1
+case_budget = {BUDGET_S:g}
+"""
+OPTIONS = (
+    *("-m", "pytest", "bench", "--size=smoke", "--device=cpu", "--threads-per-rank=1"),
+    *(f"--case-budget={BUDGET_S:g}", "--journal=out.journal.jsonl", "--benchmark-json=out.json"),
+)
+# What torchrun or a rank says once it knows of a rank's end; the journal's word of a failed case.
+SIGNS = (b"closing signal", b"exitcode", b"lockstep: rank", b"ERROR: ", b"Exit: ")
+FAILED = b'"kind": "fail"'
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a launch.
+
+    Attributes:
+        codes: Exit codes: of each rank, or of `lockstep run` alone.
+        said: All that was printed, by ranks, torchrun and lockstep.
+        lines: The journal.
+        document: The JSON; empty where there is none.
+        told: Rank -> case -> its phases that did not pass, as that rank's pytest reported them.
+        detected_s: Seconds from the fault to the first sign of it; None where it left no time.
+        num_left: Processes that still run.
+    """
+
+    codes: list[int]
+    said: str
+    lines: list[dict[str, Any]]
+    document: dict[str, Any]
+    told: dict[int, dict[str, list[str]]]
+    detected_s: float | None
+    num_left: int
+
+    def ends(self, kind: str) -> dict[str, str]:
+        """Return short case name -> reason of the lines of one kind, the last of each case."""
+        return {
+            short(line["case"]): line.get("reason", "")
+            for line in self.lines
+            if line["kind"] == kind
+        }
+
+    @property
+    def measured(self) -> list[str]:
+        """The cases whose timings the JSON holds."""
+        return [short(one["name"]) for one in self.document.get("benchmarks", ())]
+
+    def line(self, pattern: str) -> str:
+        """Return the first line that was printed and holds a pattern, or nothing."""
+        found = re.search(rf"^.*{pattern}.*$", self.said, re.MULTILINE)
+        return found[0].strip() if found else ""
+
+
+def short(case: str) -> str:
+    """Return a case's name without its file and parameters."""
+    return case.rpartition("::")[2].partition("[")[0]
+
+
+def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
+    """Copy what measures into a folder, with one file of cases in the place of the suite's own."""
+    for name in ("conftest.py", "lockstep.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("test_*", "__pycache__")
+    shutil.copytree(ROOT / "bench", folder / "bench", ignore=ignored)
+    shutil.copy(case, folder / "bench" / "test_faulted.py")
+    shutil.copy(SAMPLES / "telling_conftest.py", folder / "bench" / "conftest.py")
+
+
+def environ(folder: Path, **own: str) -> dict[str, str]:
+    """Return variables without those of a launcher or of pytest, and with a fault's."""
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)} | own
+
+
+@dataclass
+class Started:
+    """Processes of one launch, and what they write.
+
+    Attributes:
+        folder: Where they run.
+        processes: The ranks, or `lockstep run` alone.
+        detected: When the first sign of the fault was seen, as `time.time()` tells it.
+    """
+
+    folder: Path
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    detected: float | None = None
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start one process in a session of its own, whose output goes to a file."""
+        with (self.folder / f"out-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def wait(self) -> None:
+        """Wait until all have ended, and note the first sign of the fault on the way."""
+        until(self._has_ended, "the end of the launch")
+
+    def _has_ended(self) -> bool:
+        codes = [process.poll() for process in self.processes]
+        if self.detected is None and self._is_injected() and (any(codes) or self._has_sign()):
+            self.detected = time.time()
+        return None not in codes
+
+    def _is_injected(self) -> bool:
+        return (self.folder / "injected").exists()
+
+    def _has_sign(self) -> bool:
+        if any(FAILED in path.read_bytes() for path in self._journals()):
+            return True
+        return any(sign in text for text in self._texts() for sign in SIGNS)
+
+    def _journals(self) -> Iterator[Path]:
+        return self.folder.glob("**/*journal.jsonl")
+
+    def _texts(self) -> Iterator[bytes]:
+        logs = [*sorted(self.folder.glob("out-*.log")), *self.folder.glob("**/log.txt")]
+        return (path.read_bytes() for path in logs)
+
+    def ended(self) -> Ended:
+        """Return what is left."""
+        detected_s = None
+        if self.detected is not None:
+            detected_s = self.detected - float((self.folder / "injected").read_text())
+        return Ended(
+            codes=[process.returncode for process in self.processes],
+            said=b"\n".join(self._texts()).decode(errors="replace"),
+            lines=[line for path in self._journals() for line in read_lines(path)],
+            document=self._document(),
+            told=self._told(),
+            detected_s=detected_s,
+            num_left=len(inside(self.folder)),
+        )
+
+    def _document(self) -> dict[str, Any]:
+        paths = [self.folder / "out.json", *self.folder.glob("results/**/result.json")]
+        found = [json.loads(path.read_text()) for path in paths if path.exists()]
+        return dict(found[0]) if found else {}
+
+    def _told(self) -> dict[int, dict[str, list[str]]]:
+        told: dict[int, dict[str, list[str]]] = {}
+        for path in sorted(self.folder.glob("told-*.jsonl")):
+            own = told.setdefault(int(path.stem.removeprefix("told-")), {})
+            for line in read_lines(path):
+                phases = own.setdefault(short(line["case"]), [])
+                if line["outcome"] != "passed":
+                    phases.append(f"{line['when']} {line['outcome']}")
+        return told
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until something holds.
+
+    Raises:
+        RuntimeError: It did not in time.
+    """
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {patience_s:g} s in vain for {what}")
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Started]:
+    """Give a launch to start processes of, and leave none of them."""
+    launch = Started(folder)
+    try:
+        yield launch
+    finally:
+        for pid in inside(folder):
+            kill(pid)
+        for process in launch.processes:
+            process.wait()
+
+
+def kill(pid: int) -> None:
+    """End a process that may have ended."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def inside(folder: Path) -> list[int]:
+    """Return the processes that run in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            is_inside = path.readlink() == folder.resolve()
+        except OSError:  # it has ended, or is the kernel's
+            continue
+        if is_inside:
+            found.append(int(path.parent.name))
+    return found
+
+
+def ladder(folder: Path, fault: str, *, ranks: int = 2, **env: str) -> Ended:
+    """Measure by `lockstep run`, which starts a launch again after a crash."""
+    suite(folder)
+    with started(folder) as launch:
+        begin_ladder(launch, fault, ranks=ranks, **env)
+        launch.wait()
+        return launch.ended()
+
+
+def begin_ladder(
+    launch: Started, fault: str, *options: str, ranks: int = 2, **env: str
+) -> "subprocess.Popen[bytes]":
+    """Start `lockstep run` in a copy of the suite and do not wait for it."""
+    (launch.folder / "fault.toml").write_text(f"{CAMPAIGN}world_sizes = [{ranks}]\n")
+    command = [sys.executable, "lockstep.py", "run", "fault.toml", *options]
+    return launch.start(command, environ(launch.folder, FAULT=fault, **env))
+
+
+def alone(folder: Path, fault: str, *options: str, ranks: int = 2, **env: str) -> Ended:
+    """Measure by ranks that no launcher ends when one of them has ended."""
+    suite(folder)
+    with started(folder) as launch, store(folder) as (address, pid):
+        for rank in range(ranks):
+            variables = {
+                "LOCKSTEP_STORE": address,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
+            own = environ(folder, FAULT=fault, FAULT_STORE=str(pid), **variables, **env)
+            launch.start([sys.executable, *OPTIONS, *options], own)
+        launch.wait()
+        return launch.ended()
+
+
+@contextmanager
+def store(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve a store outside the ranks, as a job script does: its address and its process."""
+    path = folder / "store"
+    serve = [*("-m", "bench.store", "--host", "127.0.0.1"), "--address-file", str(path)]
+    with subprocess.Popen(
+        [sys.executable, *serve], cwd=folder, env=environ(folder), stdin=subprocess.PIPE
+    ) as process:
+        try:
+            until(path.exists, "the store")
+            yield path.read_text().strip(), process.pid
+        finally:
+            process.kill()
+
+
+def seen(ended: Ended, said: str, **expected: bool) -> Seen:
+    """Return what was seen, and which of the expectations did not hold."""
+    wrong = [name.replace("_", " ") for name, holds in expected.items() if not holds]
+    text = f"{said}; NOT: {', '.join(wrong)}" if wrong else said
+    return Seen(text, not wrong, ended.detected_s)

@@ -1,0 +1,33 @@
+"""Lets every rank tell how its cases ended, for only rank 0 prints and writes.
+
+As pytest-randomly does without a seed that is shared, `FAULT=shuffle` orders the cases anew on each
+rank; `FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead.
+"""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+RANK = os.environ.get("RANK", "0")
+AHEAD_S = 3600.0
+# Opened now, for a rank that breaks may be unable to open any file.
+TOLD = Path(f"told-{RANK}.jsonl").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+if os.environ.get("FAULT") == "clock" and os.environ.get("FAULT_RANK", "1") == RANK:
+    _time = time.time
+    time.time = lambda: _time() + AHEAD_S
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    if os.environ.get("FAULT") == "shuffle":
+        random.Random(int(RANK)).shuffle(items)  # noqa: S311, an order is no secret
+
+
+def pytest_runtest_logreport(report):
+    told = {"case": report.nodeid, "when": report.when, "outcome": report.outcome}
+    TOLD.write(json.dumps(told) + "\n")
