@@ -656,6 +656,17 @@ def test_that_memory_ran_out_is_told_rather_than_what_came_of_it(stubs, tmp_path
     assert told == ["--skip-failed", f"--after={said}"]
 
 
+def test_a_log_that_was_flooded_keeps_its_beginning_and_its_end(stubs, tmp_path):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    flood = "echo first; head -c 70000000 /dev/zero | tr '\\0' x; echo; echo last"
+    assert execute(render(job, plain()), stubs, tmp_path, STUB_DO=flood).returncode == 0
+    text = (tmp_path / "launches" / "w1-r0" / "log.txt").read_text()
+    assert text.startswith("first\nxxx")
+    assert "\nlockstep: of 70000012 bytes all but the first and last 1048576 are left out\n" in text
+    assert text.endswith("x\nlast\n")
+    assert len(text) < 2_200_000
+
+
 def test_what_ended_a_step_is_told_in_300_plain_characters(stubs, tmp_path):
     said = "lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400 + "\nlockstep: rank 0 too\n"
     _, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], said, 1), ([RESUMED], "", 0))

@@ -281,11 +281,23 @@ none_failed() { # none_failed JOURNAL: whether the last that it says of each cas
 }
 
 cause() { # cause LOG LINE: print why a step ended, as far as its log says from that line on
-    tail -n "+$2" -- "$1" | LC_ALL=C awk '
+    tail -n "+$2" -- "$1" | LC_ALL=C cut -b 1-1000 | LC_ALL=C awk '
         /^(slurmstepd|srun)[^ ]*: .*(exceeded memory limit|oom.kill|Out Of Memory)/ { memory = $0; exit }
         !rank && /^lockstep: rank / { rank = $0 }
         !task && /^srun: error: [^ ]*: tasks? / { task = $0 }
         END { print memory ? memory : rank ? rank : task }' | LC_ALL=C tr -cd '[:print:]' | cut -c 1-300 || :
+}
+
+shorten() { # shorten LOG: of one that a rank has flooded keep the beginning and the end
+    local bytes
+    bytes=$(wc -c <"$1")
+    [ "$bytes" -gt 67108864 ] || return 0
+    {
+        head -c 1048576 -- "$1"
+        printf '\nlockstep: of %d bytes all but the first and last 1048576 are left out\n' "$bytes"
+        tail -c 1048576 -- "$1"
+    } >"$1.tmp"
+    mv -- "$1.tmp" "$1"
 }
 
 nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
@@ -322,8 +334,9 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
         if [ "$rc" -eq 5 ] && [ -s "$journal" ]; then
             rc=0 # pytest: nothing was left to measure
         fi
-        [ "$rc" -ne 0 ] || break
         words=$(cause "$log" "$((line + 1))")
+        shorten "$log"
+        [ "$rc" -ne 0 ] || break
         say "$name: srun ended with $rc${words:+: $words}"
         if [ "$rc" -eq 75 ] || [ -e "$stop" ]; then
             stopping=${stopping:-'there is a stop file'}
