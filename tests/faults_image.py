@@ -10,7 +10,7 @@ from typing import Any
 import ground as testbed
 from cluster import IMAGE
 from fault import Fault, Seen
-from faults_slurm import BEFORE, NUM_BEFORE, SHORT, code, measured, rewrite_site
+from faults_slurm import BEFORE, NUM_BEFORE, SHORT, code, measured
 from ground import Ground, first, ground
 
 missing = testbed.missing
@@ -44,7 +44,7 @@ def gone(folder: Path) -> Seen:
             later = (
                 f"( until [ -e {here.folder}/arrived-1 ]; do sleep 0.05; done; rm -f {image} ) &"
             )
-            rewrite_site(here, shell_before=f"{command} {image}; {later}")
+            here.rewrite_site(shell_before=f"{command} {image}; {later}")
             if command == "true":
                 here.put("eat-none")
                 here.put("hold")
@@ -147,7 +147,7 @@ def no_gpu(folder: Path) -> Seen:
 
 
 def fewer_gpus(folder: Path) -> Seen:
-    with ground("fewer-gpus", site=GPUS, device="cuda", world_sizes=[3]) as here:
+    with ground("fewer-gpus", site=GPUS, device="cuda", world_sizes=[3], global_batch=12) as here:
         ended = here.lockstep("submit", "campaign.toml", "--site", "site.toml")
         by_hand = testbed.as_user(
             *("srun", "--partition=debug", "--account=project", "--nodes=1", "--ntasks=3"),
@@ -169,15 +169,9 @@ def fewer_gpus(folder: Path) -> Seen:
 
 def two_images(folder: Path) -> Seen:
     with ground("two-images", site={"max_ranks_per_node": 1}, env=SHORT) as here:
-        other = here.folder / "other.sif"
-        shutil.copy(IMAGE, other)
-        with other.open("ab") as file:
-            file.write(b"\0" * 4096)
-        here.own(other)
-        swap = f'set -- "${{@/#{IMAGE}/{other}}}"'
-        real = 'exec /usr/bin/apptainer "$@"'
-        tools = here.tool("apptainer", f'[ "$SLURMD_NODENAME" != node2 ] || {swap}\n{real}')
-        rewrite_site(here, shell_before=f"PATH={tools}:$PATH")
+        labels = here.folder / "labels.json"
+        labels.write_text('{"org.label-schema.build-date": "another day"}')
+        here.bind_on("node2", f"{labels}:/.singularity.d/labels.json")
         job_id = here.submit()
         facts = here.finished(job_id)
         line = first(here.log().splitlines(), "image")
@@ -203,7 +197,7 @@ FAULTS = [
     Fault(
         38,
         "two images on different ranks",
-        "rank 1's Apptainer is given another file",
+        "the image of node2 carries the record of another build",
         "refused before the first case, with the rank that differs",
         two_images,
     ),

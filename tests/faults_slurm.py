@@ -75,27 +75,13 @@ def over_memory(folder: Path) -> Seen:
 
 def unwritable(folder: Path) -> Seen:
     with ground("unwritable", site={"max_ranks_per_node": 1}, env=SHORT) as here:
-        real = "exec /usr/bin/apptainer"
-        results = here.results
-        tools = here.tool(
-            "apptainer",
-            f'[ "$SLURMD_NODENAME" != node2 ] || [ "$1" != exec ] || '
-            f'{{ shift; {real} exec --bind="{results}:{results}:ro" "$@"; }}\n{real} "$@"',
-        )
-        rewrite_site(here, shell_before=f"PATH={tools}:$PATH")
+        here.bind_on("node2", f"{here.results}:{here.results}:ro")
         job_id = here.submit()
         facts = here.finished(job_id)
         line = first(here.log().splitlines(), "cannot write")
         text = f"exit {facts['exit_code']}, srun: {code(here, job_id)}; {line}"
         holds = "rank 1" in line and not measured(here) and facts["exit_code"] == 1
         return Seen(text, holds)
-
-
-def rewrite_site(here: Ground, **keys: str) -> None:
-    """Set keys of the site of a ground."""
-    path = here.folder / "site.toml"
-    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join([*lines, path.read_text()]))
 
 
 def code(here: Ground, job_id: str) -> str:
@@ -154,7 +140,7 @@ def nearly_over(folder: Path) -> Seen:
 def over_time(folder: Path) -> Seen:
     with ground("over-time", jobs={"time": "00:01:00"}, studies=BEFORE, env=SHORT) as here:
         here.put("hold")
-        rewrite_site(here, shell_before="trap '' USR1")
+        here.rewrite_site(shell_before="trap '' USR1")
         job_id = here.submit()
         here.at_gate(0, 1)
         until(lambda: testbed.state(job_id) == "TIMEOUT", "TIMEOUT", 200)
@@ -430,7 +416,7 @@ def without_accounting(folder: Path) -> Seen:
 
 def dependency(folder: Path) -> Seen:
     with ground("dependency", jobs={"preflight": True}) as here:
-        rewrite_site(here, shell_before="exit 3")
+        here.rewrite_site(shell_before="exit 3")
         testbed.done(here.lockstep("submit", "campaign.toml", "--site", "site.toml"))
         began = time.monotonic()
         last = here.sent()[-1]
@@ -471,7 +457,7 @@ def partition_down(folder: Path) -> Seen:
 
 def element_fails(folder: Path) -> Seen:
     with ground("element", jobs={"allocation": "array"}, world_sizes=[1]) as here:
-        rewrite_site(here, shell_before='[ "${SLURM_ARRAY_TASK_ID:-0}" != 1 ] || exit 9')
+        here.rewrite_site(shell_before='[ "${SLURM_ARRAY_TASK_ID:-0}" != 1 ] || exit 9')
         here.submit()
         until(lambda: not queued(), "the array's end")
         row = here.status()["jobs"][0]
@@ -506,14 +492,19 @@ def ports_taken(folder: Path) -> Seen:
 
 
 def flood(folder: Path) -> Seen:
-    with ground("flood", env=SHORT) as here:
-        here.put("flood-0", "flood-1")
-        job_id = here.submit()
-        facts = here.finished(job_id)
-        size = (here.results / "launches" / "w2-r0" / "log.txt").stat().st_size
-        line = first(here.log().splitlines(), "lockstep:", "left out")
-        text = f"exit {facts['exit_code']}, good: {here.cases()}, log of {size} bytes; {line}"
-        return Seen(text, here.cases() == ["strong", "weak"] and size < 70_000_000)
+    texts, holds = [], []
+    for name, good in (("flood", ["strong", "weak"]), ("raise", ["weak"])):
+        with ground("flood", env=SHORT) as here:
+            here.put("flood-0", "flood-1", f"{name}-0")
+            job_id = here.submit()
+            facts = here.finished(job_id)
+            size = (here.results / "launches" / "w2-r0" / "log.txt").stat().st_size
+            line = first(here.log().splitlines(), "lockstep: of", "left out")
+            texts.append(
+                f"{name}: exit {facts['exit_code']}, good {here.cases()}, {size} B; {line}"
+            )
+            holds.append(here.cases() == good and size < 70_000_000)
+    return Seen("; ".join(texts), all(holds))
 
 
 def driver_killed(folder: Path) -> Seen:
@@ -684,7 +675,7 @@ FAULTS = [
     Fault(
         44,
         "flood of output",
-        "each rank writes 100 MB",
+        "each rank writes 100 MB, once in a case that passes and once in one that fails",
         "no deadlock, a log of bounded size",
         flood,
     ),

@@ -1,7 +1,8 @@
 """A workload whose strong case does what files say, so that faults strike a case while it runs.
 
 In the folder that `FAULT_FOLDER` names, `arrived-RANK` appears once a rank is in that case, which
-waits there as long as `hold` exists; then `eat-RANK` fills memory, `flood-RANK` writes 100 MB.
+waits there as long as `hold` exists; then `eat-RANK` fills memory, `flood-RANK` writes 100 MB and
+`raise-RANK` raises.
 """
 
 import os
@@ -43,6 +44,8 @@ def _act(folder: Path, rank: str) -> None:
         (folder / f"flood-{rank}").unlink()
         for _ in range(FLOOD_BYTES // PAGE):
             os.write(sys.__stdout__.fileno(), b"x" * (PAGE - 1) + b"\n")
+    if (folder / f"raise-{rank}").exists():
+        raise RuntimeError("a fault")
 
 
 def _eat() -> None:

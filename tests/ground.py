@@ -178,6 +178,19 @@ class Ground:
         lines = (self.results / "jobs" / "submitted.jsonl").read_text().splitlines()
         return [entry["id"] for entry in map(json.loads, lines) if "id" in entry]
 
+    def rewrite_site(self, **keys: str) -> None:
+        """Set further keys of the site."""
+        path = self.folder / "site.toml"
+        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+        path.write_text("\n".join([*lines, path.read_text()]))
+
+    def bind_on(self, node: str, bind: str) -> None:
+        """Bind something further into the image on one node alone."""
+        real = "exec /usr/bin/apptainer"
+        elsewhere = f'[ "$SLURMD_NODENAME" = {node} ] || {real} "$@"'
+        tools = self.tool("apptainer", f'{elsewhere}\nshift\n{real} exec --bind="{bind}" "$@"')
+        self.rewrite_site(shell_before=f"PATH={tools}:$PATH")
+
     def status(self, tools: Path | None = None) -> dict[str, Any]:
         """Return how the campaign stands, as `lockstep status --json` says it."""
         ended = self.lockstep("status", "results/fault", "--json", tools=tools)
