@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -358,6 +359,20 @@ def test_a_campaign_s_words_reach_the_ranks_as_they_were_given(text, stubs, tmp_
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"--workload={text}" in seen(tmp_path, "arguments")
     assert list(tmp_path.rglob("BROKEN")) == []
+
+
+@pytest.mark.parametrize("text", HARMFUL)
+def test_what_a_job_finds_around_it_stays_text(text, stubs, tmp_path):  # noqa: F811
+    commands = tmp_path / "stubs"
+    shutil.copytree(stubs, commands)
+    (commands / "scontrol").write_text(f"#!/bin/bash\nprintf '%s\\n' {shlex.quote(text)}\n")
+    (job,) = jobs(small(), plain(), made(tmp_path / "results"))
+    around = ("SLURM_JOB_NODELIST", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "SLURM_JOB_PARTITION")
+    given = dict.fromkeys(around, text)
+    ended = execute(render(job, plain()), commands, tmp_path, **given)
+    assert list(tmp_path.rglob("BROKEN")) == []
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"CUDA_VISIBLE_DEVICES={text}" in seen(tmp_path, "environment")
 
 
 # What no room may do
