@@ -3,7 +3,10 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
+import argparse
+import difflib
 import os
+import re
 import signal
 import sys
 import time
@@ -16,16 +19,44 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench import session, sizes, world
+from bench import provenance, refusals, session, sizes, world
+from bench.harness import Goal
 from bench.record import KEY, STUDIES
 from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
 from bench.watchdog import GRACE_S
 
-LAST_WORD_S = 3.0
+LAST_WORD_S = 2 * GRACE_S
+# Plugins of pytest and others that write a file at the end, of which there is one.
+WRITERS = ("LogXML", "ReportLogPlugin", "LFPlugin", "NFPlugin", "StepwisePlugin")
+MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
 
 SETTINGS = pytest.StashKey[session.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
+DESELECTED = pytest.StashKey[list[str]]()
+
+
+class PrecisionAction(argparse.Action):
+    """Take a precision of numbers, or in per cent that of the measurement."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the option, or pytest-benchmark's."""
+        if values in sizes.PRECISIONS:
+            namespace.precision = values
+        elif (per_cent := re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]+)?)%", values)) and float(
+            per_cent[1]
+        ):
+            namespace.benchmark_precision = float(per_cent[1]) / 100
+        else:
+            known = ", ".join(sizes.PRECISIONS)
+            parser.error(f"argument {option_string}: {values!r} is not one of {known}, nor N%")
+
 
 # option -> arguments of addoption; every one may also stand in a campaign file
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -35,7 +66,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--device": {"choices": ["cpu", "cuda"], "help": "device (cuda where there is one)"},
     "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
-    "--precision": {"choices": sizes.PRECISIONS, "help": "precision where it is not the question"},
+    "--precision": {
+        "action": PrecisionAction,
+        "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
+        "help": "precision where it is not the question; N%% instead, such as 1%%, asks for rounds "
+        "until the mean's margin of error is that small (--benchmark-precision)",
+    },
     "--global-batch": {"type": int, "help": "batch of all ranks in the strong study"},
     "--local-batch": {"type": int, "help": "batch per rank in the other studies"},
     "--rounds": {"type": int, "help": "timed rounds of each case"},
@@ -108,8 +144,11 @@ def _silence(config: pytest.Config) -> None:
     config.pluginmanager.unregister(name="terminalreporter")
     benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
     if benchmarks is not None:
-        benchmarks.json = benchmarks.save = benchmarks.autosave = None
+        benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
         benchmarks.quiet = True
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ in WRITERS:
+            config.pluginmanager.unregister(plugin)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -119,6 +158,9 @@ def pytest_collection(session: pytest.Session) -> None:
         _labels(session.config.option)
         _part(session.config.option)
         _limits(session.config.option)
+        _seed(session.config.option)
+        if world.placement().world_size > 1:
+            refusals.refuse_options(session.config)
     except ValueError as error:
         _refuse(error)
 
@@ -146,8 +188,10 @@ def _tolerate_warnings(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if item.get_closest_marker("cases")]
     if not measured:
+        _explain_empty(config, items)
         return
     try:
+        refusals.refuse_own_rounds(items, world.placement().world_size)
         chosen = session.of_part(measured, _part(config.option))
         if not config.option.collectonly:
             chosen = _begin(config, chosen)
@@ -159,6 +203,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _exit(error, session.EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured or item in chosen]
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("cases"):
+            item.config.stash.setdefault(DESELECTED, []).append(item.nodeid)
+
+
+def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a keyword that leaves no case, with the word that was perhaps meant."""
+    left_out = config.stash.get(DESELECTED, [])
+    keyword = config.option.keyword
+    if items or not (left_out and keyword):
+        return
+    known = sorted({word for case in left_out for word in re.findall(r"[A-Za-z]\w*", case)})
+    closest = difflib.get_close_matches(keyword, known, n=1)
+    hint = f"; closest: {closest[0]}" if closest else ""
+    _refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
 
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
@@ -221,15 +283,16 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
     report.outcome, reason = launch.verdict(str(report.when), own, _reason(report))
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     if report.outcome == "skipped":
-        launch.keep("skip", item.nodeid, reason=reason)
+        launch.pending = {"kind": "skip", "case": item.nodeid, "reason": reason}
     elif report.outcome == "failed":
         if is_first:
-            launch.keep("fail", item.nodeid, reason=reason)
+            launch.keep({"kind": "fail", "case": item.nodeid, "reason": reason})
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
     elif report.when == "call" and benchmark.stats:
-        launch.keep("case", item.nodeid, benchmark=benchmark.stats.as_dict())
+        stats = benchmark.stats.as_dict()
+        launch.pending = {"kind": "case", "case": item.nodeid, "benchmark": stats}
 
 
 def _forget(error: BaseException | None) -> None:
@@ -269,20 +332,23 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
-    if launch is None:
-        return (yield)
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         try:
             return (yield)
         finally:
-            _flush(session.config)
-            if launch.ending is None and launch.broken:
-                launch.end(EXIT_IO, launch.broken)
-            if launch.ending:
-                _end(launch)
-            launch.close()
+            if launch is not None:
+                _leave(session.config, launch)
+
+
+def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:
+    _flush(config)
+    if launch.ending is None and launch.broken:
+        launch.end(EXIT_IO, launch.broken)
+    if launch.ending:
+        _end(launch)
+    launch.close()
 
 
 def _end(launch: session.LaunchSession) -> NoReturn:
@@ -302,10 +368,11 @@ def _end(launch: session.LaunchSession) -> NoReturn:
 def _last_word(launch: session.LaunchSession) -> None:
     """Say why on a rank that is otherwise silent, and let rank 0 and the watchdogs go first."""
     assert launch.ending is not None
+    launch.watchdog.disarm()
     if not launch.is_voice and launch.ending.code == EXIT_LOST:
         sys.stderr.write(f"lockstep: {launch.ending.reason}\n")
         sys.stderr.flush()
-    time.sleep(LAST_WORD_S if not launch.is_voice else 2 * GRACE_S)
+    time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)
     launch.watchdog.close()
 
 
@@ -364,6 +431,7 @@ def _read_settings(config: pytest.Config) -> session.Settings:
         resume=option.resume,
         skip_failed=option.skip_failed,
         after=option.after,
+        goal=_goal(option),
         part=_part(option),
         stop_file=option.stop_file,
         data_root=option.data_root,
@@ -381,24 +449,38 @@ def _changes(option: Any) -> dict[str, Any]:
 def _limits(option: Any) -> tuple[float, float]:
     """Return the seconds of a collective and of a case; the first must be able to fail before."""
     timeout_s, budget_s = option.comm_timeout, option.case_budget
+    for name, given in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
+        if given is not None and not 0 < given <= MAX_LIMIT_S:
+            raise ValueError(f"{name} {given:g} is not above 0 s, or over {MAX_LIMIT_S:g} s")
     if timeout_s is None:
         timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
     if budget_s is None:
         budget_s = 3 * timeout_s
-    if not (0 < timeout_s <= MAX_LIMIT_S):
-        raise ValueError(f"--comm-timeout {timeout_s:g} is not above 0 s, or over {MAX_LIMIT_S:g}")
-    if not (timeout_s < budget_s <= MAX_LIMIT_S):
+    if timeout_s >= budget_s:
         raise ValueError(
-            f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout, or "
-            f"over {MAX_LIMIT_S:g}"
+            f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout"
         )
     return float(timeout_s), float(budget_s)
+
+
+def _goal(option: Any) -> Goal | None:
+    margin = option.benchmark_precision
+    return None if margin is None else Goal(margin, option.benchmark_confidence)
+
+
+def _seed(option: Any) -> int:
+    if not 0 <= option.seed < MAX_SEED:
+        raise ValueError(f"--seed {option.seed} is not from 0 to {MAX_SEED - 1}")
+    return int(option.seed)
 
 
 def _labels(option: Any) -> dict[str, str]:
     for label in option.label:
         if "=" not in label:
             raise ValueError(f"--label {label!r} is not NAME=VALUE")
+        name = label.partition("=")[0]
+        if provenance.names_a_secret(name):
+            raise ValueError(f"--label {name}=... names a secret, and labels stay in the results")
     return dict(label.split("=", 1) for label in option.label)
 
 

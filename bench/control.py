@@ -91,6 +91,10 @@ class Control:
             )
         return list(json.loads(self.store.get(f"{name}/all")))
 
+    def left_s(self) -> float | None:
+        """Return the seconds that the case that runs still has; None between cases."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
     def part(self) -> None:
         """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
 

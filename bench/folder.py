@@ -6,11 +6,21 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any
 
 from bench import files, journal
 from bench.campaign import Campaign, Launch, differences
 from bench.record import KEY, check_schema
+
+
+# What readers of a claim rely on; the campaign itself was judged when it was read.
+_CLAIM_TYPES: dict[str, tuple[type, ...]] = {
+    "launches": (list,),
+    "studies": (list,),
+    "case_budget": (int, float, NoneType),
+    "threads_per_rank": (int, NoneType),
+}
 
 
 @dataclass(frozen=True)
@@ -161,12 +171,12 @@ class Folder:
         if not isinstance(stored, dict):
             raise ValueError(f"{path}: not a campaign: {str(stored)[:80]!r} is no object")
         check_schema(stored, str(path))
-        launches, studies = stored.get("launches", []), stored.get("studies", [])
-        named = isinstance(launches, list) and all(map(_has_name, launches))
-        if not named or not files.are_texts(studies):
+        for name, allowed in _CLAIM_TYPES.items():
+            if name in stored and not isinstance(stored[name], allowed):
+                raise ValueError(f"{path}: not a campaign: {name} is {str(stored[name])[:80]!r}")
+        named = all(map(_has_name, stored.get("launches", ())))
+        if not named or not files.are_texts(stored.get("studies", [])):
             raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
-        if not isinstance(stored.get("case_budget"), int | float | None):
-            raise ValueError(f"{path}: not a campaign: its case_budget is no number of seconds")
         return stored
 
 

@@ -1,6 +1,8 @@
 """What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
 
 import gc
+import socket
+import time
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,26 @@ if TYPE_CHECKING:
     import torch
 
 
+# A precision that is asked for is given up after so many times the fixed rounds.
+MAX_BATCHES = 20
+NUM_ALONE = 5
+# A rank that computes so much longer than the others sets the pace of all.
+STRAGGLER_RATIO = 1.15
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a case has enough rounds.
+
+    Attributes:
+        margin: Largest relative margin of error of the mean round, such as 0.01.
+        confidence: Of that margin, such as 0.95.
+    """
+
+    margin: float
+    confidence: float
+
+
 @dataclass(frozen=True)
 class Harness:
     """One case's view of the launch.
@@ -31,6 +53,7 @@ class Harness:
         seed: Seed of parameters and data.
         data_root: Folder for data files.
         flags: What is already known against any result of this launch.
+        goal: When there are enough rounds; None for the fixed number.
         benchmark: pytest-benchmark's fixture.
         clock: The timer through which pytest-benchmark sees our durations.
     """
@@ -44,6 +67,7 @@ class Harness:
     seed: int
     data_root: "Path"
     flags: tuple[str, ...]
+    goal: Goal | None
     benchmark: Any
     clock: timing.ReplayClock
 
@@ -77,7 +101,7 @@ class Harness:
         return values
 
     def time(self, step: "Callable[[], Any]") -> list[list[float]]:
-        """Warm up, then time the rounds of a step.
+        """Warm up, then time the rounds of a step: a fixed number, or batches until the goal.
 
         Returns:
             Seconds per round and rank, shape (num_ranks, num_rounds), equal on all ranks.
@@ -85,13 +109,60 @@ class Harness:
         gc.collect()  # what the last case left is not this one's peak
         memory.reset_peak(self.device)
         warmup = self.plan.warmup_rounds
+        begun = time.monotonic()
+        rank_round_s = self._batch(step, 0, warmup)
+        for number in range(1, MAX_BATCHES):
+            if not self._wants_more(rank_round_s, time.monotonic() - begun, number):
+                break
+            more = self._batch(step, number, 0)
+            rank_round_s = [old + new for old, new in zip(rank_round_s, more, strict=True)]
+        return rank_round_s
+
+    def _batch(self, step: "Callable[[], Any]", number: int, warmup: int) -> list[list[float]]:
         own = timing.time_rounds(
             self.world,
             step,
             rounds=warmup + self.plan.rounds,
             steps_per_round=self.plan.steps_per_round,
         )
-        return self.exchange("rounds", own[warmup:])
+        return self.exchange(f"rounds {number}", own[warmup:])
+
+    def _wants_more(self, rank_round_s: list[list[float]], spent_s: float, number: int) -> bool:
+        """Return whether another batch is to come; equal on all ranks, for rank 0 decides."""
+        if self.goal is None or not self.measures:
+            return False
+        left_s = self.world.control.left_s()
+        has_time = left_s is None or left_s > 2 * spent_s
+        wants = has_time and self._margin(rank_round_s) > self.goal.margin
+        return bool(self.exchange(f"more {number}", wants)[0])
+
+    def _margin(self, rank_round_s: list[list[float]]) -> float:
+        assert self.goal is not None
+        return metrics.relative_margin(metrics.slowest_rank(rank_round_s), self.goal.confidence)
+
+    def _goal_flags(self, rank_round_s: list[list[float]]) -> list[str]:
+        if self.goal is None or not self.measures:
+            return []
+        margin = self._margin(rank_round_s)
+        if margin <= self.goal.margin:
+            return []
+        return [
+            f"the margin of error is {margin:.2%} after {len(rank_round_s[0])} rounds, not the "
+            f"{self.goal.margin:.2%} asked for"
+        ]
+
+    def alone(self, step: "Callable[[], Any]") -> tuple[list[float], list[str]]:
+        """Time a step that waits for no other rank, to find the one that the others wait for.
+
+        Returns:
+            Each rank's fastest seconds per step, none where nothing is measured; flags.
+        """
+        if not self.measures:
+            return [], []
+        own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=1)
+        there = self.exchange("alone", [min(own), socket.gethostname()])
+        alone_s = [seconds for seconds, _ in there]
+        return alone_s, _straggler_flags(alone_s, [host for _, host in there])
 
     def step_s(self, rank_round_s: list[list[float]]) -> float:
         """Return the median over rounds of the slowest rank's seconds per step."""
@@ -104,7 +175,7 @@ class Harness:
             rank_round_s: What `time` returned.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
         """
-        flags = [*self.flags, *facts.pop("flags", [])]
+        flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
         peaks = self.exchange("memory", {"peak_bytes": memory.peak_bytes(self.device)})
         record = CaseRecord(
             study=self.study,
@@ -125,3 +196,16 @@ class Harness:
 
 def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
+
+
+def _straggler_flags(alone_s: list[float], hosts: list[str]) -> list[str]:
+    if len(alone_s) < 2:
+        return []
+    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
+    ratio = alone_s[slowest] / median(alone_s[:slowest] + alone_s[slowest + 1 :])
+    if ratio <= STRAGGLER_RATIO:
+        return []
+    return [
+        f"straggler: rank {slowest} on {hosts[slowest]} takes {ratio:.2f} times as long as the "
+        "other ranks for its own part of a step"
+    ]

@@ -5,8 +5,19 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     import torch
+
+
+def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
+    """Return what one rank may still take: of its device on a GPU, of its share on a host."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available // ranks_per_node)
 
 
 def reset_peak(device: "torch.device") -> None:

@@ -34,7 +34,8 @@ ENVIRONMENT_NAMES = (
     "TOKENIZERS_PARALLELISM",
     "TORCH_DISTRIBUTED_DEBUG",
 )
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+HIDDEN = "***"
 SLURM_NAMES = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NAME",
@@ -108,7 +109,7 @@ def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
         command: The command line, one argument per item.
     """
     return (
-        {"lockstep_version": lockstep_version(), "seed": seed, "command": list(command)}
+        {"lockstep_version": lockstep_version(), "seed": seed, "command": without_secrets(command)}
         | git_facts(SUITE_ROOT)
         | software_facts()
         | torch_facts()
@@ -249,14 +250,36 @@ def _git(root: Path, *arguments: str) -> str | None:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that steer torch and its communication, secrets left out."""
     return {
-        name: variables[name]
+        name: _homeless(variables[name])
         for name in sorted(variables)
         if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES))
-        and not _names_a_secret(name)
+        and not names_a_secret(name)
     }
 
 
-def _names_a_secret(name: str) -> bool:
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """Return a command line as it may be shown: no value of a secret, no home folder's path.
+
+    `--label=token=x`, `--api-key=x`, and `x` after a word `--api-key`, are secrets by their names.
+    """
+    shown: list[str] = []
+    follows = False
+    for word in map(_homeless, command):
+        *names, value = word.split("=")
+        secret = next((i for i, name in enumerate(names, 1) if names_a_secret(name)), 0)
+        open_word = "=".join((*names[:secret], HIDDEN)) if secret else word
+        shown.append(HIDDEN if follows else open_word)
+        follows = not names and word.startswith("--") and names_a_secret(value)
+    return shown
+
+
+def _homeless(text: str) -> str:
+    """Return a text with the user's home folder as `~`: its path names the user."""
+    home = os.path.expanduser("~").rstrip("/")  # noqa: PTH111, which raises without a home
+    return re.sub(rf"(?<![\w/]){re.escape(home)}(?=/|$)", "~", text) if len(home) > 1 else text
+
+
+def names_a_secret(name: str) -> bool:
     """Return whether a variable's name suggests a secret value."""
     return name not in ENVIRONMENT_NAMES and any(word in name.upper() for word in SECRET_WORDS)
 

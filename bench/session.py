@@ -15,7 +15,7 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ import pytest
 
 from bench import journal, preflight, sizes, workloads, world
 from bench.control import Control, LostError
-from bench.harness import Harness
+from bench.harness import Goal, Harness
 from bench.journal import Journal
 from bench.record import SCHEMA_VERSION
 from bench.timing import ReplayClock
@@ -72,6 +72,7 @@ class Settings:
         resume: Leave out the cases the journal already holds.
         skip_failed: With resume, leave out those that failed, too, and the one in flight.
         after: How the session before this one ended, which the case it had in flight failed with.
+        goal: When a case has enough rounds; None for the fixed number.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
         stop_file: Once this file exists, the launch ends before its next case; None for never.
         data_root: Folder for data files.
@@ -89,6 +90,7 @@ class Settings:
     resume: bool
     skip_failed: bool
     after: str
+    goal: Goal | None
     part: tuple[int, int] | None
     stop_file: Path | None
     data_root: Path
@@ -113,6 +115,7 @@ class LaunchSession:
         num_left: Cases that are not finished yet.
         num_groups: Process groups there have been.
         case_failed: Whether the case that runs has failed on any rank.
+        pending: How the case that runs has ended, unless its teardown fails.
         broken: Why rank 0 could not write the journal; empty while it can.
         ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
@@ -130,6 +133,7 @@ class LaunchSession:
     num_left: int = 0
     num_groups: int = 1
     case_failed: bool = False
+    pending: dict[str, Any] | None = None
     broken: str = ""
     ending: Ending | None = None
     is_in_step: bool = False
@@ -194,6 +198,7 @@ class LaunchSession:
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"this host does not see {path.parent}, where rank 0 writes")
+        self.watchdog.close()
         self.watchdog = Watchdog(stacks_file(path, self.world.rank))
 
     def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
@@ -212,7 +217,7 @@ class LaunchSession:
         )
         if flight and self.settings.resume and self.settings.skip_failed:
             reason = f"crashed: {self.settings.after or 'the session ended while this case ran'}"
-            self.keep("fail", flight, reason=reason, crashed=True)
+            self.keep({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
 
     def enter(self, nodeid: str) -> None:
         """Shake hands before a case: every rank must be about to run the same one.
@@ -305,10 +310,10 @@ class LaunchSession:
         assert self.ending is not None
         return "failed", f"{self.ending.reason}\n{reason}".strip()
 
-    def keep(self, kind: str, case: str, **facts: Any) -> None:
+    def keep(self, end: Mapping[str, Any]) -> None:
         """Write one case's end to the journal, on rank 0."""
         if self.journal:
-            self._write(lambda kept: kept.append({"kind": kind, "case": case, **facts}))
+            self._write(lambda kept: kept.append(end))
 
     def _write(self, act: Callable[[Journal], None]) -> None:
         assert self.journal is not None
@@ -319,18 +324,17 @@ class LaunchSession:
             self.broken = f"the journal {self.journal.path} cannot be written: {error.strerror}"
 
     def leave(self) -> None:
-        """End a case: count its time no longer, and make good what it left out of step."""
-        if self.ending is None:
-            self._settle()
-        self.watchdog.disarm()
-        self.control.deadline = None
-
-    def _settle(self) -> None:
-        if self.case_failed and self.world.world_size > 1:
+        """End a case: keep how, count its time no longer, and mend what it left out of step."""
+        if self.pending and not self.case_failed:
+            self.keep(self.pending)
+            self.num_left -= 1
+        self.pending = None
+        if self.ending is None and self.case_failed and self.world.world_size > 1:
             self._recover()
         else:
-            self.is_in_step = True
-            self.num_left -= not self.case_failed
+            self.is_in_step = self.ending is None
+        self.watchdog.disarm()
+        self.control.deadline = None
 
     def _recover(self) -> None:
         """Build the process group again, or end the launch for its launcher to start it again."""
@@ -364,6 +368,7 @@ class LaunchSession:
             seed=self.settings.seed,
             data_root=self.settings.data_root,
             flags=self.flags,
+            goal=self.settings.goal,
             benchmark=benchmark,
             clock=self.clock,
         )

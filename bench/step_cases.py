@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from bench import hardware, workloads
+from bench import hardware, memory, workloads
 from bench.harness import Harness
 from bench.sizes import check_global_batch
 from bench.workloads.flops import flop_per_item
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bench.workloads import Workload
 
 LEARNING_RATE = 0.01
+GIB = 2**30
 
 
 def measure_training(
@@ -62,6 +63,8 @@ def measure_training(
     loss_first = float(step.run(inputs, targets))
     rank_round_s = harness.time(lambda: step.run(inputs, targets))
     checks = _check(harness, step, loss_first, float(step.run(inputs, targets)))
+    with step.ddp.no_sync():
+        alone_s, stragglers = harness.alone(lambda: step.run(inputs, targets))
     items = local_batch * harness.world.world_size
     harness.record(
         rank_round_s,
@@ -71,21 +74,19 @@ def measure_training(
         local_batch=local_batch,
         global_batch=items,
         checks=checks,
-        **_facts(harness, step, model, precision, items),
+        details=_details(step, alone_s),
+        flags=[*_flags(harness.device, precision), *stragglers],
+        **_facts(harness, model, precision, items),
     )
 
 
-def _facts(
-    harness: Harness, step: "TrainStep", model: "Workload", precision: str, items: int
-) -> dict[str, Any]:
+def _facts(harness: Harness, model: "Workload", precision: str, items: int) -> dict[str, Any]:
     """Return what follows from the model and the device, for `CaseRecord`."""
     return {
         "sample_unit": model.sample_unit,
         "samples_per_step": items * model.samples_per_item,
         "flop_per_sample": _flop_per_sample(model),
         "peak_flop_per_s": _peak(harness.device, precision),
-        "details": _details(step),
-        "flags": _flags(harness.device, precision),
     }
 
 
@@ -108,6 +109,7 @@ def _build(
 
     from bench.train_step import TrainStep
 
+    _check_memory(harness, model, local_batch)
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)
     step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
@@ -115,6 +117,26 @@ def _build(
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
     return step, inputs, targets
+
+
+def _check_memory(harness: Harness, model: "Workload", local_batch: int) -> None:
+    """Fail on all ranks before one of them asks for more than its device or host has.
+
+    Raises:
+        RuntimeError: The batch alone does not fit.
+    """
+    import torch
+
+    one = model.make_batch(1, harness.device, torch.Generator(harness.device))
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in one) * local_batch
+    free = memory.free_bytes(harness.device, harness.world.ranks_per_node)
+    there = harness.exchange("room", {"needed": needed, "free": free})
+    for rank, room in enumerate(there):
+        if room["needed"] > room["free"]:
+            raise RuntimeError(
+                f"rank {rank} needs {room['needed'] / GIB:.1f} GiB for its batch of {local_batch}, "
+                f"{room['free'] / GIB:.1f} GiB are free; choose a smaller batch"
+            )
 
 
 def _check(
@@ -138,10 +160,14 @@ def _check(
     return {"loss_first": first, "loss_last": last, "parameters_equal": True}
 
 
-def _details(step: "TrainStep") -> dict[str, Any]:
+def _details(step: "TrainStep", alone_s: list[float]) -> dict[str, Any]:
     from bench.train_step import bucket_bytes, gradient_bytes
 
-    return {"bucket_bytes": bucket_bytes(step.ddp), "gradient_bytes": gradient_bytes(step.ddp)}
+    return {
+        "bucket_bytes": bucket_bytes(step.ddp),
+        "gradient_bytes": gradient_bytes(step.ddp),
+        "alone_step_s": alone_s,
+    }
 
 
 def _flop_per_sample(model: "Workload") -> float | None:

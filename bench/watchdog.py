@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import IO
 
-# By then rank 0 has given its verdict on the ranks that did not answer.
-GRACE_S = 1.0
+from bench import control
+
+# By then rank 0 has named the ranks that did not answer, and these, if it is rank 0, it.
+GRACE_S = control.VERDICT_S + 0.5
 
 
 def stacks_file(journal_path: Path, rank: int) -> Path:

@@ -21,7 +21,7 @@ from bench.timing import ReplayClock
 joined = world.join(60, device="cpu", threads_per_rank=1)
 harness = Harness(
     joined, sizes.find("smoke"), "case", {}, "collective", 2, 0, Path(), (), None,
-    ReplayClock(),
+    None, ReplayClock(),
 )
 WRONG = {"sum": "root", "root": "sum", "ranks": "sum"}
 

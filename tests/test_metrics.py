@@ -68,3 +68,16 @@ def test_mfu_is_a_fraction_of_the_peak_of_all_ranks():
 @pytest.mark.parametrize(("flop", "peak"), [(None, 1e12), (1e9, None), (None, None)])
 def test_mfu_is_unknown_where_flop_or_peak_is(flop, peak):
     assert metrics.mfu(100.0, flop, peak, 4) is None
+
+
+def test_the_relative_margin_is_students():
+    from scipy import stats
+
+    for values in ([1.0, 1.1, 0.9, 1.05, 1.2], [2.0, 2.1, 1.9, 2.2, 2.05, 1.95, 2.0, 2.1]):
+        for confidence in (0.9, 0.95, 0.99):
+            standard_error = stats.sem(values)
+            t = stats.t.ppf(0.5 + confidence / 2, len(values) - 1)
+            exact = t * standard_error / (sum(values) / len(values))
+            assert metrics.relative_margin(values, confidence) == pytest.approx(exact, rel=0.02)
+    assert metrics.relative_margin([1.0], 0.95) == float("inf")
+    assert metrics.relative_margin([2.0, 2.0], 0.95) == 0.0

@@ -269,3 +269,14 @@ def test_ranks_share_the_cores_of_their_host_whether_each_is_bound_or_not():
     bound = [rank("a", 0, 1), rank("a", 2, 3), rank("b", 0, 1)]
     assert [preflight.cores_beside(bound, number) for number in range(3)] == [4, 4, 2]
     assert preflight.cores_beside([rank("a", 0, 1), rank("a", 0, 1)], 1) == 2
+
+
+def test_the_command_line_keeps_no_secret_and_no_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    given = ["pytest", "--label=token=a", "--api-key", "b", "--label", "password=c=d"]
+    shown = ["pytest", "--label=token=***", "--api-key", "***", "--label", "password=***"]
+    assert provenance.without_secrets(given) == shown
+    assert provenance.without_secrets(["--journal=/home/me/j", "/home/me2"]) == [
+        "--journal=~/j",
+        "/home/me2",
+    ]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import journal
+from bench.metrics import relative_margin
 from bench.record import KEY, CaseRecord
 from bench.session import of_part
 
@@ -193,6 +194,17 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
         (["--part", "4/3"], "--part '4/3' is not K/N with K from 1 to N, such as 3/27"),
         (["--part", "0/3"], "--part '0/3' is not K/N with K from 1 to N, "),
         (["--part", "one"], "--part 'one' is not K/N with K from 1 to N, "),
+        (["--seed", "-1"], "--seed -1 is not from 0 to 4294967295"),
+        (["--comm-timeout", "0"], "--comm-timeout 0 is not above 0 s, or over 1e+06 s"),
+        (["--case-budget", "nan"], "--case-budget nan is not above 0 s, or over 1e+06 s"),
+        (
+            ["--case-budget", "5", "--comm-timeout", "5"],
+            "--case-budget 5 is not above the 5 s of --comm-timeout",
+        ),
+        (
+            ["-k", "test_strong_scalin_"],
+            "no case matches -k test_strong_scalin_; closest: test_str",
+        ),
         (["--part", "2/3"], "--part 2/3 holds no case, for 1 are selected; choose a part from "),
     ],
 )
@@ -387,13 +399,9 @@ def test_last(harness, workload, precision, global_batch):
 def faulty(tmp_path_factory, run_ranks):
     """Sessions of two ranks, each resumed where the last one was stopped by a failure."""
     folder = tmp_path_factory.mktemp("faulty")
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "bench" / "test_faulty.py").write_text(FAULTY)
     arguments = [
-        *("-m", "pytest", "bench/test_faulty.py", "--size", "smoke", "--comm-timeout", "10"),
-        *("--benchmark-json", "out.json", "--resume", "--skip-failed"),
+        *own_cases(folder, FAULTY),
+        *("--case-budget", "15", "--resume", "--skip-failed"),
     ]
     sessions = [run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder)) for _ in range(3)]
     return folder, sessions
@@ -451,4 +459,99 @@ def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
     assert len(document[KEY]["failed"]) == 4
     ends = [e for e in journal.read(folder / "out.journal.jsonl") if e["kind"] in journal.ENDS]
     assert len(ends) == len({entry["case"] for entry in ends}) == 8
-    assert "test_wrong" not in sessions[0][0].stdout.partition("benchmark 'strong'")[2].partition("short test")[0]
+    assert (
+        "test_wrong"
+        not in sessions[0][0].stdout.partition("benchmark 'strong'")[2].partition("short test")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--lf"], "--lf is not for several ranks: each rank keeps its own list of failures; "),
+        (["--sw"], "--sw is not for several ranks: "),
+        (["--pdb"], "--pdb is not for several ranks: a rank in a debugger keeps the others "),
+        (["--basetemp", "here"], "--basetemp is not for several ranks: ranks would delete "),
+        (["-p", "randomly"], "pytest-randomly is not for several ranks: ranks would run other "),
+    ],
+)
+def test_several_ranks_refuse_what_would_part_them(run_ranks, tmp_path, options, sentence):
+    (tmp_path / "randomly.py").write_text("")  # what counts is that a plugin of this name is in
+    arguments = [*SMOKE, "-m", "strong", "--benchmark-json", "out.json", *options]
+    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    (error,) = errors(zero)
+    assert error.startswith(f"ERROR: {sentence}")
+    assert [zero.returncode, one.returncode] == [4, 4]
+    assert one.stdout + one.stderr == ""
+    assert documents(tmp_path) == []
+
+
+def own_cases(folder, text):
+    """Put a file of cases beside a copy of the suite, and return the start of a session of it."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("test_*"))
+    (folder / "bench" / "test_own.py").write_text(text)
+    return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
+
+
+OWN_ROUNDS = """
+import pytest
+
+@pytest.mark.cases("collective")
+def test_own(benchmark, harness, collective, message_bytes):
+    benchmark(lambda: None)
+"""
+
+
+def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path):
+    arguments = own_cases(tmp_path, OWN_ROUNDS)
+    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    (error,) = errors(zero)
+    assert re.search(
+        r"::test_own\[.*\] asks for `benchmark`, whose rounds each rank would choose for itself; "
+        r"ask for `harness` and time with harness\.time\(step\)$",
+        error,
+    )
+    assert [zero.returncode, one.returncode] == [4, 4]
+
+
+HUNDRED = """
+import pytest
+import torch
+from torch import distributed
+
+@pytest.mark.cases("weak")
+@pytest.mark.parametrize("number", range(100))
+def test_sum(harness, workload, precision, local_batch, number):
+    rank, n = harness.world.rank, harness.world.world_size
+    tensor = torch.zeros(64)
+    rounds = harness.time(lambda: distributed.all_reduce(tensor.fill_(rank + number)))
+    assert float(tensor[0]) == n * (n - 1) / 2 + n * number
+    harness.record(
+        rounds, workload="sum", scaling=None, sample_unit="numbers", samples_per_step=64,
+        details={"sum": float(tensor[0])},
+    )
+"""
+
+
+def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_ranks, tmp_path):
+    arguments = [*own_cases(tmp_path, HUNDRED), "--precision", "30%"]
+    ended = run_ranks([arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
+    entries = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert len(entries) == 100
+    counts = set()
+    for entry in entries:
+        block = entry["extra_info"][KEY]
+        number = entry["params"]["number"]
+        assert block["details"]["sum"] == 3 + 3 * number
+        lengths = {len(rounds) for rounds in block["rank_round_s"]}
+        assert lengths == {entry["stats"]["rounds"]}
+        counts |= lengths
+        flagged = any(flag.startswith("the margin of error is ") for flag in block["flags"])
+        margin = relative_margin(entry["stats"]["data"], 0.99)
+        assert flagged == (margin > 0.3)
+    assert min(counts) >= 3
+    assert all(count % 3 == 0 for count in counts)  # size smoke: batches of 3 rounds
+    assert len(counts) > 1

@@ -1,0 +1,71 @@
+"""What a case gets from us: whom it names as the rank that holds the others up, and what fits."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from bench.harness import _straggler_flags
+from bench.record import KEY
+
+ROOT = Path(__file__).parents[1]
+SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "said"),
+    [
+        ([1.0], []),
+        ([1.0, 1.1], []),
+        ([1.0, 1.2], ["straggler: rank 1 on b takes 1.20 times as long as the other ranks"]),
+        ([2.0, 1.0], ["straggler: rank 0 on a takes 2.00 times as long as the other ranks"]),
+        ([1.0, 1.0, 0.5, 1.0], []),  # one fast rank holds nobody up
+        ([1.0, 1.1, 0.9, 3.0], ["straggler: rank 3 on d takes 3.00 times as long as the other "]),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(alone_s, said):
+    found = _straggler_flags(alone_s, list("abcd"))
+    assert len(found) == len(said)
+    assert all(flag.startswith(start) for flag, start in zip(found, said, strict=True))
+
+
+SLOW_RANK = """
+import os
+import time
+from dataclasses import replace
+from bench.workloads.mlp import mlp
+
+def make():
+    plain = mlp(width=64, depth=2)
+    def loss(outputs, targets):
+        time.sleep(0.05 if os.environ["RANK"] == "1" else 0.02)
+        return plain.loss(outputs, targets)
+    return replace(plain, loss=loss)
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW_RANK)
+    arguments = [*SMOKE, "-m", "weak", "--workload", "slow:make", "--benchmark-json", "out.json"]
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    block = entry["extra_info"][KEY]
+    zero_s, one_s = block["details"]["alone_step_s"]
+    assert one_s > zero_s > 0.02
+    (flag,) = [flag for flag in block["flags"] if flag.startswith("straggler: ")]
+    assert flag.startswith(f"straggler: rank 1 on {socket.gethostname()} takes ")
+
+
+@pytest.mark.slow
+def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, tmp_path):
+    arguments = [
+        *(*SMOKE, "-m", "weak"),
+        *("--local-batch", "1000000", "--workload", "resnet50", "--comm-timeout", "30"),
+    ]
+    zero, one = run_ranks([arguments] * 2, tmp_path)
+    assert (zero.returncode, one.returncode) == (1, 1)
+    assert "GiB for its batch of 1000000, " in zero.stdout
+    assert "rank 0 needs " in zero.stdout
