@@ -642,6 +642,13 @@ def test_the_job_ends_as_its_journals_say_and_not_as_srun_does(stubs, tmp_path):
     assert ended_as(tmp_path)["exit_code"] == 0
 
 
+def test_a_step_that_srun_calls_well_ended_badly_if_a_case_was_in_flight(stubs, tmp_path):
+    ended, told = run_sessions(stubs, tmp_path, ([FRESH, IN_FLIGHT], "", 0), ([RESUMED], "", 5))
+    assert "w1-r0: srun ended with 70\n" in ended.stdout
+    assert ended.returncode == 1
+    assert told == ["--skip-failed", "--after=srun ended with 70"]
+
+
 @pytest.mark.parametrize(
     "said",
     [
