@@ -22,16 +22,6 @@ NUM_BEFORE = 10
 SHORT = {"PYTEST_ADDOPTS": "--comm-timeout=5"}
 
 
-def no_double(here: Ground) -> bool:
-    """Return whether every launch measured each of its cases once."""
-    return all(
-        len(set(cases := here.cases(launch=path.name))) == len(cases)
-        or len({entry["case"] for entry in here.entries(path.name) if entry["kind"] == "case"})
-        == len(cases)
-        for path in (here.results / "launches").glob("*")
-    )
-
-
 def measured(here: Ground, launch: str = "w2-r0") -> list[str]:
     """Return the cases that a launch has measured, in the order it did."""
     return [one["case"] for one in here.entries(launch) if one["kind"] == "case"]
@@ -227,25 +217,31 @@ def split_brain(folder: Path) -> Seen:
             began = time.monotonic()
             until(lambda: testbed.state(job_id) == "NODE_FAIL", "NODE_FAIL")
             took = time.monotonic() - began
+            alive = len(testbed.processes("pytest", job_id=job_id))
             second = here.resume()
-            until(lambda: "writes into" in here.log(), "a refusal of the second attempt")
+            facts = here.finished(second)
             refused = first(here.log().splitlines(), "writes into")
             here.let_go()  # the old ranks go on, unknown to Slurm
-            until(lambda: len(measured(here)) == NUM_BEFORE + 2, "the old ranks' cases")
-        facts = here.finished(second)
+            until(lambda: not testbed.processes("pytest", job_id=job_id), "the old ranks' end")
+        late = len(measured(here))
         until(testbed.all_idle, "four idle nodes", 90)
-        late = {"kind": "fail", "case": measured(here)[0], "reason": "late", "attempt": "0" * 8}
+        last = here.finished(here.resume())
+        stray = {"kind": "fail", "case": measured(here)[0], "reason": "late", "attempt": "0" * 8}
         path = here.results / "launches" / "w2-r0" / "journal.jsonl"
         with path.open("a") as file:  # as on a file system without locks
-            file.write(json.dumps(late) + "\n")
+            file.write(json.dumps(stray) + "\n")
         testbed.done(here.lockstep("collect", "results/fault"))
-        block = json.loads(path.with_name("result.json").read_text())["lockstep"]
+        document = json.loads(path.with_name("result.json").read_text())
+        block, count = document["lockstep"], len(document["benchmarks"])
         text = (
-            f"NODE_FAIL; second attempt: exit {facts['exit_code']}, {refused[:200]}; late line of "
-            f"another attempt read: {bool(block['failed'])}; complete {block['complete']}"
+            f"NODE_FAIL, {alive} processes of the first attempt alive; second attempt: exit "
+            f"{facts['exit_code']}, {refused[:200]}; {late} cases when the old ranks had ended; "
+            f"third: exit {last['exit_code']}, {count} cases, none twice: "
+            f"{len(set(measured(here))) == len(measured(here))}; a stray line of another attempt "
+            f"is read: {bool(block['failed'])}"
         )
         holds = bool(refused) and not block["failed"] and block["complete"]
-        return Seen(text, holds and len(set(measured(here))) == len(measured(here)), took)
+        return Seen(text, holds and count == NUM_BEFORE + 2, took)
 
 
 def stepd_killed(folder: Path) -> Seen:
@@ -264,7 +260,7 @@ def stepd_killed(folder: Path) -> Seen:
                 os.utime(path, (then, then))
         row = here.job()
         told = here.told()
-        for pid in testbed.processes("gated:gated"):
+        for pid in testbed.processes("pytest", job_id=job_id):
             os.kill(pid, signal.SIGKILL)
         text = f"{len(stepds)} slurmstepd killed; Slurm: {word}; 1000 s later: {told[:400]}"
         return Seen(text, row["state"] == "STALLED" and "lockstep cancel" in str(row["advice"]))

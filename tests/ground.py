@@ -350,22 +350,24 @@ def all_idle() -> bool:
     return len(states) == 4 and set(states) == {"idle"}
 
 
-def processes(*words: str, of: int | None = None) -> list[int]:
+def processes(*words: str, job_id: str | None = None, rank: int | None = None) -> list[int]:
     """Return the processes whose command line holds all words, the youngest last.
 
     Args:
         words: What their command lines hold.
-        of: Only those whose rank has this number in their Slurm step.
+        job_id: Only those of this job.
+        rank: Only those of this rank of a step.
     """
+    wanted = {f"SLURM_JOB_ID={job_id}"} if job_id else set()
+    wanted |= set() if rank is None else {f"SLURM_PROCID={rank}"}
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            environ = (path / "environ").read_bytes().split(b"\0")
+            environ = (path / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        is_rank = of is None or f"SLURM_PROCID={of}".encode() in environ
-        if is_rank and all(word in line for word in words):
+        if wanted <= set(environ) and all(word in line for word in words):
             found.append(int(path.name))
     return sorted(found)
 
