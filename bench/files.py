@@ -60,7 +60,7 @@ def _refuse(path: Path, facts: os.stat_result, limit: int) -> None:
 
 
 def _too_large(limit: int) -> str:
-    return f"larger than the limit of {limit // MIB} MiB; measure fewer cases in a launch"
+    return f"larger than the limit of {limit // MIB} MiB; give a smaller one"
 
 
 def content(path: Path) -> bytes:

@@ -13,7 +13,6 @@ from bench import files, journal
 from bench.campaign import Campaign, Launch, differences
 from bench.record import KEY, check_schema
 
-
 # What readers of a claim rely on; the campaign itself was judged when it was read.
 _CLAIM_TYPES: dict[str, tuple[type, ...]] = {
     "launches": (list,),

@@ -142,8 +142,9 @@ def check_schema(block: Mapping[str, Any], where: str) -> None:
     """
     version = block.get("schema")
     if version != SCHEMA_VERSION:
+        shown = repr(version)[:80]
         raise ValueError(
-            f"{where}: lockstep schema {version} is not the schema {SCHEMA_VERSION} this version "
+            f"{where}: lockstep schema {shown} is not the schema {SCHEMA_VERSION} this version "
             "reads; use the Lockstep release that wrote the file, or measure again"
         )
 

@@ -160,7 +160,7 @@ def test_a_file_beyond_the_limit_is_refused_unread(size, name, tmp_path):
     path = tmp_path / name
     path.touch()
     os.truncate(path, size)
-    with pytest.raises(ValueError, match=rf"{name}: larger than the limit of 64 MiB; measure"):
+    with pytest.raises(ValueError, match=rf"{name}: larger than the limit of 64 MiB; give"):
         load([path])
 
 

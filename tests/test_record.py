@@ -192,7 +192,7 @@ def test_unknown_keys_are_left_aside_on_reading():
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version_is_refused(version):
     block = CaseRecord(**STEP).to_dict() | {"schema": version}
-    with pytest.raises(ValueError, match=rf"^a\.json: lockstep schema {version} is not"):
+    with pytest.raises(ValueError, match=rf"^a\.json: lockstep schema {version!r} is not"):
         CaseRecord.from_dict(block, "a.json")
 
 
