@@ -276,6 +276,7 @@ def _sources(path: Path, results: Results) -> Iterator[Path]:
         yield path
         return
     if (path / CAMPAIGN).exists():
+        _refuse_link_out(path / CAMPAIGN, path)
         results.campaign = _merged_campaign(results.campaign, path / CAMPAIGN)
     found = _inside(path)
     if not found and (path / JOBS).is_dir():
@@ -285,14 +286,18 @@ def _sources(path: Path, results: Results) -> Iterator[Path]:
         )
     if not found:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
-    root = path.resolve()
     for source in found:
-        if not source.resolve().is_relative_to(root):
-            raise ValueError(
-                f"{source}: leads out of {path}, to {source.resolve()}; name that file itself, or "
-                "copy it"
-            )
+        _refuse_link_out(source, path)
         yield source
+
+
+def _refuse_link_out(source: Path, folder: Path) -> None:
+    """Refuse a file that a link lets stand in a folder; the folder may itself be a link."""
+    there = source.resolve()
+    if not there.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{source}: leads out of {folder}, to {there}; name that file itself, or copy it"
+        )
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -102,10 +102,10 @@ def test_a_pipe_or_device_is_refused_by_its_name(kind, tmp_path):
             read(path)
 
 
-@pytest.mark.parametrize("name", ["result.json", "journal.jsonl", "imported.json"])
+@pytest.mark.parametrize("name", ["result.json", "journal.jsonl", "imported.json", "campaign.json"])
 def test_a_link_out_of_the_folder_is_refused(name, tmp_path):
     outside = write(tmp_path / "other", document("w1-r0", 1, {"a": record()}))
-    folder = tmp_path / "results" / ("" if name == "imported.json" else LAUNCH)
+    folder = tmp_path / "results" / (LAUNCH if name in ("result.json", "journal.jsonl") else "")
     folder.mkdir(parents=True)
     (folder / name).symlink_to(outside)
     with pytest.raises(ValueError, match=rf"{name}: leads out of .*results, to {outside}; "):
