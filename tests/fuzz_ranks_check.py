@@ -22,7 +22,7 @@ from fuzz_ranks_launch import (
     ends,
     last_line,
 )
-from fuzz_ranks_plan import DIVERGENT, PHASES, Case, Plan, expected_number
+from fuzz_ranks_plan import DIVERGENT, PHASES, SILENT, Case, Fault, Plan, expected_number
 
 ENDS = ("case", "skip", "fail")
 # Ranks may end with these: pytest's own, and those of a launch that lost a rank, a store or a step.
@@ -119,13 +119,16 @@ def _numbers(sequence: Sequence) -> list[tuple[int, str, int, float]]:
 def _names_a_culprit(plan: Plan, case: Case, reason: str) -> bool:
     """Return whether a failure names a rank that was the first to misbehave.
 
-    Who sends too much or too little cannot be told: there any rank will do. A lost store is to be
-    named itself.
+    Who sends too much or too little cannot be told, nor who froze the store: any rank will do
+    there. A lost store is to be named itself.
     """
     first = min(PHASES.index(fault.phase) for fault in case)
     early = [fault for fault in case if PHASES.index(fault.phase) == first]
     ranks = {fault.rank for fault in early}
-    if any(fault.kind in DIVERGENT for fault in early):
+    if len(ranks) == plan.world_size and {fault.kind for fault in early} <= SILENT:
+        return True  # nobody was left to say so
+    is_store_frozen = plan.store == "rank-0" and Fault(0, PHASES[first], "stop") in early
+    if is_store_frozen or any(fault.kind in DIVERGENT for fault in early):
         ranks = set(range(plan.world_size))
     serves = plan.store == "rank-0" and 0 in ranks  # then its end is the store's
     if (serves or any(fault.kind == "store" for fault in early)) and "store" in reason:
