@@ -53,7 +53,20 @@ def _cause(standing: Standing, results: Results) -> str | None:
         return _failed_node(standing, results)
     if state == "FAILED":
         return _failure(standing, results)
+    if state == "CANCELLED":
+        return _not_begun(standing, results)
     return "see its log" if state == "LOST" else None
+
+
+def _not_begun(standing: Standing, results: Results) -> str | None:
+    """Return what to say of a job that had its nodes and yet left not even its script's output.
+
+    A job that may not be requeued is cancelled by Slurm where a prolog fails (slurm.conf(5)).
+    """
+    nodes = (standing.account or {}).get("nodes")
+    if nodes is None or results.output(standing.job).exists():
+        return None
+    return f"{nodes} did not start it, as where a prolog fails; sinfo -R says more"
 
 
 def gist(path: Path) -> str | None:

@@ -277,16 +277,15 @@ def prolog_fails(folder: Path) -> Seen:
                 began = time.monotonic()
                 until(lambda: "drain" in ask("sinfo", "-h", "-o", "%T"), "a drained node")
                 until(lambda: testbed.state(job_id) not in ("RUNNING", "CONFIGURING"), "its end")
-                row = here.job()
+                until(lambda: "prolog" in here.told(), "accounting to hear of it", 30)
                 took = time.monotonic() - began
-                told = here.told()
+                row, told = here.job(), here.told()
         finally:
             for name in ("node1", "node2", "node3", "node4"):
                 ask("scontrol", "update", f"nodename={name}", "state=resume")
             prolog.unlink()
         text = f"{row['state']}: {told.split('log:')[0]}"
-        named = "could not be started" in told or row["state"] in ("NODE_FAIL", "CANCELLED")
-        return Seen(text, named and row["state"] != "COMPLETED", took)
+        return Seen(text, "prolog" in told and row["state"] != "COMPLETED", took)
 
 
 # The real sbatch, once a file says so: a daemon can then be frozen at the right moment.

@@ -337,6 +337,7 @@ def frozen(daemon: str) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+        ask("scontrol", "reconfigure")  # or a node that was given up waits to be asked
 
 
 def node(command: str, name: str) -> None:
