@@ -107,6 +107,8 @@ def _refuse_depth(document: bytes) -> None:
     plain = document.replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACKETS, _NO_BRACKET)
     left = b"".join(plain.split(b'"')[::2])
     for _ in range(MAX_DEPTH):
+        if b"[]" not in left:
+            break
         left = left.replace(b"[]", b"")
     # What is cut short leaves brackets that nothing closes.
     if b"[]" in left or left.count(b"[") > MAX_DEPTH:
