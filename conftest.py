@@ -3,7 +3,6 @@
 Only sessions that collect a measured case join a world; the unit tests do not notice this file.
 """
 
-import argparse
 import difflib
 import os
 import re
@@ -14,13 +13,11 @@ import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from bench import provenance, refusals, session, sizes, world
-from bench.harness import Goal
+from bench import options, refusals, session, sizes, world
 from bench.record import KEY, STUDIES
 from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
 from bench.watchdog import GRACE_S
@@ -28,94 +25,15 @@ from bench.watchdog import GRACE_S
 LAST_WORD_S = 2 * GRACE_S
 # Plugins of pytest and others that write a file at the end, of which there is one.
 WRITERS = ("LogXML", "ReportLogPlugin", "LFPlugin", "NFPlugin", "StepwisePlugin")
-MAX_SEED = 2**32
-MAX_LIMIT_S = 1e6  # more than any job has
 
-SETTINGS = pytest.StashKey[session.Settings]()
+SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
 DESELECTED = pytest.StashKey[list[str]]()
 
 
-class PrecisionAction(argparse.Action):
-    """Take a precision of numbers, or in per cent that of the measurement."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Set the option, or pytest-benchmark's."""
-        if values in sizes.PRECISIONS:
-            namespace.precision = values
-        elif (per_cent := re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]+)?)%", values)) and float(
-            per_cent[1]
-        ):
-            namespace.benchmark_precision = float(per_cent[1]) / 100
-        else:
-            known = ", ".join(sizes.PRECISIONS)
-            parser.error(f"argument {option_string}: {values!r} is not one of {known}, nor N%")
-
-
-# option -> arguments of addoption; every one may also stand in a campaign file
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--size": {
-        "choices": list(sizes.SIZES),
-        "help": "how much to measure (node on GPUs, else laptop)",
-    },
-    "--device": {"choices": ["cpu", "cuda"], "help": "device (cuda where there is one)"},
-    "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
-    "--precision": {
-        "action": PrecisionAction,
-        "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
-        "help": "precision where it is not the question; N%% instead, such as 1%%, asks for rounds "
-        "until the mean's margin of error is that small (--benchmark-precision)",
-    },
-    "--global-batch": {"type": int, "help": "batch of all ranks in the strong study"},
-    "--local-batch": {"type": int, "help": "batch per rank in the other studies"},
-    "--rounds": {"type": int, "help": "timed rounds of each case"},
-    "--warmup-rounds": {"type": int, "help": "untimed rounds before them"},
-    "--steps-per-round": {"type": int, "help": "steps in a round"},
-    "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
-    "--comm-timeout": {
-        "type": float,
-        "metavar": "SECONDS",
-        "help": "time a collective waits for a missing rank (300, or a third of --case-budget)",
-    },
-    "--case-budget": {
-        "type": float,
-        "metavar": "SECONDS",
-        "help": "time a case may take, set-up and teardown included (3 x --comm-timeout)",
-    },
-    "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
-    "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
-    "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
-    "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
-    "--after": {
-        "default": "",
-        "metavar": "TEXT",
-        "help": "with --skip-failed: how the session before ended; the case it was in failed so",
-    },
-    "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
-    "--stop-file": {
-        "type": Path,
-        "metavar": "PATH",
-        "help": "end in order, with exit code 75, before the next case once this file exists",
-    },
-    "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
-    "--label": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME=VALUE",
-        "help": "a fact of the launcher's to keep with the results",
-    },
-}
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep", "Lockstep: how PyTorch DDP training scales")
-    for name, arguments in OPTIONS.items():
+    for name, arguments in options.OPTIONS.items():
         group.addoption(name, **arguments)
 
 
@@ -154,11 +72,7 @@ def _silence(config: pytest.Config) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     # Once files are collected, pytest would show a wrong option as an error of each of them.
     try:
-        _changes(session.config.option)
-        _labels(session.config.option)
-        _part(session.config.option)
-        _limits(session.config.option)
-        _seed(session.config.option)
+        options.check(session.config.option)
         if world.placement().world_size > 1:
             refusals.refuse_options(session.config)
     except ValueError as error:
@@ -192,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     try:
         refusals.refuse_own_rounds(items, world.placement().world_size)
-        chosen = session.of_part(measured, _part(config.option))
+        chosen = session.of_part(measured, options.part(config.option))
         if not config.option.collectonly:
             chosen = _begin(config, chosen)
     except (ValueError, RuntimeError, OSError) as error:
@@ -409,95 +323,10 @@ def _exit(error: Exception, returncode: int) -> NoReturn:
     pytest.exit(str(error), returncode=returncode)
 
 
-def _settings(config: pytest.Config) -> session.Settings:
+def _settings(config: pytest.Config) -> options.Settings:
     if SETTINGS not in config.stash:
-        config.stash[SETTINGS] = _read_settings(config)
+        config.stash[SETTINGS] = options.read(config.option)
     return config.stash[SETTINGS]
-
-
-def _read_settings(config: pytest.Config) -> session.Settings:
-    option = config.option
-    size_name = option.size or session.default_size(option.device)
-    timeout_s, budget_s = _limits(option)
-    return session.Settings(
-        size_name=size_name,
-        size=sizes.adapt(sizes.find(size_name), **_changes(option)),
-        device=option.device,
-        timeout_s=timeout_s,
-        budget_s=budget_s,
-        threads_per_rank=option.threads_per_rank,
-        seed=option.seed,
-        journal_path=_journal_path(option),
-        resume=option.resume,
-        skip_failed=option.skip_failed,
-        after=option.after,
-        goal=_goal(option),
-        part=_part(option),
-        stop_file=option.stop_file,
-        data_root=option.data_root,
-        labels=_labels(option),
-    )
-
-
-def _changes(option: Any) -> dict[str, Any]:
-    """Return what the options change in the size, checked."""
-    changes = {name: getattr(option, name) for name in sizes.CHANGES}
-    sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
-    return changes
-
-
-def _limits(option: Any) -> tuple[float, float]:
-    """Return the seconds of a collective and of a case; the first must be able to fail before."""
-    timeout_s, budget_s = option.comm_timeout, option.case_budget
-    for name, given in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
-        if given is not None and not 0 < given <= MAX_LIMIT_S:
-            raise ValueError(f"{name} {given:g} is not above 0 s, or over {MAX_LIMIT_S:g} s")
-    if timeout_s is None:
-        timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
-    if budget_s is None:
-        budget_s = 3 * timeout_s
-    if timeout_s >= budget_s:
-        raise ValueError(
-            f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout"
-        )
-    return float(timeout_s), float(budget_s)
-
-
-def _goal(option: Any) -> Goal | None:
-    margin = option.benchmark_precision
-    return None if margin is None else Goal(margin, option.benchmark_confidence)
-
-
-def _seed(option: Any) -> int:
-    if not 0 <= option.seed < MAX_SEED:
-        raise ValueError(f"--seed {option.seed} is not from 0 to {MAX_SEED - 1}")
-    return int(option.seed)
-
-
-def _labels(option: Any) -> dict[str, str]:
-    for label in option.label:
-        if "=" not in label:
-            raise ValueError(f"--label {label!r} is not NAME=VALUE")
-        name = label.partition("=")[0]
-        if provenance.names_a_secret(name):
-            raise ValueError(f"--label {name}=... names a secret, and labels stay in the results")
-    return dict(label.split("=", 1) for label in option.label)
-
-
-def _part(option: Any) -> tuple[int, int] | None:
-    return None if option.part is None else session.parse_part(option.part)
-
-
-def _journal_path(option: Any) -> Path | None:
-    """Return where finished cases go: as asked, beside the JSON, or a folder of their own."""
-    if option.benchmark_disable:
-        return None
-    if option.journal:
-        return Path(option.journal)
-    if option.benchmark_json:
-        return Path(option.benchmark_json).with_suffix(".journal.jsonl")
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / "pytest" / stamp / "journal.jsonl"
 
 
 def _document(config: pytest.Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from bench.record import KEY, pooling_facts
 from bench.world import World
 
 if TYPE_CHECKING:
-    from bench.session import Settings
+    from bench.options import Settings
 
 # More than ranks may be apart in starting to answer; dates of results and of Slurm then disagree.
 MAX_CLOCK_OFFSET_S = 60.0
@@ -62,7 +62,7 @@ def _digest(case_ids: Sequence[str], settings: "Settings") -> str:
 def _comparable(settings: "Settings") -> dict[str, Any]:
     """Return the settings that must be equal; paths may differ where hosts mount them apart."""
     facts = asdict(settings) | {"journal_path": settings.journal_path is not None}
-    unlike = ("data_root", "stop_file", "after")
+    unlike = ("data_root", "stop_file", "after", "result_path")
     return {name: facts[name] for name in facts if name not in unlike}
 
 

@@ -13,7 +13,6 @@ order because the stop file is there, 76: ranks out of step, 78: the machine can
 import contextlib
 import gc
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,14 +24,15 @@ import pytest
 
 from bench import journal, preflight, sizes, workloads, world
 from bench.control import Control, LostError
-from bench.harness import Goal, Harness
+from bench.harness import Harness
 from bench.journal import Journal
+from bench.options import Settings
 from bench.record import SCHEMA_VERSION
 from bench.timing import ReplayClock
 from bench.watchdog import Watchdog, stacks_file
 
 if TYPE_CHECKING:
-    from bench.sizes import Size
+    pass
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -54,47 +54,6 @@ SIGNS_OF_ANOTHERS_FAULT = (
     "DistNetworkError",
     "did not answer",
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line asks of a launch; equal on all ranks.
-
-    Attributes:
-        size_name: One of `sizes.SIZES`.
-        size: That size with the options' changes.
-        device: cpu, cuda, or None for CUDA where there is one.
-        timeout_s: Time-out of a collective and of the control plane.
-        budget_s: Within this a case ends, its set-up and teardown included.
-        threads_per_rank: Threads of a rank; None for its share of the cores.
-        seed: Seed of parameters and data.
-        journal_path: Where finished cases are kept; None keeps none.
-        resume: Leave out the cases the journal already holds.
-        skip_failed: With resume, leave out those that failed, too, and the one in flight.
-        after: How the session before this one ended, which the case it had in flight failed with.
-        goal: When a case has enough rounds; None for the fixed number.
-        part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
-        stop_file: Once this file exists, the launch ends before its next case; None for never.
-        data_root: Folder for data files.
-        labels: What the launcher calls this launch (campaign, launch, repeat).
-    """
-
-    size_name: str
-    size: "Size"
-    device: str | None
-    timeout_s: float
-    budget_s: float
-    threads_per_rank: int | None
-    seed: int
-    journal_path: Path | None
-    resume: bool
-    skip_failed: bool
-    after: str
-    goal: Goal | None
-    part: tuple[int, int] | None
-    stop_file: Path | None
-    data_root: Path
-    labels: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -202,6 +161,7 @@ class LaunchSession:
         self.watchdog = Watchdog(stacks_file(path, self.world.rank))
 
     def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
+        _check_writable(self.settings.result_path or path)
         flight = journal.in_flight(path)
         self.journal = Journal(path)
         stacks_file(path, 0).parent.mkdir(exist_ok=True)
@@ -442,6 +402,15 @@ class LaunchSession:
         return f"rank {rank} on {facts['host']} ({facts['device']})"
 
 
+def _check_writable(path: Path) -> None:
+    """Refuse a file that could not be written at the end, when all is measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
+
+
 def join(settings: Settings) -> LaunchSession:
     """Join the other ranks of this launch.
 
@@ -453,19 +422,6 @@ def join(settings: Settings) -> LaunchSession:
         settings.timeout_s, device=settings.device, threads_per_rank=settings.threads_per_rank
     )
     return LaunchSession(settings, joined, ReplayClock(), Watchdog(None))
-
-
-def parse_part(text: str) -> tuple[int, int]:
-    """Read `K/N`, K from 1 to N.
-
-    Raises:
-        ValueError: It is written otherwise.
-    """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    part = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= part[0] <= part[1]:
-        raise ValueError(f"--part {text!r} is not K/N with K from 1 to N, such as 3/27")
-    return part
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
@@ -483,11 +439,3 @@ def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pyte
             f"choose a part from 1 to {len(items)}"
         )
     return items[number - 1 :: num_parts]
-
-
-def default_size(device: str | None) -> str:
-    """Return the size that suits the device: node where there is a GPU, laptop elsewhere."""
-    import torch
-
-    has_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
-    return "node" if has_gpu else "laptop"

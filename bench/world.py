@@ -35,6 +35,8 @@ VARIABLES = {
     "pmi": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
 }
 
+PORTS = range(1, 2**16)
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -294,7 +296,7 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not (host and port.isdecimal()):
+    if not (host and port.isdecimal() and int(port) in PORTS):
         raise ValueError(f"LOCKSTEP_STORE={text!r} is not HOST:PORT; unset it")
     return host, int(port)
 
@@ -306,6 +308,8 @@ def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
             f"world size {place.world_size} but {' and '.join(missing)} not set; "
             "start with torchrun, or unset the launcher's variables"
         )
+    if (port := _integer(environ, "MASTER_PORT")) not in PORTS:
+        raise ValueError(f"MASTER_PORT={port} is not a port from 1 to 65535; start with torchrun")
 
 
 def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":

@@ -166,6 +166,11 @@ def test_a_single_process_joins_a_world_of_one():
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
             r"^MASTER_PORT='x' is not an integer; ",
         ),
+        (
+            TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
+            r"^MASTER_PORT=99999 is not a port from 1 to 65535; start with torchrun$",
+        ),
+        (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, r"^LOCKSTEP_STORE='node1:0' is not HOST:PORT"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1"}, r"^LOCKSTEP_STORE='node1' is not HOST:PORT; "),
     ],
 )
