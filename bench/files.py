@@ -9,8 +9,10 @@ import json
 import math
 import os
 import stat
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -20,8 +22,9 @@ MAX_DEPTH = 64
 # Integers beyond it, and floats beyond float's own range, measure nothing and overflow arithmetic.
 LARGEST = 2**64
 
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKET = bytes(sorted(set(range(256)) - set(b'"[]{}')))
+# Each bracket as the step that it is, of a signed byte: one level down, or one up.
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_STEP = bytes(sorted(set(range(256)) - set(b'"[]{}')))
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A number may be out of range only where one of these stands; few files need the slow look.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
@@ -103,15 +106,10 @@ def parse(document: bytes) -> Any:
 
 def _refuse_depth(document: bytes) -> None:
     """Refuse what would exhaust the stack, whose depth differs between Pythons."""
-    # Outside strings, and with braces as brackets, each pass takes the innermost level away.
-    plain = document.replace(rb"\\", b"").replace(rb"\"", b"").translate(_BRACKETS, _NO_BRACKET)
-    left = b"".join(plain.split(b'"')[::2])
-    for _ in range(MAX_DEPTH):
-        if b"[]" not in left:
-            break
-        left = left.replace(b"[]", b"")
-    # What is cut short leaves brackets that nothing closes.
-    if b"[]" in left or left.count(b"[") > MAX_DEPTH:
+    quotes = document.replace(rb"\\", b"").replace(rb"\"", b"").translate(_STEPS, _NO_STEP)
+    # Two quotes with no bracket between them change nothing of what is a string.
+    steps = b"".join(quotes.replace(b'""', b"").split(b'"')[::2])
+    if max(accumulate(array("b", steps)), default=0) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
 
 

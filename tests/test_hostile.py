@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from data.job_samples import small
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
+from hypothesis import given
+from hypothesis import strategies as st
 from stand_ins import leave, send
 from test_page import browse, chromium  # noqa: F401, a fixture
 from test_script import HARMFUL, STUBS, execute, made, plain, seen, stubs  # noqa: F401, likewise
@@ -189,6 +191,33 @@ def test_deep_nesting_is_refused(content, tmp_path):
 @pytest.mark.parametrize("content", [b"[" * 64 + b"]" * 64, b'["' + b"[" * 999 + b'\\"{"]'])
 def test_what_is_not_deep_is_read(content):
     assert files.parse(content) == json.loads(content)
+
+
+def nested(depth, inner):
+    for _ in range(depth):
+        inner = [inner, "]"]
+    return inner
+
+
+TEXTS = st.text(st.sampled_from('[]{}",:\\x'), max_size=9)
+
+
+@given(
+    st.recursive(TEXTS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3)),
+    st.integers(0, 100),
+)
+def test_brackets_in_texts_are_no_depth(value, depth):
+    def levels(one):
+        inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None
+        return 0 if inner is None else 1 + max(map(levels, inner), default=0)
+
+    value = nested(depth, value)
+    document = json.dumps(value).encode()
+    if levels(value) > files.MAX_DEPTH:
+        with pytest.raises(ValueError, match="nested deeper"):
+            files.parse(document)
+    else:
+        assert files.parse(document) == value
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e400", "1" * 25, "18446744073709551617", "NaN"])
