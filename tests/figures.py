@@ -1,7 +1,8 @@
 """The suite's own performance figures, each beside its goal: what `make bench` prints.
 
-A figure is a ratio of two times taken in turn on the same machine, never seconds: it can be read
-on a busy machine too, with its spread over the repeats. No figure fails this script.
+A figure is a ratio of two times taken in turn on the same machine: it can be read on a busy machine
+too, with its spread over the repeats. One is a time: what the ranks say to each other has nothing
+to be compared with. No figure fails this script.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import figures_image  # noqa: E402, this script's own folder
+import figures_control  # noqa: E402, this script's own folder
+import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
@@ -152,6 +154,18 @@ def _runner_launch(bench: Bench, world_size: int) -> dict[str, dict[str, float]]
     return ratios
 
 
+def control(bench: Bench) -> list[Figure]:
+    """How long do the ranks talk about a case, beside measuring it?"""
+    values = []
+    for _ in range(bench.repeats):
+        path = bench.folder / "control.json"
+        bench.output(torchrun(figures_control.WORLD_SIZE, figures_control.__file__, str(path)))
+        values.append(median(json.loads(path.read_text(encoding="utf-8"))))
+    name = f"ms of the control plane a case, world size {figures_control.WORLD_SIZE}"
+    note = f"median of {figures_control.NUM_CASES} empty cases, journal included"
+    return [Figure(name, values, figures_control.GOAL_MS, note)]
+
+
 def cases(bench: Bench) -> list[Figure]:
     """What do twenty cases in one launch cost, beside a launch for each?"""
     values = []
@@ -248,6 +262,7 @@ def image(bench: Bench) -> list[Figure]:
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
+    "control": control,
     "cases": cases,
     "start": start,
     "report": report,

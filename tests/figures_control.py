@@ -1,0 +1,70 @@
+"""What the control plane costs: handshake, verdicts and journal of a case that is empty.
+
+Every rank runs this file under torchrun.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench import session
+
+NUM_CASES = 100
+WORLD_SIZE = 4
+GOAL_MS = 10.0
+
+
+def case_ms(journal: Path) -> list[float]:
+    """Return this rank's milliseconds of each case, shape (num_cases,)."""
+    from bench import options, session, sizes
+
+    settings = options.Settings(
+        size_name="smoke",
+        size=sizes.find("smoke"),
+        device="cpu",
+        timeout_s=60.0,
+        budget_s=180.0,
+        threads_per_rank=1,
+        seed=0,
+        result_path=None,
+        journal_path=journal,
+        resume=False,
+        skip_failed=False,
+        after="",
+        goal=None,
+        part=None,
+        stop_file=None,
+        data_root=Path(),
+        labels={},
+    )
+    launch = session.join(settings)
+    launch.open_journal([], {})
+    found = [_case_ms(launch, f"case {number}") for number in range(NUM_CASES)]
+    launch.close()
+    return found
+
+
+def _case_ms(launch: "session.LaunchSession", name: str) -> float:
+    start = time.perf_counter()
+    launch.enter(name)
+    for phase in ("setup", "call", "teardown"):
+        launch.verdict(phase, "passed", "")
+    launch.pending = {"kind": "case", "case": name, "benchmark": {}}
+    launch.leave()
+    return (time.perf_counter() - start) * 1e3
+
+
+def main() -> None:
+    """Go through the cases, and let rank 0 write its times to the file named."""
+    path = Path(sys.argv[1])
+    found = case_ms(path.with_suffix(".journal.jsonl"))
+    if int(os.environ["RANK"]) == 0:
+        path.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
