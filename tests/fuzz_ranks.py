@@ -39,6 +39,7 @@ class Result:
         ends: kind of end, and whether the case was healthy -> how many.
         faults: kind of fault -> how many were planned.
         num_launches: Launches made.
+        num_unmet: Those of them whose ranks did not meet in time.
         longest: The largest share of its allowed time that a launch took.
         reasons: Why healthy cases failed.
     """
@@ -49,6 +50,7 @@ class Result:
     ends: Counter[tuple[str, bool]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     num_launches: int = 0
+    num_unmet: int = 0
     longest: float = 0.0
     reasons: list[str] = field(default_factory=list)
 
@@ -73,7 +75,8 @@ def fuzz(plan: Plan, name: str, keep: Path | None = None) -> Result:
 
 def _result(name: str, sequence: fuzz_ranks_launch.Sequence, findings: list[str]) -> Result:
     plan = sequence.plan
-    result = Result(name, plan, findings, num_launches=len(sequence.launches))
+    num_launches, num_unmet = len(sequence.launches), sequence.num_unmet
+    result = Result(name, plan, findings, num_launches=num_launches, num_unmet=num_unmet)
     result.faults.update(fault.kind for case in plan.cases for fault in case)
     shares = [one.seconds / fuzz_ranks_check.limit_s(one, plan) for one in sequence.launches]
     result.longest = max(shares, default=0.0)
@@ -88,10 +91,11 @@ def _result(name: str, sequence: fuzz_ranks_launch.Sequence, findings: list[str]
     return result
 
 
-def numbered(task: tuple[int, int]) -> Result:
+def numbered(task: tuple[int, int, float]) -> Result:
     """Run the sequence of a seed and a number; make what does not hold smaller."""
-    seed, number = task
-    result = fuzz(fuzz_ranks_plan.draw(Random(f"{seed}/{number}")), f"{seed}/{number}")  # noqa: S311
+    seed, number, patience = task
+    name = f"{seed}/{number}"
+    result = fuzz(fuzz_ranks_plan.draw(Random(name), patience), name)  # noqa: S311, no secret
     return shrink(result) if result.findings else result
 
 
@@ -110,10 +114,10 @@ def shrink(result: Result) -> Result:
     return result
 
 
-def campaign(seed: int, numbers: Iterable[int], jobs: int) -> Iterator[Result]:
+def campaign(tasks: Iterable[tuple[int, int, float]], jobs: int) -> Iterator[Result]:
     """Yield the results of many sequences, several of which run at once."""
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap_unordered(numbered, [(seed, number) for number in numbers])
+        yield from pool.imap_unordered(numbered, tasks)
 
 
 @dataclass
@@ -122,6 +126,7 @@ class Tally:
 
     num_sequences: int = 0
     num_launches: int = 0
+    num_unmet: int = 0
     ends: Counter[tuple[str, bool]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     longest: float = 0.0
@@ -132,6 +137,7 @@ class Tally:
         """Count one sequence."""
         self.num_sequences += 1
         self.num_launches += result.num_launches
+        self.num_unmet += result.num_unmet
         self.ends += result.ends
         self.faults += result.faults
         self.longest = max(self.longest, result.longest)
@@ -147,7 +153,8 @@ class Tally:
         )
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
         return (
-            f"{self.num_sequences} sequences, {self.num_launches} launches\n"
+            f"{self.num_sequences} sequences, {self.num_launches} launches, "
+            f"of which {self.num_unmet} did not meet in time\n"
             f"cases: {ends}\nfaults: {faults}\n"
             f"the longest launch took {self.longest:.0%} of what it may\n"
             f"{len(self.bad)} sequences with findings"
@@ -171,6 +178,9 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=100, help="how many (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
     parser.add_argument("--jobs", type=int, default=3, help="sequences at once (default: 3)")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="multiply the ranks' time-outs (default: 1)"
+    )
     parser.add_argument("--plan", type=Path, help="repeat this one and keep its files beside it")
     asked = parser.parse_args()
     fuzz_ranks_launch.prepare()
@@ -182,7 +192,8 @@ def main() -> int:
         _show(result)
         return 1 if result.findings else 0
     started, tally = time.monotonic(), Tally()
-    for result in campaign(asked.seed, range(asked.sequences), asked.jobs):
+    tasks = [(asked.seed, number, asked.patience) for number in range(asked.sequences)]
+    for result in campaign(tasks, asked.jobs):
         tally.add(result)
         if result.findings:
             _show(result)

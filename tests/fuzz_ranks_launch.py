@@ -24,18 +24,17 @@ from fuzz_ranks_plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "samples" / "fuzzed_cases.py"
-COMM_TIMEOUT_S = 0.7
-CASE_BUDGET_S = 1.8
 KILL_AFTER_S = 0.5  # between SIGTERM and SIGKILL; the launchers' own 30 s would only take longer
-LIMIT_S = 60.0  # no launch ever takes so long: it hangs
+LIMIT_S = 60.0  # times the plan's patience; no launch ever takes so long: it hangs
 POLL_S = 0.01
 MAX_IDLE_LAUNCHES = 3
+MAX_UNMET_LAUNCHES = 12
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 RAISED = 99  # a process whose work raised, pytest itself on a rank
 PYTEST_OPTIONS = (
     *("--size=smoke", "--rounds=1", "--warmup-rounds=0", "--steps-per-round=1", "--device=cpu"),
-    *("--threads-per-rank=1", f"--comm-timeout={COMM_TIMEOUT_S}", f"--case-budget={CASE_BUDGET_S}"),
-    *("--benchmark-json=out.json", "--resume", "--assert=plain", "--benchmark-quiet"),
+    *("--threads-per-rank=1", "--benchmark-json=out.json", "--resume", "--assert=plain"),
+    "--benchmark-quiet",
     # These look for what other tests need, and cost more than the launch.
     *("-p", "no:hypothesispytest", "-p", "no:unraisableexception", "-p", "no:threadexception"),
 )
@@ -70,14 +69,16 @@ class Launched:
     Attributes:
         ranks: How they ended, in that order.
         seconds: From the start to the end of the last.
+        has_met: Whether its ranks met, which is when they write the first line.
         num_ended: Cases that ended in it, whatever that end.
         num_failed: Those of them that failed.
-        is_hung: Whether it had to be ended at `LIMIT_S`.
+        is_hung: Whether it had to be ended at its limit.
         num_left: Processes that outlived their ranks.
     """
 
     ranks: list[Ended]
     seconds: float
+    has_met: bool
     num_ended: int
     num_failed: int
     is_hung: bool
@@ -91,6 +92,11 @@ class Sequence:
     plan: Plan
     folder: Path
     launches: list[Launched] = field(default_factory=list)
+
+    @property
+    def num_unmet(self) -> int:
+        """Launches whose ranks did not meet in time, as on a machine that is too slow for them."""
+        return sum(not launched.has_met for launched in self.launches)
 
 
 def prepare() -> None:
@@ -192,12 +198,13 @@ def run(plan: Plan, folder: Path) -> Sequence:
     with _store(plan) as store:
         words, idle = "", 0
         while len(ends(folder)) < len(plan.cases) and idle < MAX_IDLE_LAUNCHES:
-            before = journal_bytes(folder)
+            if sequence.num_unmet == MAX_UNMET_LAUNCHES:
+                break
             launched = _launch(sequence, store, words)
             sequence.launches.append(launched)
-            words = _words(sequence)
-            # A launch whose ranks never met has written nothing; one that left its case out, has.
-            idle = 0 if journal_bytes(folder) > before and launched.num_ended else idle + 1
+            if launched.has_met:
+                words = _words(sequence)
+                idle = 0 if launched.num_ended else idle + 1
     return sequence
 
 
@@ -218,18 +225,27 @@ def _launch(sequence: Sequence, store: OutsideStore | None, words: str) -> Launc
     if store:
         store.ensure()
     meeting = _meeting(store, number)
-    again = ["--skip-failed", f"--after={words}"] if words else []
-    before = ends(folder)
+    limits = [f"--comm-timeout={plan.comm_timeout_s}", f"--case-budget={plan.case_budget_s}"]
+    options = [*limits, *(["--skip-failed", f"--after={words}"] if words else [])]
+    before, bytes_before = ends(folder), journal_bytes(folder)
     start = time.monotonic()
     pids = {}
     for rank in range(plan.world_size):
         place = _place(rank, plan.world_size) | meeting
         log = _log(folder, number, rank)
-        pids[fork(lambda p=place, g=log: _rank(folder, p, g, again))] = rank
-    ranks, is_hung = _supervise(pids, start, plan.grace_s, store)
+        pids[fork(lambda p=place, g=log: _rank(folder, p, g, options))] = rank
+    ranks, is_hung = _supervise(pids, start, plan)
     seconds = time.monotonic() - start
     now = [kind for case, kind in ends(folder).items() if case not in before]
-    return Launched(ranks, seconds, len(now), now.count("fail"), is_hung, _end_the_rest(store))
+    return Launched(
+        ranks,
+        seconds,
+        has_met=journal_bytes(folder) > bytes_before,
+        num_ended=len(now),
+        num_failed=now.count("fail"),
+        is_hung=is_hung,
+        num_left=_end_the_rest(store),
+    )
 
 
 def _meeting(store: OutsideStore | None, number: int) -> dict[str, str]:
@@ -253,7 +269,7 @@ def _place(rank: int, world_size: int) -> dict[str, str]:
     return dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True))
 
 
-def _rank(folder: Path, place: dict[str, str], log: Path, again: list[str]) -> int:
+def _rank(folder: Path, place: dict[str, str], log: Path, options: list[str]) -> int:
     """Be one rank: what it says goes to its log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
@@ -264,18 +280,17 @@ def _rank(folder: Path, place: dict[str, str], log: Path, again: list[str]) -> i
     os.environ |= place | {"FAULT_PLAN": str(folder / "plan.json"), "GLOO_SOCKET_IFNAME": "lo"}
     import pytest
 
-    return int(pytest.main([str(CASES), *PYTEST_OPTIONS, *again]))
+    return int(pytest.main([str(CASES), *PYTEST_OPTIONS, *options]))
 
 
-def _supervise(
-    pids: dict[int, int], start: float, grace_s: float, store: OutsideStore | None
-) -> tuple[list[Ended], bool]:
+def _supervise(pids: dict[int, int], start: float, plan: Plan) -> tuple[list[Ended], bool]:
     """Wait for the ranks, and end the others once one has failed.
 
     Returns:
         How they ended, and whether that took for ever.
     """
     ended: list[Ended] = []
+    limit_s = LIMIT_S * plan.patience
     told_at = float("inf")
     alive = dict(pids)
     while alive:
@@ -286,13 +301,13 @@ def _supervise(
                 code = os.waitstatus_to_exitcode(status)
                 ended.append(Ended(alive.pop(pid), code, now - start, now >= told_at))
                 if code != 0:
-                    told_at = min(told_at, now + grace_s)
-        if now - start > LIMIT_S or now > told_at + KILL_AFTER_S:
+                    told_at = min(told_at, now + plan.grace_s)
+        if now - start > limit_s or now > told_at + KILL_AFTER_S:
             _signal(alive, signal.SIGKILL)
         elif now > told_at:
             _signal(alive, signal.SIGTERM)
         time.sleep(POLL_S)
-    return ended, time.monotonic() - start > LIMIT_S
+    return ended, time.monotonic() - start > limit_s
 
 
 def _signal(pids: dict[int, int], number: signal.Signals) -> None:

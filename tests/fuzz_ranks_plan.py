@@ -51,12 +51,24 @@ class Plan:
         store: Who serves the store: a process `outside` the ranks, or `rank-0`.
         grace_s: How long after a rank's death its launcher ends the others.
         cases: The faults of each case, none of most.
+        patience: What all time-outs are multiplied by, on a machine that does other things as well.
     """
 
     world_size: int
     store: str
     grace_s: float
     cases: tuple[Case, ...]
+    patience: float = 1.0
+
+    @property
+    def comm_timeout_s(self) -> float:
+        """Time-out of a collective."""
+        return 0.7 * self.patience
+
+    @property
+    def case_budget_s(self) -> float:
+        """Within this a case is to end."""
+        return 1.8 * self.patience
 
     def to_json(self) -> str:
         """Return the plan as `--plan` reads it."""
@@ -80,13 +92,13 @@ def expected_number(case: int, phase: str, world_size: int) -> int:
     return sum(own_number(case, phase, rank) for rank in range(world_size))
 
 
-def draw(random: Random) -> Plan:
+def draw(random: Random, patience: float = 1.0) -> Plan:
     """Return a plan at random."""
     world_size = random.choice((2, 2, 3))
     store = random.choice(("outside", "outside", "rank-0"))
     num_cases = random.randint(3, 6)
     cases = tuple(_draw_case(random, world_size, store) for _ in range(num_cases))
-    return Plan(world_size, store, round(random.random(), 2), cases)
+    return Plan(world_size, store, round(random.random(), 2), cases, patience)
 
 
 def _draw_case(random: Random, world_size: int, store: str) -> Case:
