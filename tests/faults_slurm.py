@@ -128,7 +128,7 @@ def nearly_over(folder: Path) -> Seen:
 
 
 def over_time(folder: Path) -> Seen:
-    with ground("over-time", jobs={"time": "00:01:00"}, studies=BEFORE, env=SHORT) as here:
+    with ground("over-time", jobs={"time": "00:01:00"}, studies=BEFORE) as here:
         here.put("hold")
         here.rewrite_site(shell_before="trap '' USR1")
         job_id = here.submit()
@@ -270,22 +270,22 @@ def prolog_fails(folder: Path) -> Seen:
     prolog = testbed.SHARED / "prolog-that-fails"
     prolog.write_text("#!/bin/sh\nexit 1\n")
     prolog.chmod(0o755)
-    with ground("prolog") as here:
+    with ground("unstarted") as here:
         try:
             with configured(f"Prolog={prolog}"):
                 job_id = here.submit()
                 began = time.monotonic()
                 until(lambda: "drain" in ask("sinfo", "-h", "-o", "%T"), "a drained node")
                 until(lambda: testbed.state(job_id) not in ("RUNNING", "CONFIGURING"), "its end")
-                until(lambda: "prolog" in here.told(), "accounting to hear of it", 30)
+                until(lambda: here.job()["advice"] is not None, "accounting to hear of it", 30)
                 took = time.monotonic() - began
                 row, told = here.job(), here.told()
         finally:
             for name in ("node1", "node2", "node3", "node4"):
                 ask("scontrol", "update", f"nodename={name}", "state=resume")
             prolog.unlink()
-        text = f"{row['state']}: {told.split('log:')[0]}"
-        return Seen(text, "prolog" in told and row["state"] != "COMPLETED", took)
+        text = told.split("log:")[0]
+        return Seen(text, "prolog" in told and row["state"] == "CANCELLED", took)
 
 
 # The real sbatch, once a file says so: a daemon can then be frozen at the right moment.

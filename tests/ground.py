@@ -1,5 +1,6 @@
 """Campaigns of one launch or two on the testbed, for faults to be put into."""
 
+import atexit
 import json
 import os
 import shutil
@@ -50,8 +51,8 @@ def missing() -> str | None:
 @cache
 def suite() -> Path:
     """Return a copy of this checkout that the user and the nodes see."""
-    made = SHARED / "fault-suite"
-    shutil.rmtree(made, ignore_errors=True)
+    made = SHARED / f"fault-suite-{os.getpid()}"
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in names.split("\0"):
