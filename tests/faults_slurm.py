@@ -277,7 +277,7 @@ def prolog_fails(folder: Path) -> Seen:
                 began = time.monotonic()
                 until(lambda: "drain" in ask("sinfo", "-h", "-o", "%T"), "a drained node")
                 until(lambda: testbed.state(job_id) not in ("RUNNING", "CONFIGURING"), "its end")
-                until(lambda: here.job()["advice"] is not None, "accounting to hear of it", 30)
+                until(lambda: "did not start" in here.told(), "accounting to hear of it", 30)
                 took = time.monotonic() - began
                 row, told = here.job(), here.told()
         finally:
