@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from stand_ins import StandIns
+from cluster import need_testbed
+from data.report_samples import strong_tree
+from stand_ins import ROOT, StandIns
 
 COMMAND = Path(sys.executable).with_name("lockstep")
 # So that what is read without a bound fails here, and takes no other's memory.
 MEMORY_KIB = 16 * 2**20
 BOUNDED = ("/bin/sh", "-c", f'ulimit -v {MEMORY_KIB} && exec "$@"', "sh")
 TIMEOUT_S = 120
+SESSION_TIMEOUT_S = 300
 AT_ONCE = 3
 
 CAMPAIGN = """schema = 1
@@ -47,6 +50,18 @@ ENTRY = {
 SIF = bytearray(200)
 SIF[32:42], SIF[45:48] = b"SIF_MAGIC\0", b"04\0"
 struct.pack_into("<2q", SIF, 112, 150, 50)
+
+# What a submission keeps even where Slurm refuses it.
+SUBMITTED = (
+    "results",
+    "results/ladder",
+    "results/ladder/.lock",
+    "results/ladder/campaign.json",
+    "results/ladder/jobs",
+    "results/ladder/jobs/ladder.sh",
+    "results/ladder/jobs/site.json",
+    "results/ladder/jobs/submitted.jsonl",
+)
 
 Content = str | bytes | Callable[[Path], object]
 
@@ -104,16 +119,7 @@ def refused(said, says, **answers):
         says,
         line="submit",
         commands=commands,
-        leaves=(
-            "results",
-            "results/ladder",
-            "results/ladder/.lock",
-            "results/ladder/campaign.json",
-            "results/ladder/jobs",
-            "results/ladder/jobs/ladder.sh",
-            "results/ladder/jobs/site.json",
-            "results/ladder/jobs/submitted.jsonl",
-        ),
+        leaves=SUBMITTED,
     )
 
 
@@ -591,11 +597,16 @@ def end(row, place):
     return Ended(ended.returncode, ended.stdout, ended.stderr, before, look(folder))
 
 
+def chosen_rows(request, fixture):
+    """Return the rows that this run is to test by a fixture."""
+    items = [item for item in request.session.items if item.path == request.path]
+    return [item.callspec.params["name"] for item in items if fixture in item.fixturenames]
+
+
 @pytest.fixture(scope="module")
 def all_ended(request, tmp_path_factory):
     """How the chosen rows ended, a few at a time."""
-    chosen = [item.callspec.params["name"] for item in request.session.items
-              if item.path == request.path and "all_ended" in item.fixturenames]  # fmt: skip
+    chosen = chosen_rows(request, "all_ended")
     place = tmp_path_factory.mktemp("bad")
     places = [place / str(number) for number in range(len(chosen))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -604,7 +615,10 @@ def all_ended(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_bad_input_ends_in_one_sentence_and_changes_nothing(name, all_ended):
-    row, ended = ROWS[name], all_ended[name]
+    assert_one_sentence(ROWS[name], all_ended[name])
+
+
+def assert_one_sentence(row, ended):
     assert "Traceback" not in ended.out + ended.err
     errors = re.findall("^Error: (.*)$", ended.err, re.MULTILINE)
     assert len(errors) == 1, ended.err
@@ -614,3 +628,233 @@ def test_bad_input_ends_in_one_sentence_and_changes_nothing(name, all_ended):
     assert "Error" not in ended.out
     kept = {path: facts for path, facts in ended.after.items() if path not in row.leaves}
     assert kept == ended.before
+
+
+# What starts torch takes seconds each.
+
+RANK_0_OF_2 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session of pytest that is refused before its first case.
+
+    Attributes:
+        says: What the one sentence matches.
+        options: What pytest is told beside the folder and the smallest size.
+        environ: Variables, as a launcher sets them.
+        code: The exit code.
+    """
+
+    says: str
+    options: str = "-k weak"
+    environ: Mapping[str, str] = field(default_factory=dict)
+    code: int = 4
+
+
+def ranked(says, code=4, **environ):
+    """A session in an environment that no launcher makes."""
+    return Session(says, environ=environ, code=code)
+
+
+SESSIONS = {
+    "ranks: no integer": ranked("^RANK='abc' is not an integer", **RANK_0_OF_2 | {"RANK": "abc"}),
+    "ranks: one too many": ranked("^RANK=2, .* WORLD_SIZE=2 .*", **RANK_0_OF_2 | {"RANK": "2"}),
+    "ranks: no local rank": ranked("^LOCAL_RANK is not set although", RANK="0", WORLD_SIZE="2"),
+    "ranks: a size alone": ranked("^RANK is not set although a launcher's", WORLD_SIZE="4"),
+    "ranks: no address": ranked("^world size 2 but MASTER_ADDR and MASTER_PORT not", **RANK_0_OF_2),
+    "ranks: no port": ranked(
+        "^MASTER_PORT='abc' is not an integer",
+        **RANK_0_OF_2,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="abc",
+    ),
+    "ranks: port 99999": ranked(
+        "^MASTER_PORT=99999 is not a port",
+        **RANK_0_OF_2,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="99999",
+    ),
+    "ranks: no store": ranked(
+        "^LOCKSTEP_STORE='x' is not HOST:P", **RANK_0_OF_2, LOCKSTEP_STORE="x"
+    ),
+    "ranks: launcher": ranked("^LOCKSTEP_LAUNCHER='x' is not one of torch", LOCKSTEP_LAUNCHER="x"),
+    "ranks: no srun": ranked(
+        "^SLURM_NTASKS=8, but this process is in no step of srun",
+        SLURM_NTASKS="8",
+        SLURM_JOB_ID="5",
+    ),
+    "device: no GPU": Session(
+        "needs GPU 0, but 0 are visible on this host; start one rank per GPU, or pass --device cpu",
+        "-k weak --device cuda",
+        {"CUDA_VISIBLE_DEVICES": ""},
+        code=78,
+    ),
+    "device: unknown": Session("--device: invalid choice: 'tpu'", "--device tpu"),
+    "size: unknown": Session("--size: invalid choice: 'smok'", "--size smok"),
+    "precision: unknown": Session("--precision: .*'int8'", "--precision int8"),
+    "rounds: none": Session("^rounds=0 is not 1 or more", "--rounds 0"),
+    "rounds: 1e9": Session("^rounds=1000000000 is not 1000000 or less", "--rounds 1000000000"),
+    "rounds: nan": Session("--rounds: invalid int value: 'nan'", "--rounds nan"),
+    "rounds: warm-up": Session("^warmup_rounds=-1 is not 0 or more", "--warmup-rounds -1"),
+    "seconds: nan": Session("^--comm-timeout nan is not above 0", "--comm-timeout nan"),
+    "seconds: endless": Session("^--comm-timeout inf is not above 0", "--comm-timeout inf"),
+    "seconds: no budget": Session("^--case-budget 0 is not above", "--case-budget 0"),
+    "seed: negative": Session("^--seed -1 is not from 0 to", "--seed -1"),
+    "threads: none": Session(
+        "^threads_per_rank=0 is not 1 or more", "-k weak --threads-per-rank 0"
+    ),
+    "label: no value": Session("^--label 'x' is not NAME=VALUE", "--label x"),
+    "part: none": Session("^--part '0/2' is not K/N with K from 1 to N", "--part 0/2"),
+    "case: unknown": Session(
+        "^no case matches -k all_redcue; closest: all_reduce", "-k all_redcue"
+    ),
+    "case: unknown study": Session(r"^Unknown marker\(s\) in '-m' expression: weka", "-m weka"),
+    "workload: unknown": Session(
+        "^no workload 'resnet19': did you mean resnet18 or", "-k weak --workload resnet19"
+    ),
+    "workload: option": Session("takes no option 'wide'", "-k weak --workload mlp:wide=3"),
+    "journal: no folder": Session(
+        "cannot write beside /proc/x/journal.jsonl: .*; give --journal a folder",
+        "-k weak --journal /proc/x/journal.jsonl",
+        code=78,
+    ),
+}
+
+
+def start(session, folder, environ):
+    folder.mkdir()
+    journal = () if "--journal" in session.options else ("--journal", "kept/journal.jsonl")
+    own = ("--size", "smoke", *journal, *shlex.split(session.options))
+    return subprocess.run(
+        [*BOUNDED, sys.executable, "-m", "pytest", ROOT / "bench", *own],
+        cwd=folder,
+        env={**environ, **session.environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SESSION_TIMEOUT_S,
+    )
+
+
+def assert_nothing_kept(folder):
+    # pytest-benchmark makes the empty folder of its storage before anything else.
+    assert {path.name for path in folder.rglob("*")} <= {".benchmarks"}
+
+
+@pytest.fixture(scope="module")
+def sessions_ended(request, tmp_path_factory, clean_environ):
+    """How the chosen sessions ended, a few at a time, each in a folder of its own."""
+    place = tmp_path_factory.mktemp("sessions")
+    chosen = chosen_rows(request, "sessions_ended")
+    folders = [place / str(number) for number in range(len(chosen))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ended = pool.map(start, map(SESSIONS.get, chosen), folders, [clean_environ] * len(chosen))
+        return dict(zip(chosen, zip(ended, folders, strict=True), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_that_cannot_measure_says_why_before_its_first_case(name, sessions_ended):
+    (ended, folder), row = sessions_ended[name], SESSIONS[name]
+    said = ended.stdout + ended.stderr
+    assert "Traceback" not in said
+    found = re.findall(
+        r"^ERROR: (?!usage:)(.*)$|: error: (.*)$|outcomes\.Exit: (.*?) !+$", said, re.M
+    )
+    assert len(found) == 1, said
+    assert re.search(row.says, "".join(found[0])), found
+    assert ended.returncode == row.code
+    assert_nothing_kept(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--pdb", "^--pdb is not for several ranks: .*; measure one rank$"),
+        ("--basetemp here", "^--basetemp is not for several ranks: .*; leave it out$"),
+        ("-m strong --global-batch 7", "^global_batch=7 does not divide by world_size=2; choose 6"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_said_once(options, says, run_ranks, tmp_path):
+    own = ("--size", "smoke", "--journal", "kept/journal.jsonl", *shlex.split(options))
+    ended = run_ranks([["-m", "pytest", ROOT / "bench", *own]] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [4, 4], ended
+    said = "".join(rank.stdout + rank.stderr for rank in ended)
+    assert "Traceback" not in said
+    (error,) = re.findall("^ERROR: (.*)$", said, re.MULTILINE)
+    assert re.search(says, error), error
+    assert_nothing_kept(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_batch_that_no_memory_holds_fails_before_it_is_allocated(clean_environ, tmp_path):
+    row = Session("", "-k weak --workload resnet50 --local-batch 1000000 --device cpu")
+    ended = start(row, tmp_path / "here", clean_environ)
+    assert ended.returncode == 1
+    assert re.search(
+        r"rank 0 needs \d+\.\d GiB for its batch of 1000000, .* are free", ended.stdout
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--workload nosuch --data digits --global-batch 64", "^no workload 'nosuch': choose from"),
+        (
+            "--workload mlp --data nowhere --global-batch 64",
+            "^no data set 'nowhere'; choose from d",
+        ),
+        (
+            "--workload mlp --data digits --global-batch 0",
+            "^global_batch must be at least 1, got 0",
+        ),
+        ("--workload mlp --data digits", "^give either the global batch or the local batch, not"),
+        (
+            "--workload mlp --data digits --global-batch 7 --world-size 2",
+            "^global_batch=7 does not divide by world_size=2; choose 6 or 8",
+        ),
+    ],
+)
+def test_training_that_cannot_begin_says_why(options, says, tmp_path):
+    ended = end(Row(f"train {options}", says), tmp_path)
+    assert_one_sentence(Row(f"train {options}", says), ended)
+
+
+def test_a_series_without_one_rank_is_relative_to_its_smallest(tmp_path):
+    strong_tree(tmp_path, {2: (0.1,), 4: (0.06,)})
+    asked = [COMMAND, "report", ".", "--baseline", "1", "--json"]
+    ended = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == (
+        "1 series have no point at 1 and keep their smallest size [2] as baseline\n"
+    )
+    assert {point["baseline"] for point in json.loads(ended.stdout)["points"]} == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"gpu"', '"gpuu"', r"change partition in the site file \(partitions: .*gpu"),
+        ('"fake"', '"h100"', r"change gpus_per_node, gpu_type, .* in the site file \(.*gpu:fake:2"),
+        ('"gpu"', '"debug"', r"change .*world_sizes.* \(partitions: .*debug has 2 nodes"),
+        ("time =", 'account = "nobody"\ntime =', "change account in the site file"),
+    ],
+)
+def test_a_real_slurm_s_refusal_names_the_key_and_what_there_is(old, new, says, tmp_path):
+    need_testbed()
+    text = (
+        'schema = 1\nname = "testbed"\npartition = "gpu"\ngpus_per_node = 2\ngpu_type = "fake"\n'
+        'cpus_per_node = 2\ntime = "00:05:00"\n[container]\nimage = "/gone.sif"\n'
+    )
+    files = {
+        "campaign.toml": changed(CAMPAIGN, "[1, 8]", "[8]"),
+        "site.toml": changed(text, old, new),
+    }
+    row = Row("submit campaign.toml --site site.toml", says, files, leaves=SUBMITTED)
+    assert_one_sentence(row, end(row, tmp_path))
