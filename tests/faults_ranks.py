@@ -133,7 +133,7 @@ def another_shape(folder: Path) -> Seen:
 
 
 def killed(folder: Path) -> Seen:
-    return crashed(ladder(folder, "kill", ranks=3), r"^crashed: rank 1 ended with SIGKILL$")
+    return crashed(ladder(folder, "kill"), r"^crashed: rank 1 ended with SIGKILL$")
 
 
 def rank_0_killed(folder: Path) -> Seen:
@@ -175,6 +175,7 @@ def frozen(folder: Path) -> Seen:
 
 
 def store_killed(folder: Path) -> Seen:
+    launched.suite(folder)
     ended = alone(folder, "store")
     sentence = ended.line("lockstep: rank 1 on .* store")
     kept = list(ended.ends("case"))
@@ -192,6 +193,7 @@ def store_killed(folder: Path) -> Seen:
 
 def refused(folder: Path, fault: str, sentence: str) -> Seen:
     """Expect all ranks to end with exit code 4 before the first case, with one sentence."""
+    launched.suite(folder)
     ended = alone(folder, fault)
     said = f"ranks exit {ended.codes}; {ended.line('^ERROR: ')}; journal lines: {len(ended.lines)}"
     return seen(
@@ -253,6 +255,7 @@ def interrupted(folder: Path) -> Seen:
         os.killpg(driver.pid, signal.SIGINT)
         launched.until(lambda: not launched.inside(folder), "the end of all processes")
         took = time.time() - float((folder / "injected").read_text())
+        driver.wait()
         first = launch.ended()
         launched.begin_ladder(launch, "none")
         launch.wait()
@@ -350,7 +353,7 @@ FAULTS = [
         "rank 1 did not answer; it is killed; the other cases measured",
         frozen,
     ),
-    Fault(10, "a rank is killed", "SIGKILL of rank 1 of 3", AGAIN, killed),
+    Fault(10, "a rank is killed", "SIGKILL of rank 1 of 2", AGAIN, killed),
     Fault(11, "rank 0 is killed", "SIGKILL of rank 0 of 3", AGAIN, rank_0_killed),
     Fault(
         12,

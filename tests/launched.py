@@ -35,7 +35,7 @@ threads_per_rank = 1
 case_budget = {BUDGET_S:g}
 """
 OPTIONS = (
-    *("-m", "pytest", "bench", "--size=smoke", "--device=cpu", "--threads-per-rank=1"),
+    *("--size=smoke", "--device=cpu", "--threads-per-rank=1"),
     *(f"--case-budget={BUDGET_S:g}", "--journal=out.journal.jsonl", "--benchmark-json=out.json"),
 )
 # What torchrun or a rank says once it knows of a rank's end; the journal's word of a failed case.
@@ -51,7 +51,7 @@ class Ended:
         codes: Exit codes: of each rank, or of `lockstep run` alone.
         said: All that was printed, by ranks, torchrun and lockstep.
         lines: The journal.
-        document: The JSON; empty where there is none.
+        document: The JSON; empty where there is none, or an empty file.
         told: Rank -> case -> its phases that did not pass, as that rank's pytest reported them.
         detected_s: Seconds from the fault to the first sign of it; None where it left no time.
         num_left: Processes that still run.
@@ -176,8 +176,8 @@ class Started:
         )
 
     def _document(self) -> dict[str, Any]:
-        paths = [self.folder / "out.json", *self.folder.glob("results/**/result.json")]
-        found = [json.loads(path.read_text()) for path in paths if path.exists()]
+        paths = [*self.folder.glob("**/out.json"), *self.folder.glob("results/**/result.json")]
+        found = [json.loads(path.read_text()) for path in paths if path.stat().st_size]
         return dict(found[0]) if found else {}
 
     def _told(self) -> dict[int, dict[str, list[str]]]:
@@ -261,20 +261,30 @@ def begin_ladder(
     return launch.start(command, environ(launch.folder, FAULT=fault, **env))
 
 
-def alone(folder: Path, fault: str, *options: str, ranks: int = 2, **env: str) -> Ended:
-    """Measure by ranks that no launcher ends when one of them has ended."""
-    suite(folder)
+def alone(
+    folder: Path, fault: str, *options: str, bench_of_rank_1: str = "bench", **env: str
+) -> Ended:
+    """Measure by two ranks that no launcher ends when the other has ended.
+
+    Args:
+        folder: Where they run, a copy of the suite.
+        fault: What the faulty case does.
+        options: Further options of pytest.
+        bench_of_rank_1: The folder that rank 1 measures.
+        env: Further variables.
+    """
     with started(folder) as launch, store(folder) as (address, pid):
-        for rank in range(ranks):
+        for rank, bench in enumerate(("bench", bench_of_rank_1)):
             variables = {
                 "LOCKSTEP_STORE": address,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "PYTHONPATH": str((folder / bench).parent),
             }
-            own = environ(folder, FAULT=fault, FAULT_STORE=str(pid), **variables, **env)
-            launch.start([sys.executable, *OPTIONS, *options], own)
+            own = environ(folder, FAULT=fault, FAULT_STORE=str(pid)) | variables | env
+            launch.start([sys.executable, "-m", "pytest", bench, *OPTIONS, *options], own)
         launch.wait()
         return launch.ended()
 
@@ -283,6 +293,7 @@ def alone(folder: Path, fault: str, *options: str, ranks: int = 2, **env: str) -
 def store(folder: Path) -> Iterator[tuple[str, int]]:
     """Serve a store outside the ranks, as a job script does: its address and its process."""
     path = folder / "store"
+    path.unlink(missing_ok=True)  # of a launch before this one
     serve = [*("-m", "bench.store", "--host", "127.0.0.1"), "--address-file", str(path)]
     with subprocess.Popen(
         [sys.executable, *serve], cwd=folder, env=environ(folder), stdin=subprocess.PIPE

@@ -3,8 +3,11 @@
 import sys
 
 import faults
+import faults_ranks
 import pytest
 from fault import Fault, Seen
+
+QUICK = [2, 4, 10, 13, 14, 17]
 
 
 def fault(number, inject):
@@ -60,3 +63,12 @@ def test_a_number_that_is_no_row_is_refused(monkeypatch, tmp_path, capsys):
         run(monkeypatch, tmp_path, [HOLDS], "--only", "2,9")
     assert ended.value.code == 2
     assert "--only 9 is no row" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", [one for one in faults_ranks.FAULTS if one.number in QUICK], ids=lambda one: one.name
+)
+def test_a_fault_of_ranks_becomes_what_is_expected(row, tmp_path):
+    seen = row.inject(tmp_path)
+    assert seen.holds, seen.text
