@@ -719,6 +719,11 @@ SESSIONS = {
         "-k weak --journal /proc/x/journal.jsonl",
         code=78,
     ),
+    "json: no folder": Session(
+        "cannot write /proc/x.json: .*; give --benchmark-json",
+        "-k weak --benchmark-json /proc/x.json",
+        code=78,
+    ),
 }
 
 
