@@ -2,8 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := bench,dev
+SEQUENCES ?= 1000
+KILLS ?= 200
+SLURM_KILLS ?= 0
+SEED ?= 0
 
-.PHONY: help venv demo test unit lint format bench faults fuzz clean
+.PHONY: help venv demo test unit lint format bench faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -51,6 +55,10 @@ faults: venv ## Put faults into real measurements, and print what became of each
 
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/fuzz.py $(OPTIONS)
+
+soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SLURM_KILLS, SEED
+	$(BIN)/python tests/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED)
+	$(BIN)/python tests/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
 
 clean: ## Remove the environment and caches, never results
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -29,7 +29,7 @@ import soak_slurm  # noqa: E402, this script's own folder
 from soak_check import WRONGS, Watch  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes.
-PYTEST_OPTIONS = "--comm-timeout=5 --case-budget=15"
+PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60"
 CAMPAIGN = """schema = 1
 name = "soak"
 studies = ["weak", "loader", "accumulation"]

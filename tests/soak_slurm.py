@@ -37,7 +37,7 @@ rounds = 30
 steps_per_round = 20
 [jobs]
 """
-PYTEST_OPTIONS = "--comm-timeout=5 --case-budget=15"
+PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60"
 VICTIMS = {"rank": 4, "srun": 2, "slurmstepd": 2, "slurmd": 2, "batch script": 1, "store": 1}
 SIGNALS = {"SIGKILL": 4, "SIGSTOP": 1, "SIGTERM": 1}
 BEGIN_S = 60.0  # until a job has a process of every kind
@@ -46,7 +46,7 @@ FROZEN_S = 8.0
 END_S = 90.0  # a job that has not ended by then is cancelled
 CANCEL_S = 90.0
 POLL_S = 0.5
-MOST_JOBS = 8  # of one campaign, the last of which nothing strikes
+MOST_JOBS = 4  # of one campaign, the last of which nothing strikes
 
 
 def soak(table: "Table", kills: int, seed: int) -> None:
