@@ -838,7 +838,7 @@ def test_a_series_without_one_rank_is_relative_to_its_smallest(tmp_path):
             asked, cwd=tmp_path, capture_output=True, text=True, check=False
         )
     of_itself, of_one = said.values()
-    assert {point["baseline"] for point in json.loads(of_itself.stdout)["points"]} == {2}
+    assert {point["baseline_world_size"] for point in json.loads(of_itself.stdout)["points"]} == {2}
     assert (of_one.returncode, of_one.stderr) == (
         2,
         "Error: no series has the baseline 1; measured sizes are [2, 4]\n",
