@@ -246,6 +246,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
+    if launch is not None and launch.broken:
+        _keep_older_json(session.config)
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -254,6 +256,12 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         finally:
             if launch is not None:
                 _leave(session.config, launch)
+
+
+def _keep_older_json(config: pytest.Config) -> None:
+    # pytest-benchmark empties its file before it writes, and the disk may have no room for more.
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
+    benchmarks.json = None
 
 
 def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:
@@ -280,10 +288,10 @@ def _end(launch: session.LaunchSession) -> NoReturn:
 
 
 def _last_word(launch: session.LaunchSession) -> None:
-    """Say why on a rank that is otherwise silent, and let rank 0 and the watchdogs go first."""
+    """Say why, also where there is no summary, and let rank 0 and the watchdogs go first."""
     assert launch.ending is not None
     launch.watchdog.disarm()
-    if not launch.is_voice and launch.ending.code == EXIT_LOST:
+    if launch.ending.code in (EXIT_LOST, EXIT_IO):
         sys.stderr.write(f"lockstep: {launch.ending.reason}\n")
         sys.stderr.flush()
     time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from bench import journal, preflight, sizes, workloads, world
-from bench.control import Control, LostError
+from bench.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from bench.harness import Harness
 from bench.journal import Journal
 from bench.options import Settings
@@ -44,12 +44,14 @@ EXIT_STOPPED = 75
 EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
+MIN_PATIENCE_S = 60.0
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
 SIGNS_OF_ANOTHERS_FAULT = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "Timed out waiting",
+    "wait timeout",
     "DistBackendError",
     "DistNetworkError",
     "did not answer",
@@ -101,6 +103,11 @@ class LaunchSession:
     def is_voice(self) -> bool:
         """Whether this rank prints and writes."""
         return self.world.rank == 0
+
+    @property
+    def patience_s(self) -> float:
+        """How long this rank may take, or wait, between two cases."""
+        return patience_s(self.settings)
 
     @property
     def control(self) -> Control:
@@ -159,6 +166,7 @@ class LaunchSession:
             raise FileNotFoundError(f"this host does not see {path.parent}, where rank 0 writes")
         self.watchdog.close()
         self.watchdog = Watchdog(stacks_file(path, self.world.rank))
+        self.watchdog.arm(self.patience_s)
 
     def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
         _check_writable(self.settings.result_path or path)
@@ -192,8 +200,8 @@ class LaunchSession:
             gc.collect()
             gc.freeze()
         # Rank 0 looks for all: a shared file system may show the others an older folder.
-        mine = {"case": nodeid, "stop": self.is_voice and self._is_stop_asked()}
-        there = self._exchange("enter", mine)
+        stop = self.is_voice and self._is_stop_asked()
+        there = self._exchange("enter", {"case": nodeid, "stop": stop, "broken": self.broken})
         if not there:
             return
         cases = [other and other["case"] for other in there]
@@ -204,6 +212,8 @@ class LaunchSession:
                 f"{self._where(rank)} is at {cases[rank] or 'no case'} while rank "
                 f"{self.world.rank} is at {nodeid}; nothing measured from here on could be trusted",
             )
+        elif there[0]["broken"]:
+            self.end(EXIT_IO, there[0]["broken"])
         elif there[0]["stop"]:
             self.is_in_step = True
             self.end(EXIT_STOPPED, self._where_it_stands())
@@ -293,7 +303,7 @@ class LaunchSession:
             self._recover()
         else:
             self.is_in_step = self.ending is None
-        self.watchdog.disarm()
+        self.watchdog.arm(self.patience_s)
         self.control.deadline = None
 
     def _recover(self) -> None:
@@ -307,13 +317,13 @@ class LaunchSession:
         except RuntimeError as error:
             problem = str(error).partition("\n")[0] or type(error).__name__
         self.num_groups += 1
-        for rank, said in enumerate(self._exchange("rebuilt", problem)):
-            if said is None or said:
-                self.end(
-                    EXIT_LOST,
-                    f"the process group could not be built again after a failed case: "
-                    f"{self._where(rank)}: {said or 'did not answer'}",
-                )
+        there = self._exchange(
+            "rebuilt", {"outcome": "failed" if problem else "passed", "reason": problem}
+        )
+        if blamed := self._blame(there):
+            self.end(
+                EXIT_LOST, f"the process group could not be built again after a failure: {blamed}"
+            )
         self.is_in_step = self.ending is None
 
     def harness(self, node: Any, benchmark: Any) -> Harness:
@@ -336,13 +346,13 @@ class LaunchSession:
     def close(self) -> None:
         """Leave the other ranks."""
         gc.unfreeze()
-        self.watchdog.close()
         if self.journal:
             self.journal.close()
         if self.is_in_step or not self.num_cases:
             world.leave()
             with contextlib.suppress(LostError):  # all that was to be written is
                 self.control.part()
+        self.watchdog.close()
 
     def _check_values(self, items: list[pytest.Item]) -> None:
         rows = [item.callspec.params for item in items]  # type: ignore[attr-defined]
@@ -418,10 +428,17 @@ def join(settings: Settings) -> LaunchSession:
         ValueError: The launcher's variables or an option's value are wrong.
         RuntimeError: The ranks do not meet, or a GPU is missing.
     """
+    watchdog = Watchdog(None)
+    watchdog.arm(patience_s(settings))
     joined = world.join(
         settings.timeout_s, device=settings.device, threads_per_rank=settings.threads_per_rank
     )
-    return LaunchSession(settings, joined, ReplayClock(), Watchdog(None))
+    return LaunchSession(settings, joined, ReplayClock(), watchdog)
+
+
+def patience_s(settings: Settings) -> float:
+    """Return how long a rank may take, or wait, outside a case."""
+    return max(MIN_PATIENCE_S, TIMEOUTS_FOR_RANK_0 * settings.timeout_s)
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:

@@ -134,6 +134,9 @@ def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         ({"scheduler": "linear"}, "choose from none, cosine, step, multistep"),
         ({"lr_scale": "cubic"}, "choose from none, linear, sqrt"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+        ({"timeout_s": float("inf")}, "timeout_s must be a finite number, got inf"),
+        ({"name": "../x"}, "the name '../x' is not made of letters, digits and"),
     ],
 )
 def test_a_run_nobody_can_train_is_refused(
@@ -211,7 +214,7 @@ def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
         return list(trainer.run(config(tmp_path, **options))["step_losses"])
 
     assert losses("one") == losses("two")
-    assert losses("workers", workers=1) == losses("workers again", workers=1)
+    assert losses("workers", workers=1) == losses("workers-again", workers=1)
     assert losses("other", seed=1) != losses("one", resume=True)
 
 

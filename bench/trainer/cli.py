@@ -207,6 +207,7 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
             process = subprocess.Popen(
                 rank_command(world_size, path),
                 env=rank_environment(config, world_size),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if is_quiet else None,
                 stderr=log,
             )
@@ -229,9 +230,11 @@ def _check_status(status: int, error_file: Path, log: str) -> None:
     error = json.loads(error_file.read_text()) if error_file.exists() else None
     if status and error and error["is_user"]:
         raise ValueError(error["message"])
+    if status and error:
+        raise RuntimeError(error["message"])
     click.echo(log, err=True, nl=False)
     if status:
-        raise RuntimeError(error["message"] if error else f"training ended with status {status}")
+        raise RuntimeError(f"training ended with status {status}")
 
 
 def rank_command(world_size: int, config_file: Path) -> list[str]:

@@ -4,6 +4,7 @@ Needs no torch: the command checks a run here before it starts any rank.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -101,6 +102,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("lr", "momentum", "weight_decay", "bucket_cap_mb", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name):
+            raise ValueError(f"the name {self.name!r} is not made of letters, digits and . _ -")
 
     @property
     def folder(self) -> Path:

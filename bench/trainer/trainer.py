@@ -89,7 +89,8 @@ def _system_errors() -> Iterator[None]:
 
 def _report_failure(path: Path, rank: int, error: Exception) -> None:
     is_user = isinstance(error, ValueError)
-    where = "" if is_user else f"rank {rank} on {socket.gethostname()}: "
+    says_where = is_user or str(error).startswith("rank ")
+    where = "" if says_where else f"rank {rank} on {socket.gethostname()}: "
     report = {"is_user": is_user, "message": f"{where}{error}"}
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         json.dump(report, file)
@@ -336,8 +337,8 @@ class Trainer:
             )
 
     def _finish(self) -> dict[str, Any]:
-        checksums: list[str] = [""] * self.world.world_size
-        distributed.all_gather_object(checksums, parameter_checksum(self.step.ddp))
+        own = parameter_checksum(self.step.ddp)
+        checksums: list[str] = self.world.control.exchange("checksums", own)
         final = final_row(self.rows)
         summary = self._summary(final, checksums)
         if self.world.rank == 0:
