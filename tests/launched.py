@@ -24,7 +24,7 @@ HUNG_S = BUDGET_S + 2.0
 DEAD_S = 2.0
 PATIENCE_S = 120.0
 POLL_S = 0.02
-CAMPAIGN = f"""
+CAMPAIGN = """
 schema = 1
 name = "fault"
 studies = ["weak"]
@@ -32,7 +32,6 @@ repeats = 1
 size = "smoke"
 device = "cpu"
 threads_per_rank = 1
-case_budget = {BUDGET_S:g}
 """
 OPTIONS = (
     *("--size=smoke", "--device=cpu", "--threads-per-rank=1"),
@@ -253,10 +252,16 @@ def ladder(folder: Path, fault: str, *, ranks: int = 2, **env: str) -> Ended:
 
 
 def begin_ladder(
-    launch: Started, fault: str, *options: str, ranks: int = 2, **env: str
+    launch: Started,
+    fault: str,
+    *options: str,
+    ranks: int = 2,
+    budget_s: float = BUDGET_S,
+    **env: str,
 ) -> "subprocess.Popen[bytes]":
     """Start `lockstep run` in a copy of the suite and do not wait for it."""
-    (launch.folder / "fault.toml").write_text(f"{CAMPAIGN}world_sizes = [{ranks}]\n")
+    own = f"world_sizes = [{ranks}]\ncase_budget = {budget_s:g}\n"
+    (launch.folder / "fault.toml").write_text(CAMPAIGN + own)
     command = [sys.executable, "lockstep.py", "run", "fault.toml", *options]
     return launch.start(command, environ(launch.folder, FAULT=fault, **env))
 
