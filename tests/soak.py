@@ -44,7 +44,7 @@ workload = "mlp:width=64,depth=2"
 """
 VICTIMS = {"rank": 4, "worker": 2, "torchrun": 2, "driver": 2}
 SIGNALS = {"SIGKILL": 4, "SIGSTOP": 2, "SIGTERM": 1, "SIGINT": 1}
-KILLS_A_RUN = (0, 3, 6)
+KILLS_A_RUN = (0, 4, 6, 8)
 VICTIM_WAIT_S = 20.0
 DELAYS_S = {"rank": 9.0, "torchrun": 9.0, "driver": 9.0, "worker": 0.3}
 FROZEN_S = 8.0
