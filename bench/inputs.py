@@ -23,6 +23,7 @@ MAX_SHOWN_CHARACTERS = 80
 LIKENESS = 0.7
 # pydantic's words are Python's; a file holds tables and texts.
 WORDS = {
+    "tuple_type": "input should be a list",
     "dict_type": "input should be a table",
     "model_type": "input should be a table",
     "too_short": "the list is empty; give at least 1 item",
@@ -116,7 +117,9 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value, cut where it is long."""
+    """Return a value as its file writes it, cut where it is long."""
+    if isinstance(value, bool):
+        return str(value).lower()
     text = str(value) if isinstance(value, date | time) else repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "..."
 

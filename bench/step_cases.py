@@ -65,24 +65,24 @@ def measure_training(
     checks = _check(harness, step, loss_first, float(step.run(inputs, targets)))
     with step.ddp.no_sync():
         alone_s, stragglers = harness.alone(lambda: step.run(inputs, targets))
-    items = local_batch * harness.world.world_size
     harness.record(
         rank_round_s,
-        workload=workload,
         scaling="strong" if global_batch is not None else "weak",
-        precision=precision,
-        local_batch=local_batch,
-        global_batch=items,
         checks=checks,
         details=_details(step, alone_s),
         flags=[*_flags(harness.device, precision), *stragglers],
-        **_facts(harness, model, precision, items),
+        **_facts(harness, model, precision, local_batch),
     )
 
 
-def _facts(harness: Harness, model: "Workload", precision: str, items: int) -> dict[str, Any]:
-    """Return what follows from the model and the device, for `CaseRecord`."""
+def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int) -> dict[str, Any]:
+    """Return what follows from the model, the batch and the device, for `CaseRecord`."""
+    items = local_batch * harness.world.world_size
     return {
+        "workload": model.name,
+        "precision": precision,
+        "local_batch": local_batch,
+        "global_batch": items,
         "sample_unit": model.sample_unit,
         "samples_per_step": items * model.samples_per_item,
         "flop_per_sample": _flop_per_sample(model),

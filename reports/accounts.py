@@ -109,7 +109,8 @@ def _cells(group: Sequence[Row]) -> list[str]:
 def _state(row: Row) -> str:
     """Return Slurm's word for a job's end, and the nodes that its script had lost by then."""
     state = shown(_account(row).get("state"))
-    lost = (row.get("exit") or {}).get("lost")
+    record = row.get("exit")
+    lost = record.get("lost") if isinstance(record, dict) else None
     return f"{state}, lost {lost}" if lost else state
 
 

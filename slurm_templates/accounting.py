@@ -30,7 +30,6 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?", re.ASCII)
 _REQUEST = re.compile(r"(.+?)([nc]?)", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", re.ASCII)
 HOUR_S = 3600.0
-MAX_DIGITS = 18  # of a number in sacct's text; a longer one is none
 
 T = TypeVar("T", int, float)
 Row = dict[str, str]
@@ -111,8 +110,8 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "total_cpu_s": _total_cpu(row, steps),
         "memory_bytes": _largest(map(_memory, steps)),
         "alloc_tres": _tres(row["AllocTRES"]) or None,
-        "alloc_cpus": _count(row["AllocCPUS"]),
-        "num_nodes": _count(row["NNodes"]),
+        "alloc_cpus": slurm.count(row["AllocCPUS"]),
+        "num_nodes": slurm.count(row["NNodes"]),
         "nodes": row["NodeList"] if row["NodeList"] not in ("", "None assigned") else None,
     }
     facts["requested_bytes"] = _requested(row["ReqMem"], facts)
@@ -159,7 +158,7 @@ def _memory(step: Row) -> int | None:
     told = size(_tres(step["TRESUsageInTot"]).get("mem", ""))
     if told is not None:
         return told
-    each, tasks = size(step["MaxRSS"]), _count(step["NTasks"])
+    each, tasks = size(step["MaxRSS"]), slurm.count(step["NTasks"])
     return each * (tasks or 1) if each is not None else None
 
 
@@ -185,18 +184,14 @@ def _num_gpus(tres: Mapping[str, str]) -> int | None:
     if not tres:
         return None
     if "gres/gpu" in tres:
-        return _count(tres["gres/gpu"])
-    typed = [_count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
+        return slurm.count(tres["gres/gpu"])
+    typed = [slurm.count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
     return sum(filter(None, typed)) or None
 
 
 def _tres(text: str) -> dict[str, str]:
     cells = (cell.rpartition("=") for cell in text.split(",") if "=" in cell)
     return {name: value for name, _, value in cells}
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def _largest(values: "Iterable[T | None]") -> "T | None":
@@ -206,7 +201,7 @@ def _largest(values: "Iterable[T | None]") -> "T | None":
 def size(text: str) -> int | None:
     """Return the bytes of `1024`, `1908K`, `28.5G`; None for anything else."""
     match = _SIZE.fullmatch(text)
-    if not match or len(text) > MAX_DIGITS:
+    if not match or len(text) > slurm.MAX_DIGITS:
         return None
     return round(float(match[1]) * UNITS[match[2]])
 
@@ -214,7 +209,7 @@ def size(text: str) -> int | None:
 def duration(text: str) -> float | None:
     """Return the seconds of `[days-][hours:]minutes:seconds[.fraction]`; None for anything else."""
     match = _DURATION.fullmatch(text)
-    if not match or len(text) > 2 * MAX_DIGITS:
+    if not match or len(text) > 2 * slurm.MAX_DIGITS:
         return None
     days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
     return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
@@ -226,7 +221,7 @@ def instant(text: str) -> int | None:
     Slurm writes a date where it was not asked for seconds, in the time zone of the machine.
     """
     if text.isdecimal():
-        return _count(text) or None
+        return slurm.count(text) or None
     try:
         return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp())
     except (ValueError, OverflowError, OSError):

@@ -174,7 +174,7 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
     return Cluster(
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
-        max_array_size=int(array) if array.isdecimal() else None,
+        max_array_size=slurm.count(array),
         # It reads accounting_storage/none, or (null) since 23.02, where there is none.
         keeps_accounts=storage.endswith("slurmdbd"),
         partitions=tuple(_partition(r, known) for r in _records(partitions, "PartitionName")),
@@ -214,9 +214,9 @@ def _node(record: Mapping[str, str]) -> Node:
         num_gpus=num_gpus,
         gpu_type=gpu_type,
         # CPUEfctv, since 22.05, leaves out the CPUs that are kept from jobs.
-        num_cpus=_count(record.get("CPUEfctv")) or _count(record.get("CPUTot")) or 1,
-        num_sockets=_count(record.get("Sockets")) or 1,
-        memory_mib=_count(record.get("RealMemory")) or 0,
+        num_cpus=slurm.count(record.get("CPUEfctv")) or slurm.count(record.get("CPUTot")) or 1,
+        num_sockets=slurm.count(record.get("Sockets")) or 1,
+        memory_mib=slurm.count(record.get("RealMemory")) or 0,
     )
     features = record.get("AvailableFeatures") or record.get("Features")
     return Node(
@@ -243,7 +243,7 @@ def _gpus(item: str) -> tuple[str | None, int]:
     name, *rest = item.strip().split(":")
     if name != "gpu":
         return None, 0
-    numbers = [int(part) for part in rest if part.isdecimal()]
+    numbers = [number for part in rest if (number := slurm.count(part)) is not None]
     types = [part for part in rest if not part.isdecimal() and part != "no_consume"]
     return (types[0] if types else None), (numbers[-1] if numbers else 1)
 
@@ -257,15 +257,11 @@ def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
         is_default=record.get("Default") == "YES",
         is_up=record.get("State", "UP") == "UP",
         max_time=limit if re.fullmatch(r"([0-9]+-)?[0-9]{1,2}(:[0-9]{2}){2}", limit) else None,
-        max_nodes=_count(record.get("MaxNodes")),
+        max_nodes=slurm.count(record.get("MaxNodes")),
         accounts=_listed(record.get("AllowAccounts")),
         qos=_listed(record.get("AllowQos")),
         nodes=own,
     )
-
-
-def _count(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:

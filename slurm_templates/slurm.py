@@ -16,6 +16,7 @@ from slurm_templates import refusals
 
 TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000
+MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is none
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What outside variables say of other jobs, or of how answers are to read, is not for ours.
@@ -283,9 +284,14 @@ def _queued(
     spelt: str, raw_id: str, name: str, reason: str, time: str, note: str, command: str = ""
 ) -> Queued:
     job_id, _, element = spelt.partition("_")
-    submitted = int(time) if time.isdecimal() else None
+    submitted = count(time)
     elements = tuple(numbers(element)) if element else None
     return Queued(job_id, raw_id, elements, State(name, reason), submitted, note, command)
+
+
+def count(text: str | None) -> int | None:
+    """Return a whole number of Slurm's text; None for anything else."""
+    return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def numbers(text: str) -> Iterator[int]:
