@@ -105,7 +105,16 @@ def test_rooms_meet_through_files(path):
     room = path.relative_to(ROOT).parts[0]
     allowed = {"bench": set(), "containers": set()}.get(room, SHARED)
     if room not in ROOMS:
-        names = "journal options record refusals session sizes watchdog world".split()
+        names = [
+            "journal",
+            "options",
+            "record",
+            "refusals",
+            "session",
+            "sizes",
+            "watchdog",
+            "world",
+        ]
         allowed = {f"bench.{name}" for name in names}
     elsewhere = {name for name in ours(path) if name.split(".")[0] != room}
     assert elsewhere <= allowed
