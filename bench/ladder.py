@@ -114,7 +114,7 @@ class Ladder:
         """Make one launch and return how it ended, where that was not well."""
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "log.txt"
+        path, begun = folder / "log.txt", time.time()
         with path.open("ab") as log:
             start = log.tell()
             process = subprocess.Popen(
@@ -131,7 +131,8 @@ class Ladder:
             finally:
                 _stop(process)
                 self.results.write_result(launch.name)
-        return last_words(path, start) or f"torchrun ended with {process.returncode}"
+        words = last_words(path, start) or f"torchrun ended with {process.returncode}"
+        return words + _late_ranks(folder, begun)
 
     def _wait(
         self,
@@ -151,6 +152,13 @@ class Ladder:
                 on_progress(launch, len(journal.outcomes(path)))
             if process.returncode is not None:
                 return
+
+
+def _late_ranks(folder: Path, begun: float) -> str:
+    """Return which ranks have written their stacks since, for a case that took too long."""
+    files = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
+    late = ", ".join(str(file) for file in files if file.stat().st_size)
+    return f"; the case took too long, stacks: {late}" if late else ""
 
 
 def _die_with_parent() -> None:

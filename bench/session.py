@@ -405,7 +405,7 @@ class LaunchSession:
 
     def _its_stacks(self, rank: int) -> str:
         path = self.settings.journal_path
-        return f"; what it was doing: {stacks_file(path, rank)}" if path else ""
+        return f"; its stacks, if it could write them: {stacks_file(path, rank)}" if path else ""
 
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]

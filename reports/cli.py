@@ -63,7 +63,7 @@ def report(
     baseline: int | None,
     threshold: float,
     force: bool,
-) -> None:
+) -> int:
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
@@ -80,14 +80,18 @@ def report(
     series = series_of(results.rows, baseline)
     _say_kept_baselines(series, baseline)
     _say_unequal_ranks(series)
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
+    code = 1 if results.unread else 0
     if as_csv or as_json:
         _print_records(series, as_csv)
-        return
+        return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
     _write_page(results, series, threshold, _command(paths, baseline, threshold), target)
     _print_points(results, series)
     click.echo(f"\nreport: {target}")
+    return code
 
 
 def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:

@@ -106,14 +106,15 @@ def not_measured(results: Results) -> Panel | None:
     """Return the gaps as a panel, or None where all that was planned was measured."""
     lines = gaps(results)
     broken = [launch.name for launch in results.launches if not launch.complete]
-    if not lines and not broken:
+    if not (lines or broken or results.unread):
         return None
     made = panel("gaps", "Not measured")
+    made["lead"] = [f"Not in this report, for it cannot be read: {why}." for why in results.unread]
     if broken:
-        made["lead"] = [
+        made["lead"].append(
             f"{counted(len(broken), 'launch')} incomplete: {formats.listed(broken)}. "
             "What was finished is in this report."
-        ]
+        )
     if lines:
         made["tables"] = [table("Cases and launches without a result",
                                 ("What", "Why", "Launches"), lines[:MAX_ROWS], 3)]  # fmt: skip

@@ -25,6 +25,7 @@ CAMPAIGN = "campaign.json"
 JOBS = "jobs"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
+LAUNCHES = "launches"
 ORIGINS = ("measured", "cited", "target")
 # What the summary of a training run holds, and no pytest-benchmark file.
 TRAINING_RUN = {"config", "epoch_plan", "step_losses"}
@@ -118,12 +119,14 @@ class Results:
         launches: The launches found, in order of their path.
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
+        unread: Launches of a campaign that cannot be read: which file, and why.
     """
 
     campaign: dict[str, Any] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
 
 
 # How the flag of a series begins whose world sizes differ in more than the number of ranks.
@@ -226,8 +229,10 @@ def load(paths: Iterable[Path]) -> Results:
         for source in _sources(Path(path), results):
             if source.resolve() not in seen:
                 seen.add(source.resolve())
-                _read_source(source, results)
+                _read_one(source, results)
     if not results.rows and not results.launches:
+        if results.unread:
+            raise ValueError(results.unread[0])
         raise ValueError("the files hold no result; measure first, or import a table")
     _refuse_mixed_launches(results.launches)
     _refuse_mixed_cases(results.rows)
@@ -301,7 +306,7 @@ def _refuse_link_out(source: Path, folder: Path) -> None:
 
 
 def _inside(folder: Path) -> list[Path]:
-    launches = (d for d in sorted(folder.glob("launches/*")) if d.is_dir())
+    launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
     found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
     # Beside jobs/ stand their records and the campaign's, and no file of pytest-benchmark's.
@@ -333,14 +338,40 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
     return known | {"name": name, "launches": launches}
 
 
-def _read_source(path: Path, results: Results) -> None:
-    if path.name == JOURNAL:
-        # Only a launch that did not end well needs the journal's reader.
-        from bench.journal import rebuild
-
-        _read_launch(path, _printable(rebuild(path)), results)
+def _read_one(source: Path, results: Results) -> None:
+    """Read a file; of a campaign's launch what can be read, its result or its journal."""
+    problems = []
+    for path in _either(source):
+        try:
+            document = _document(path)
+        except ValueError as error:
+            problems.append(error)
+            continue
+        _take(path, document, results)
         return
-    document = read_json(path)
+    if source.parent.parent.name != LAUNCHES:
+        raise problems[0]
+    results.unread.append(str(problems[0]))
+
+
+def _either(source: Path) -> Iterator[Path]:
+    """Yield a file, then that which may stand for it: a launch's journal, or its result."""
+    yield source
+    other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
+    if source.parent.parent.name == LAUNCHES and other.exists() and not other.is_symlink():
+        yield other
+
+
+def _document(path: Path) -> Any:
+    if path.name != JOURNAL:
+        return read_json(path)
+    # Only a launch that did not end well needs the journal's reader.
+    from bench.journal import rebuild
+
+    return _printable(rebuild(path))
+
+
+def _take(path: Path, document: Any, results: Results) -> None:
     if isinstance(document, dict) and document.get("kind") == "imported":
         _read_imported(path, document, results)
     else:

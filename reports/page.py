@@ -190,6 +190,7 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
+        (len(results.unread), f"{counted(len(results.unread), 'launch')} unreadable"),
         (len(lost), counted(len(lost), "gap")),
     ]
     return [text for count, text in lines if count]

@@ -433,3 +433,28 @@ def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
             else:
                 series = series_of(results.rows)
                 assert json.dumps(page(results, series, 0.7), allow_nan=False)
+
+
+def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_path):
+    strong_tree(tmp_path)
+    whole = load([tmp_path])
+    assert whole.unread == []
+    first, second = sorted(tmp_path.glob("launches/*/result.json"))[:2]
+    for path in (first, second):
+        os.truncate(path, 100)
+    write_journal(first.parent, one_launch())
+    os.utime(first.parent / "journal.jsonl", (0, 0))  # older than the result that was cut
+    found = load([tmp_path])
+    assert len(found.launches) == len(whole.launches) - 1
+    assert first.parent.name in [launch.path.parent.name for launch in found.launches]
+    (why,) = found.unread
+    assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
+    assert "Not in this report, for it cannot be read: " in str(page(found, series_of(found.rows), 0.7))
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
+    strong_tree(tmp_path)
+    for path in tmp_path.glob("launches/*/result.json"):
+        os.truncate(path, 100)
+    with pytest.raises(ValueError, match="perhaps cut short"):
+        load([tmp_path])

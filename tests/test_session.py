@@ -431,7 +431,7 @@ def test_a_failure_of_one_rank_is_one_of_all_and_names_it(faulty):
         failed["test_skips"]["reason"].splitlines()[0],
     )
     assert re.search(
-        r"^rank 1 on \S+ \(.*\) did not answer in time; what it was doing: "
+        r"^rank 1 on \S+ \(.*\) did not answer in time; its stacks, if it could write them: "
         r"stacks/out\.journal-rank-1\.txt$",
         failed["test_dies"]["reason"].splitlines()[0],
     )
