@@ -449,7 +449,8 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
     (why,) = found.unread
     assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
-    assert "Not in this report, for it cannot be read: " in str(page(found, series_of(found.rows), 0.7))
+    shown = str(page(found, series_of(found.rows), 0.7))
+    assert "Not in this report, for it cannot be read: " in shown
 
 
 def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
