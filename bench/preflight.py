@@ -61,9 +61,9 @@ def _digest(case_ids: Sequence[str], settings: "Settings") -> str:
 
 def _comparable(settings: "Settings") -> dict[str, Any]:
     """Return the settings that must be equal; paths may differ where hosts mount them apart."""
-    facts = asdict(settings) | {"journal_path": settings.journal_path is not None}
-    unlike = ("data_root", "stop_file", "after", "result_path")
-    return {name: facts[name] for name in facts if name not in unlike}
+    paths = ("journal_path", "result_path")
+    facts = asdict(settings) | {name: getattr(settings, name) is not None for name in paths}
+    return {name: facts[name] for name in facts if name not in ("data_root", "stop_file", "after")}
 
 
 def refuse_shared_devices(ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -142,24 +142,36 @@ class LaunchSession:
         if path is None:
             self.is_in_step = True
             return
-        self._agree("journal", path, lambda: self._open_journal(path, expected, document), rank=0)
-        self._agree("stacks", path, lambda: self._open_stacks(path))
+        result = self.settings.result_path
+        if result is not None:
+            self._agree("--benchmark-json", result, lambda: self._check_writable(result))
+        self._agree("--journal", path, lambda: self._open_journal(path, expected, document))
+        self._agree("stacks beside --journal", path, lambda: self._open_stacks(path))
         self.is_in_step = True
 
-    def _agree(self, name: str, path: Path, act: Callable[[], None], rank: int = -1) -> None:
-        """Let one rank, or all, use the folder of results, and refuse on all where one cannot."""
+    def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
+        """Use the folder of results, and refuse on all ranks where one cannot."""
         problem = ""
-        if rank in (-1, self.world.rank):
-            try:
-                act()
-            except (OSError, ValueError) as error:
-                problem = str(error)
-        for other, said in enumerate(self.control.exchange(name, problem)):
+        try:
+            act()
+        except (OSError, ValueError) as error:
+            problem = f"cannot write {path}: {error}"
+        for rank, said in enumerate(self.control.exchange(f"write {name}", problem)):
             if said is None or said:
                 raise RuntimeError(
-                    f"{self._where(other)} cannot write beside {path}: {said or 'no answer'}; give "
-                    "--journal a folder that every node sees and may write to"
+                    f"{self._where(rank)} {said or 'did not answer'}; give {name.split()[-1]} a "
+                    "folder that every node sees and may write to"
                 )
+
+    def _check_writable(self, path: Path) -> None:
+        """Refuse on rank 0 what it could not write at the end, when all is measured."""
+        if not self.is_voice:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
 
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():
@@ -169,7 +181,8 @@ class LaunchSession:
         self.watchdog.arm(self.patience_s)
 
     def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
-        _check_writable(self.settings.result_path or path)
+        if not self.is_voice:
+            return
         flight = journal.in_flight(path)
         self.journal = Journal(path)
         stacks_file(path, 0).parent.mkdir(exist_ok=True)
@@ -410,15 +423,6 @@ class LaunchSession:
     def _where(self, rank: int) -> str:
         facts = self.provenance["ranks"][rank]
         return f"rank {rank} on {facts['host']} ({facts['device']})"
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a file that could not be written at the end, when all is measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    path.open("ab").close()
-    if is_new:
-        path.unlink()
 
 
 def join(settings: Settings) -> LaunchSession:

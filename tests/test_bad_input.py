@@ -715,7 +715,7 @@ SESSIONS = {
     ),
     "workload: option": Session("takes no option 'wide'", "-k weak --workload mlp:wide=3"),
     "journal: no folder": Session(
-        "cannot write beside /proc/x/journal.jsonl: .*; give --journal a folder",
+        "cannot write /proc/x/journal.jsonl: .*; give --journal a folder",
         "-k weak --journal /proc/x/journal.jsonl",
         code=78,
     ),
