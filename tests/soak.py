@@ -44,12 +44,12 @@ workload = "mlp:width=64,depth=2"
 """
 VICTIMS = {"rank": 4, "worker": 2, "torchrun": 2, "driver": 2}
 SIGNALS = {"SIGKILL": 4, "SIGSTOP": 2, "SIGTERM": 1, "SIGINT": 1}
-KILLS_A_RUN = (0, 4, 6, 8)
-VICTIM_WAIT_S = 20.0
+KILLS_A_RUN = (6, 4, 2)  # of one campaign; the runs after these are left alone
+VICTIM_WAIT_S = 10.0
 DELAYS_S = {"rank": 9.0, "torchrun": 9.0, "driver": 9.0, "worker": 0.3}
 FROZEN_S = 8.0
 PATIENCE_S = 180.0  # a run that nothing disturbs for so long hangs
-LEFT_S = 40.0  # what a killed launch leaves behind has ended by then
+LEFT_S = 180.0  # three time-outs and a budget: what a killed launch leaves has ended by then
 POLL_S = 0.1
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 COLUMNS = (*WRONGS, "left", "hung")
@@ -121,9 +121,9 @@ class Local:
 
     def run(self) -> None:
         """Kill and resume until the campaign is complete, or hangs."""
-        done = False
+        done, planned = False, iter(KILLS_A_RUN)
         while not done:
-            num_kills = min(self.random.choice(KILLS_A_RUN), self.budget)
+            num_kills = min(next(planned, 0), self.budget)
             driver = self._start()
             row = self._strike_again_and_again(driver, num_kills)
             done = self._end(driver, row)
