@@ -59,14 +59,16 @@ def _cause(standing: Standing, results: Results) -> str | None:
 
 
 def _not_begun(standing: Standing, results: Results) -> str | None:
-    """Return what to say of a job that had its nodes and yet left not even its script's output.
+    """Return what to say of a job whose nodes failed to start it.
 
-    A job that may not be requeued is cancelled by Slurm where a prolog fails (slurm.conf(5)).
+    A job that may not be requeued is cancelled by Slurm where a prolog fails (slurm.conf(5)), which
+    slurmd says in place of the script's output.
     """
-    nodes = (standing.account or {}).get("nodes")
-    if nodes is None or results.output(standing.job).exists():
+    said = gist(results.output(standing.job))
+    if said is None or not said.startswith("Error running slurm prolog"):
         return None
-    return f"{nodes} did not start it, as where a prolog fails; sinfo -R says more"
+    nodes = (standing.account or {}).get("nodes") or "its nodes"
+    return f"{nodes} did not start it ({said}); sinfo -R says more"
 
 
 def gist(path: Path) -> str | None:
