@@ -23,6 +23,7 @@ from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
 from bench.watchdog import GRACE_S
 
 LAST_WORD_S = 2 * GRACE_S
+REFUSAL_S = 6.0  # rank 0 may still be importing torch
 # Plugins of pytest and others that write a file at the end, of which there is one.
 WRITERS = ("LogXML", "ReportLogPlugin", "LFPlugin", "NFPlugin", "StepwisePlugin")
 
@@ -112,6 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # refused alike on all ranks, so none takes the store from another
+            del config.stash[SESSION]
         if isinstance(error, ValueError):
             _refuse(error)
         _exit(error, session.EXIT_MACHINE)
@@ -193,9 +195,11 @@ def pytest_runtest_makereport(
 
 def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
     """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
-    own, is_first = report.outcome, not launch.case_failed
-    report.outcome, reason = launch.verdict(str(report.when), own, _reason(report))
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    own, is_first = report.outcome, not launch.case_failed
+    if report.when == "call" and own == "passed" and launch.journals and not _measured(benchmark):
+        report.outcome, report.longrepr = "failed", "it recorded nothing; call harness.record"
+    report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
     if report.outcome == "skipped":
         launch.pending = {"kind": "skip", "case": item.nodeid, "reason": reason}
     elif report.outcome == "failed":
@@ -204,9 +208,13 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
-    elif report.when == "call" and benchmark.stats:
+    elif report.when == "call" and _measured(benchmark):
         stats = benchmark.stats.as_dict()
         launch.pending = {"kind": "case", "case": item.nodeid, "benchmark": stats}
+
+
+def _measured(benchmark: Any) -> bool:
+    return benchmark is not None and bool(benchmark.stats)
 
 
 def _forget(error: BaseException | None) -> None:
@@ -326,8 +334,11 @@ def _refuse(error: ValueError) -> NoReturn:
 
 def _exit(error: Exception, returncode: int) -> NoReturn:
     if not _is_voice():
+        if str(error).startswith(f"rank {world.placement().rank} "):  # what no other rank may know
+            sys.stderr.write(f"lockstep: {error}\n")
+            sys.stderr.flush()
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
-        time.sleep(LAST_WORD_S)
+        time.sleep(REFUSAL_S)
     pytest.exit(str(error), returncode=returncode)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Outside a case, rank 0 may spend one time-out elsewhere and one on silent ranks; one is to spare.
 TIMEOUTS_FOR_RANK_0 = 3
-# Inside a case all ranks know when it is over; rank 0 has this long to say who was there.
+# Once a case must be over, rank 0 has this long to say who was there.
 VERDICT_S = 1.0
 
 
@@ -43,7 +43,7 @@ class Control:
         self.deadline: float | None = None
         self._timeout_s = timeout_s
 
-    def exchange(self, name: str, value: Any) -> list[Any]:
+    def exchange(self, name: str, value: Any, *, is_verdict: bool = False) -> list[Any]:
         """Give this rank's value, return every rank's, in the order of ranks.
 
         Rank 0 alone decides who was there: it collects until the time-out, or the end of the case
@@ -53,6 +53,8 @@ class Control:
         Args:
             name: Unique in the session; the ranks that mean the same exchange name it alike.
             value: JSON-serialisable, not None, a few KiB at most.
+            is_verdict: Wait for all until the case must be over: the time-out is what a phase of
+                the case may have waited for another rank before.
 
         Raises:
             LostError: Rank 0 published no list in time, or the store is gone.
@@ -63,14 +65,44 @@ class Control:
 
         try:
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
-            return self._collect(name) if self.rank == 0 else self._await_list(name)
+            if self.rank == 0:
+                return self._collect(name, self._end_of_rank_0(is_verdict))
+            return self._await_list(name, self._end_of_others(is_verdict))
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
             raise LostError(f"{self._me()} lost the store ({reason})") from error
 
-    def _collect(self, name: str) -> list[Any]:
-        """Return what the ranks gave until the time-out, and tell them."""
-        end = self.deadline or time.monotonic() + self._timeout_s
+    def exchange_all(self, name: str, value: Any) -> list[Any]:
+        """Return every rank's value, as `exchange` does.
+
+        Raises:
+            LostError: As `exchange` does.
+            RuntimeError: A rank did not answer.
+        """
+        values = self.exchange(name, value)
+        silent = [str(rank) for rank, given in enumerate(values) if given is None]
+        if silent:
+            raise RuntimeError(f"rank {', '.join(silent[:8])} did not answer in {name!r}")
+        return values
+
+    def _end_of_rank_0(self, is_verdict: bool) -> float:
+        """Return until when rank 0 collects, on its monotonic clock."""
+        now = time.monotonic()
+        if self.deadline is None:
+            return now + self._timeout_s
+        if is_verdict:
+            return max(self.deadline, now + VERDICT_S / 2)
+        return min(self.deadline - VERDICT_S / 2, now + self._timeout_s)
+
+    def _end_of_others(self, is_verdict: bool) -> float:
+        """Return until when the others wait for rank 0, on their monotonic clocks."""
+        end = time.monotonic() + self._timeout_s * TIMEOUTS_FOR_RANK_0
+        if self.deadline is None:
+            return end
+        return self.deadline + VERDICT_S if is_verdict else min(self.deadline, end)
+
+    def _collect(self, name: str, end: float) -> list[Any]:
+        """Return what the ranks gave until then, and tell them."""
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
         if not self._wait(keys, end):
             keys = [key if self.store.check([key]) else "" for key in keys]
@@ -79,11 +111,8 @@ class Control:
         self.store.set(f"{name}/all", json.dumps(values))
         return values
 
-    def _await_list(self, name: str) -> list[Any]:
+    def _await_list(self, name: str, end: float) -> list[Any]:
         now = time.monotonic()
-        end = now + self._timeout_s * TIMEOUTS_FOR_RANK_0
-        if self.deadline is not None:
-            end = self.deadline + VERDICT_S
         if not self._wait([f"{name}/all"], end):
             raise LostError(
                 f"{self._me()}: rank 0 did not answer within {max(0.0, end - now):.1f} s in "

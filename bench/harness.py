@@ -1,6 +1,7 @@
 """What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
 
 import gc
+import json
 import socket
 import time
 from dataclasses import dataclass, replace
@@ -94,11 +95,7 @@ class Harness:
         Raises:
             RuntimeError: A rank did not answer.
         """
-        values = self.world.control.exchange(f"{self.case}/{name}", value)
-        silent = [rank for rank, given in enumerate(values) if given is None]
-        if silent:
-            raise RuntimeError(f"rank {silent[0]} did not answer in {name!r} of {self.case}")
-        return values
+        return self.world.control.exchange_all(f"{self.case}/{name}", value)
 
     def time(self, step: "Callable[[], Any]") -> list[list[float]]:
         """Warm up, then time the rounds of a step: a fixed number, or batches until the goal.
@@ -114,6 +111,7 @@ class Harness:
         for number in range(1, MAX_BATCHES):
             if not self._wants_more(rank_round_s, time.monotonic() - begun, number):
                 break
+            begun = time.monotonic()
             more = self._batch(step, number, 0)
             rank_round_s = [old + new for old, new in zip(rank_round_s, more, strict=True)]
         return rank_round_s
@@ -127,12 +125,12 @@ class Harness:
         )
         return self.exchange(f"rounds {number}", own[warmup:])
 
-    def _wants_more(self, rank_round_s: list[list[float]], spent_s: float, number: int) -> bool:
+    def _wants_more(self, rank_round_s: list[list[float]], batch_s: float, number: int) -> bool:
         """Return whether another batch is to come; equal on all ranks, for rank 0 decides."""
         if self.goal is None or not self.measures:
             return False
         left_s = self.world.control.left_s()
-        has_time = left_s is None or left_s > 2 * spent_s
+        has_time = left_s is None or left_s > 2 * batch_s
         wants = has_time and self._margin(rank_round_s) > self.goal.margin
         return bool(self.exchange(f"more {number}", wants)[0])
 
@@ -188,7 +186,9 @@ class Harness:
             flags=flags,
             **facts,
         )
-        self.benchmark.extra_info[KEY] = record.to_dict()
+        block = record.to_dict()
+        json.dumps(block, allow_nan=False)  # what no journal can keep fails the case
+        self.benchmark.extra_info[KEY] = block
         self.clock.load(record.round_s)
         self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)
         return record

@@ -85,8 +85,13 @@ class Journal:
     def _write(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps({**entry, "attempt": self._attempt}, allow_nan=False)
         content = (line + "\n").encode()
-        while content:  # a disk that is nearly full takes a part
-            content = content[self._file.write(content) :]
+        whole_bytes = os.fstat(self._file.fileno()).st_size
+        try:
+            while content:  # a disk that is nearly full takes a part
+                content = content[self._file.write(content) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), whole_bytes)  # or the next line would join this one
+            raise
 
     def close(self) -> None:
         """Close the file."""

@@ -94,14 +94,13 @@ class Ladder:
             launch: Which one.
             on_progress: Told how many cases have ended, a few times a second.
         """
+        before = self.outcome(launch)
         words = self._start(launch, on_progress)
         after = self.outcome(launch)
-        while after.remaining and (after.failed or after.in_flight):
+        while after.remaining and after != before:
             before = after
             words = self._start(launch, on_progress, after=words)
             after = self.outcome(launch)
-            if after.remaining == before.remaining:
-                break
         return after
 
     def _start(

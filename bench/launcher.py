@@ -35,7 +35,7 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         environ: This process's variables.
         threads_per_rank: CPU threads of a rank, as it will tell torch when it joins.
     """
-    outer = {"LOCKSTEP_LAUNCHER", *world.VARIABLES["torchrun"]}
+    outer = {"LOCKSTEP_LAUNCHER", *world.STORE_VARIABLES, *world.VARIABLES["torchrun"]}
     kept = {name: value for name, value in environ.items() if name not in outer}
     # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
     if "lo" in (name for _, name in socket.if_nameindex()):

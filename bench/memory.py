@@ -16,7 +16,8 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
     if device.type == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     return int(psutil.virtual_memory().available // ranks_per_node)
 
 

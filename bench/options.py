@@ -79,7 +79,7 @@ class PrecisionAction(argparse.Action):
             parser.error(f"argument {option_string}: {values!r} is not one of {known}, nor N%")
 
 
-# option -> arguments of addoption; every one may also stand in a campaign file
+# option -> arguments of addoption
 OPTIONS: dict[str, dict[str, Any]] = {
     "--size": {
         "choices": list(sizes.SIZES),
@@ -107,7 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--case-budget": {
         "type": float,
         "metavar": "SECONDS",
-        "help": "time a case may take, set-up and teardown included (3 x --comm-timeout)",
+        "help": "time a case may take, set-up and teardown included (900, or 3 x --comm-timeout)",
     },
     "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
     "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
@@ -185,7 +185,7 @@ def _limits(option: Any) -> tuple[float, float]:
     timeout_s, budget_s = option.comm_timeout, option.case_budget
     for name, given in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
         if given is not None and not 0 < given <= MAX_LIMIT_S:
-            raise ValueError(f"{name} {given:g} is not above 0 s, or over {MAX_LIMIT_S:g} s")
+            raise ValueError(f"{name} {given:g} must be above 0 and at most {MAX_LIMIT_S:.0f} s")
     if timeout_s is None:
         timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
     if budget_s is None:

@@ -33,15 +33,13 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
         RuntimeError: A rank did not answer, or runs in another image or other software.
     """
     mine = {"digest": _digest(case_ids, settings), "software": provenance.rank_software()}
-    there = control.exchange("collected", mine)
+    there = control.exchange_all("collected", mine)
     for rank, found in enumerate(there):
-        if found is None:
-            raise RuntimeError(f"rank {rank} did not answer before the first case")
         _refuse_software(rank, found["software"], there[0]["software"])
     if all(found["digest"] == there[0]["digest"] for found in there):
         return
     # Only now the long lists, to name what differs.
-    lists = control.exchange("collected/cases", [list(case_ids), _comparable(settings)])
+    lists = control.exchange_all("collected/cases", [list(case_ids), _comparable(settings)])
     for rank, (ids, options) in enumerate(lists):
         _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
 
@@ -100,7 +98,7 @@ def _refuse_difference(
 def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
     """Return the launch's provenance, every rank's part in it, equal on all ranks."""
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)
-    ranks = control.exchange("provenance", own | {"clock_s": time.time()})
+    ranks = control.exchange_all("provenance", own | {"clock_s": time.time()})
     for rank in ranks:  # all were let go at once by the exchange before
         rank["clock_offset_s"] = round(rank["clock_s"] - ranks[0]["clock_s"], 3)
     ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]

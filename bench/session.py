@@ -13,12 +13,13 @@ order because the stop file is there, 76: ranks out of step, 78: the machine can
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -29,10 +30,7 @@ from bench.journal import Journal
 from bench.options import Settings
 from bench.record import SCHEMA_VERSION
 from bench.timing import ReplayClock
-from bench.watchdog import Watchdog, stacks_file
-
-if TYPE_CHECKING:
-    pass
+from bench.watchdog import GRACE_S, Watchdog, stacks_file
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -44,6 +42,7 @@ EXIT_STOPPED = 75
 EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
+MAX_BLAMED = 8
 MIN_PATIENCE_S = 60.0
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
 SIGNS_OF_ANOTHERS_FAULT = (
@@ -124,6 +123,8 @@ class LaunchSession:
         preflight.compare(self.control, [item.nodeid for item in items], self.settings)
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
+        if self.journals:
+            self._agree_on_files()
         chosen = self._without_measured(items)
         self.num_expected, self.num_left = len(items), len(chosen)
         return chosen
@@ -139,15 +140,26 @@ class LaunchSession:
             RuntimeError: Rank 0 cannot write it.
         """
         path = self.settings.journal_path
-        if path is None:
-            self.is_in_step = True
-            return
-        result = self.settings.result_path
+        if path is not None:
+            self._agree("head of --journal", path, lambda: self._begin_journal(expected, document))
+        self.is_in_step = True
+
+    @property
+    def journals(self) -> bool:
+        """Whether this launch keeps what it measures."""
+        return self.settings.journal_path is not None
+
+    def _agree_on_files(self) -> None:
+        """Open what is written, and keep others out of it, before anything of it is read."""
+        path, result = self.settings.journal_path, self.settings.result_path
+        assert path is not None
         if result is not None:
             self._agree("--benchmark-json", result, lambda: self._check_writable(result))
-        self._agree("--journal", path, lambda: self._open_journal(path, expected, document))
-        self._agree("stacks beside --journal", path, lambda: self._open_stacks(path))
-        self.is_in_step = True
+        self._agree("--journal", path, lambda: self._open_journal(path))
+        # Ranks that were told no path have each made up one of its own, by the time.
+        there = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
+        own = path if path.parent.is_dir() else there
+        self._agree("stacks beside --journal", own, lambda: self._open_stacks(own))
 
     def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
         """Use the folder of results, and refuse on all ranks where one cannot."""
@@ -156,11 +168,11 @@ class LaunchSession:
             act()
         except (OSError, ValueError) as error:
             problem = f"cannot write {path}: {error}"
-        for rank, said in enumerate(self.control.exchange(f"write {name}", problem)):
-            if said is None or said:
+        for rank, said in enumerate(self.control.exchange_all(f"write {name}", problem)):
+            if said:
                 raise RuntimeError(
-                    f"{self._where(rank)} {said or 'did not answer'}; give {name.split()[-1]} a "
-                    "folder that every node sees and may write to"
+                    f"{self._where(rank)} {said}; give {name.split()[-1]} a folder that every "
+                    "node sees and may write to"
                 )
 
     def _check_writable(self, path: Path) -> None:
@@ -180,12 +192,16 @@ class LaunchSession:
         self.watchdog = Watchdog(stacks_file(path, self.world.rank))
         self.watchdog.arm(self.patience_s)
 
-    def _open_journal(self, path: Path, expected: list[str], document: dict[str, Any]) -> None:
-        if not self.is_voice:
+    def _open_journal(self, path: Path) -> None:
+        if self.is_voice:
+            self.journal = Journal(path)
+            stacks_file(path, 0).parent.mkdir(exist_ok=True)
+
+    def _begin_journal(self, expected: list[str], document: dict[str, Any]) -> None:
+        if self.journal is None:
             return
+        path = self.journal.path
         flight = journal.in_flight(path)
-        self.journal = Journal(path)
-        stacks_file(path, 0).parent.mkdir(exist_ok=True)
         self.journal.append(
             {
                 "kind": "launch",
@@ -244,7 +260,7 @@ class LaunchSession:
     def _exchange(self, name: str, value: Any) -> list[Any]:
         """Return every rank's value of this case, or end the launch and return nothing."""
         try:
-            return self.control.exchange(f"{self.num_cases}/{name}", value)
+            return self.control.exchange(f"{self.num_cases}/{name}", value, is_verdict=True)
         except LostError as error:
             self.end(EXIT_LOST, str(error))
             return []
@@ -277,6 +293,8 @@ class LaunchSession:
         """
         if self.ending:
             return outcome, reason
+        if outcome == "failed" and self.world.backend != "gloo" and not self.is_voice:
+            self._say(reason)
         own = {"outcome": outcome, "reason": reason[-MAX_REASON_CHARACTERS:]}
         found = self._exchange(phase, own | {"broken": self.broken})
         if found and found[0] and found[0]["broken"]:
@@ -293,6 +311,12 @@ class LaunchSession:
         assert self.ending is not None
         return "failed", f"{self.ending.reason}\n{reason}".strip()
 
+    def _say(self, reason: str) -> None:
+        """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
+        last = reason.strip().splitlines()[-1:] or ["no reason given"]
+        sys.stderr.write(f"lockstep: {self._where(self.world.rank)}: {last[0]}\n")
+        sys.stderr.flush()
+
     def keep(self, end: Mapping[str, Any]) -> None:
         """Write one case's end to the journal, on rank 0."""
         if self.journal:
@@ -300,6 +324,8 @@ class LaunchSession:
 
     def _write(self, act: Callable[[Journal], None]) -> None:
         assert self.journal is not None
+        if self.broken:
+            return
         try:
             act(self.journal)
         except OSError as error:
@@ -312,12 +338,12 @@ class LaunchSession:
             self.keep(self.pending)
             self.num_left -= 1
         self.pending = None
+        self.watchdog.arm(self.patience_s)
+        self.control.deadline = None
         if self.ending is None and self.case_failed and self.world.world_size > 1:
             self._recover()
         else:
             self.is_in_step = self.ending is None
-        self.watchdog.arm(self.patience_s)
-        self.control.deadline = None
 
     def _recover(self) -> None:
         """Build the process group again, or end the launch for its launcher to start it again."""
@@ -414,7 +440,9 @@ class LaunchSession:
             elif f["outcome"] == "failed":
                 is_consequence = any(sign in f["reason"] for sign in SIGNS_OF_ANOTHERS_FAULT)
                 said[2 if is_consequence else 0].append(f"{where}: {f['reason']}")
-        return "\n".join(text for cause in said.values() for text in cause)
+        texts = [text for cause in said.values() for text in cause]
+        more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
+        return "\n".join(texts[:MAX_BLAMED] + more)
 
     def _its_stacks(self, rank: int) -> str:
         path = self.settings.journal_path
@@ -435,7 +463,10 @@ def join(settings: Settings) -> LaunchSession:
     watchdog = Watchdog(None)
     watchdog.arm(patience_s(settings))
     joined = world.join(
-        settings.timeout_s, device=settings.device, threads_per_rank=settings.threads_per_rank
+        settings.timeout_s,
+        device=settings.device,
+        threads_per_rank=settings.threads_per_rank,
+        nccl_timeout_s=settings.budget_s + 2 * GRACE_S,
     )
     return LaunchSession(settings, joined, ReplayClock(), watchdog)
 

@@ -46,6 +46,8 @@ class Watchdog:
     def close(self) -> None:
         """Count no longer, and leave no empty file."""
         self.disarm()
+        if self._file.closed:
+            return
         self._file.close()
         if self._path is not None and not self._path.stat().st_size:
             self._path.unlink()

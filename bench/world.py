@@ -36,6 +36,8 @@ VARIABLES = {
 }
 
 PORTS = range(1, 2**16)
+# What a job script says of the store that it serves: where, and what this step's keys begin with
+STORE_VARIABLES = ("LOCKSTEP_STORE", "LOCKSTEP_STORE_PREFIX")
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class World(Placement):
 
     Attributes:
         control: What it tells the other ranks through the store.
-        timeout_s: After this long a collective that a rank is missing from raises.
+        group_timeout_s: After this long a collective that a rank is missing from raises.
     """
 
     device: "torch.device"
     backend: str
     threads_per_rank: int
     control: Control
-    timeout_s: float
+    group_timeout_s: float
 
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:
@@ -138,6 +140,7 @@ def join(
     *,
     device: str | None = None,
     threads_per_rank: int | None = None,
+    nccl_timeout_s: float | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> World:
     """Take this rank's device and join the process group: nccl on GPUs, gloo on CPUs.
@@ -146,6 +149,8 @@ def join(
         timeout_s: After this long a collective that a rank is missing from raises.
         device: "cpu" or "cuda"; CUDA where there is one, by default.
         threads_per_rank: Threads of one rank; its share of the usable cores by default.
+        nccl_timeout_s: The same under NCCL, whose time-out ends the process: whoever watches over
+            the ranks must come before it.
         environ: The launcher's variables.
 
     Raises:
@@ -162,13 +167,14 @@ def join(
     store = _store(place, timeout_s, environ)
     control = Control(store, place.rank, place.world_size, timeout_s)
     own_device = _device(device, place.local_rank, control, timeout_s)
+    backend = "nccl" if own_device.type == "cuda" else "gloo"
     joined = World(
         **vars(place),
         device=own_device,
-        backend="nccl" if own_device.type == "cuda" else "gloo",
+        backend=backend,
         threads_per_rank=threads,
         control=control,
-        timeout_s=timeout_s,
+        group_timeout_s=(nccl_timeout_s or timeout_s) if backend == "nccl" else timeout_s,
     )
     _open_process_group(joined, epoch=0)
     return joined
@@ -183,7 +189,7 @@ def _open_process_group(world: World, epoch: int) -> None:
         store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
         rank=world.rank,
         world_size=world.world_size,
-        timeout=timedelta(seconds=world.timeout_s),
+        timeout=timedelta(seconds=world.group_timeout_s),
     )
 
 
@@ -284,6 +290,8 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
     if "LOCKSTEP_STORE" in environ:
         host, port = _address(environ["LOCKSTEP_STORE"])
         prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
+        if not prefix:  # the keys of an earlier launch would answer for ranks of this one
+            raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
     else:
         _check_meeting(place, environ)
         host, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT")

@@ -1,6 +1,8 @@
 """Batch scripts: a job rendered by our templates, and by the site's own where it has one."""
 
 import shlex
+import subprocess
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -14,8 +16,11 @@ from jinja2 import (
     FileSystemLoader,
     StrictUndefined,
     TemplateError,
+    TemplateNotFound,
+    TemplateSyntaxError,
 )
 
+from bench import files
 from bench.campaign import Launch
 from slurm_templates import accounting
 from slurm_templates.job import JobSpec
@@ -24,6 +29,7 @@ from slurm_templates.site import Site
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
 SITE = "site.sh.j2"
+BASH_S = 60  # to read a script, which takes milliseconds
 # What Slurm and the drivers' libraries call the devices a job may use.
 DEVICES = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
@@ -100,23 +106,56 @@ def render(job: JobSpec, site: Site) -> str:
     }
     name = f"{job.kind}.sh.j2"
     if site.template is None:
-        return environment().get_template(name).render(values, parent=BASE)
+        text = environment().get_template(name).render(values, parent=BASE)
+    else:
+        text = _render_own(name, site.template, values)
+    if site.template or site.shell_before or site.shell_after:
+        _refuse_unreadable(text, site.template or "shell_before or shell_after")
+    return text
+
+
+def _render_own(name: str, template: str, values: dict[str, Any]) -> str:
     try:
-        return environment(_read(site.template)).get_template(name).render(values, parent=SITE)
+        return environment(_read(template)).get_template(name).render(values, parent=SITE)
+    except TemplateNotFound as error:
+        raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
     except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
         said = " ".join(str(error).split())
-        raise ValueError(f"{site.template}: not a template over {BASE}: {said}") from error
+        where = f"{template}{_line_of(error)}"
+        raise ValueError(f"{where}: not a template over {BASE}: {said}") from error
     except RecursionError:
-        raise ValueError(f"{site.template}: extends itself; it must extend {BASE}") from None
+        raise ValueError(f"{template}: extends itself; it must extend {BASE}") from None
+
+
+def _line_of(error: Exception) -> str:
+    """Return `:LINE` of a site's template where an error arose in it, or nothing."""
+    if isinstance(error, TemplateSyntaxError):
+        return f":{error.lineno}"
+    # Jinja gives a template that is no file this name in a traceback, with the template's lines.
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+    return f":{lines[-1]}" if lines else ""
 
 
 def _read(template: str) -> str:
     try:
-        return Path(template).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{template}: {error.strerror}; change template") from error
+        return files.content(Path(template)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{template}: not UTF-8 text: {error}; change template") from error
+    except ValueError as error:
+        raise ValueError(f"{error}; change template") from error
+
+
+def _refuse_unreadable(text: str, origin: str) -> None:
+    """Refuse a script that sbatch or bash would, before a job of it is sent."""
+    if not text.startswith("#!"):
+        raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
+    found = subprocess.run(
+        ["bash", "-n"], input=text, capture_output=True, text=True, timeout=BASH_S, check=False
+    )
+    if found.returncode:
+        said = found.stderr.partition("\n")[0].removeprefix("bash: ")
+        raise ValueError(f"{origin} makes a script that bash does not read: {said}")
 
 
 def words(launch: Launch) -> Iterator[str]:

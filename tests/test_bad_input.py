@@ -697,9 +697,9 @@ SESSIONS = {
     "rounds: 1e9": Session("^rounds=1000000000 is not 1000000 or less", "--rounds 1000000000"),
     "rounds: nan": Session("--rounds: invalid int value: 'nan'", "--rounds nan"),
     "rounds: warm-up": Session("^warmup_rounds=-1 is not 0 or more", "--warmup-rounds -1"),
-    "seconds: nan": Session("^--comm-timeout nan is not above 0", "--comm-timeout nan"),
-    "seconds: endless": Session("^--comm-timeout inf is not above 0", "--comm-timeout inf"),
-    "seconds: no budget": Session("^--case-budget 0 is not above", "--case-budget 0"),
+    "seconds: nan": Session("^--comm-timeout nan must be above 0", "--comm-timeout nan"),
+    "seconds: endless": Session("^--comm-timeout inf must be above 0", "--comm-timeout inf"),
+    "seconds: no budget": Session("^--case-budget 0 must be above 0", "--case-budget 0"),
     "seed: negative": Session("^--seed -1 is not from 0 to", "--seed -1"),
     "threads: none": Session(
         "^threads_per_rank=0 is not 1 or more", "-k weak --threads-per-rank 0"

@@ -197,22 +197,24 @@ def test_a_case_in_flight_is_named_until_it_has_ended(tmp_path):
     ]
 
 
-def test_a_line_that_no_longer_fits_is_an_error_and_the_next_session_cuts_it(tmp_path):
+def test_a_line_that_no_longer_fits_is_an_error_and_leaves_no_part(tmp_path):
     path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"))
     limit = path.stat().st_size + 20
     code = (
         "import pathlib, resource, signal, sys\n"
         "from bench.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-        "Journal(pathlib.Path(sys.argv[1])).append({'kind': 'skip', 'case': 'b' * 50})\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))\n"
+        "kept = Journal(pathlib.Path(sys.argv[1]))\n"
+        "try:\n    kept.append({'kind': 'skip', 'case': 'b' * 50})\n"
+        "except OSError as error:\n    print(error)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"
+        "kept.append({'kind': 'skip', 'case': 'c', 'reason': 'there is room again'})\n"
     )
     ended_with = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "OSError: [Errno 27] File too large" in ended_with.stderr
-    assert path.stat().st_size == limit
-    assert journal.outcomes(path) == {"a": "case"}
-    write(path, launch("a", "b", resumed=True), case("b"))
-    assert journal.outcomes(path) == {"a": "case", "b": "case"}
+    assert ended_with.stdout == "[Errno 27] File too large\n", ended_with.stderr
+    assert [entry["kind"] for entry in journal.read(path)] == ["launch", "case", "skip"]
+    assert journal.outcomes(path) == {"a": "case"}  # the other wrote without a launch line
 
 
 def test_a_case_that_was_not_reached_leaves_the_launch_incomplete(tmp_path):

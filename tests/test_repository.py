@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parents[1]
+GLUE = ("journal", "options", "record", "refusals", "session", "sizes", "watchdog", "world")
 ROOMS = ("bench", "containers", "reports", "slurm_templates")
 MODULES = sorted(
     [*(path for room in ROOMS for path in (ROOT / room).rglob("*.py")), *ROOT.glob("*.py")]
@@ -105,17 +106,7 @@ def test_rooms_meet_through_files(path):
     room = path.relative_to(ROOT).parts[0]
     allowed = {"bench": set(), "containers": set()}.get(room, SHARED)
     if room not in ROOMS:
-        names = [
-            "journal",
-            "options",
-            "record",
-            "refusals",
-            "session",
-            "sizes",
-            "watchdog",
-            "world",
-        ]
-        allowed = {f"bench.{name}" for name in names | {"watchdog"}}
+        allowed = {f"bench.{name}" for name in GLUE}
     elsewhere = {name for name in ours(path) if name.split(".")[0] != room}
     assert elsewhere <= allowed
 

@@ -185,8 +185,28 @@ def test_a_broken_template_is_one_sentence(tmp_path, text, reason):
     site = own_template(tmp_path, text)
     with pytest.raises(ValueError, match=reason) as caught:
         render(jobs(small(), site, FOLDER)[0], site)
-    assert str(caught.value).startswith(f"{tmp_path}/site.sh.j2: ")
+    assert re.match(rf"{tmp_path}/site\.sh\.j2(:\d+)?: ", str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{% block before %}\n{{ absent }}\n{% endblock %}", ":3: .*'absent' is undefined"),
+        ("{% block before %}\n{% if %}\n{% endblock %}", ":3: not a template over base.sh.j2: "),
+        ("{% block before %}\nif true; then\n{% endblock %}", " makes a script that bash does not"),
+    ],
+)
+def test_a_template_is_told_where_it_is_wrong(tmp_path, text, said):
+    site = own_template(tmp_path, '{% extends "base.sh.j2" %}\n' + text)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/site\.sh\.j2{said}"):
+        render(jobs(small(), site, FOLDER)[0], site)
+
+
+def test_a_template_without_a_first_line_for_the_shell_is_refused(tmp_path):
+    site = own_template(tmp_path, "echo")
+    with pytest.raises(ValueError, match=r"makes a script whose first line is not #!/bin/bash$"):
+        render(jobs(small(), site, FOLDER)[0], site)
 
 
 def test_a_template_that_is_not_there_is_one_sentence():

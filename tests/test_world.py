@@ -171,6 +171,7 @@ def test_a_single_process_joins_a_world_of_one():
             r"^MASTER_PORT=99999 is not a port from 1 to 65535; start with torchrun$",
         ),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, r"^LOCKSTEP_STORE='node1:0' is not HOST:PORT"),
+        (TORCHRUN | {"LOCKSTEP_STORE": "node1:9"}, r"^LOCKSTEP_STORE is set without LOCKSTEP_S"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1"}, r"^LOCKSTEP_STORE='node1' is not HOST:PORT; "),
     ],
 )
@@ -232,7 +233,12 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
 @pytest.mark.slow
 def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
     (ended,) = run_ranks(
-        [["-c", JOIN, "cpu", "2"]], tmp_path, RANK="1", WORLD_SIZE="2", LOCKSTEP_STORE="127.0.0.1:1"
+        [["-c", JOIN, "cpu", "2"]],
+        tmp_path,
+        RANK="1",
+        WORLD_SIZE="2",
+        LOCKSTEP_STORE="127.0.0.1:1",
+        LOCKSTEP_STORE_PREFIX="x",
     )
     assert re.match(
         r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1 within 2 s "

@@ -338,7 +338,7 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         own = parameter_checksum(self.step.ddp)
-        checksums: list[str] = self.world.control.exchange("checksums", own)
+        checksums: list[str] = self.world.control.exchange_all("checksums", own)
         final = final_row(self.rows)
         summary = self._summary(final, checksums)
         if self.world.rank == 0:
