@@ -50,8 +50,8 @@ format: venv ## Bring all files into style
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/figures.py
 
-faults: venv ## Put faults into real measurements, and print what became of each
-	$(BIN)/python tests/faults.py
+faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
+	$(BIN)/python tests/faults.py --page FAULTS.md
 
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/fuzz.py $(OPTIONS)

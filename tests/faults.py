@@ -8,6 +8,7 @@ Exit code 1 says that a row does not hold, 3 that what a row needs is missing.
 import argparse
 import importlib
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from fault import Fault, Seen  # noqa: E402, this script's own folder
 
-COLUMNS = ("#", "fault", "injected", "expected", "seen", "detected", "holds")
+COLUMNS = ("#", "fault", "injected", "expected", "seen", "detected", "holds", "date")
+NO = "**NO**"
 EXIT_DOES_NOT_HOLD = 1
 EXIT_MISSING = 3
 
@@ -60,7 +62,8 @@ def rows(faults: Sequence[Fault]) -> Iterator[tuple[Seen, str]]:
         seen = inject(fault)
         took = "-" if seen.detected_s is None else f"{seen.detected_s:.1f} s"
         told = (fault.name, fault.injected, fault.expected, seen.text, took)
-        cells = [str(fault.number), *told, "yes" if seen.holds else "**NO**"]
+        verdict = "yes" if seen.holds else NO
+        cells = [str(fault.number), *told, verdict, f"{datetime.now(UTC):%Y-%m-%d}"]
         yield seen, line(cells)
 
 
@@ -74,13 +77,28 @@ def head() -> str:
     return f"{line(COLUMNS)}\n{line(['---'] * len(COLUMNS))}"
 
 
-def page(lines: Sequence[str], summary: str) -> str:
+def keep(path: Path, text: str) -> None:
+    """Put a row into a page, in the place of what an earlier run saw of the same fault."""
+    known = {_key(one): one for one in path.read_text().splitlines()} if path.exists() else {}
+    known[_key(text)] = text
+    lines = [known[key] for key in sorted(key for key in known if key is not None)]
+    path.write_text(page(lines), encoding="utf-8")
+
+
+def _key(text: str) -> tuple[int, str] | None:
+    """Return a row's number and fault; None of any other line."""
+    found = re.match(r"\| (\d+) \| (.*?) \|", text)
+    return (int(found[1]), found[2]) if found else None
+
+
+def page(lines: Sequence[str]) -> str:
     """Return the table as a page, with what a reader must know to repeat it."""
+    held = sum(NO not in one for one in lines)
     return "\n".join(
         [
             "# Faults, and what becomes of them",
             "",
-            f"{datetime.now(UTC):%Y-%m-%d}, by `make faults`: {facts()}. {summary}",
+            f"{held} of {len(lines)} faults end as expected. By `make faults`: {facts()}.",
             "",
             "Each fault was put into a real measurement. `detected` counts from the fault to the",
             "first sign that names it; a dash says that no clock ran.",
@@ -117,28 +135,30 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="N,...", default="", help="only the rows of these numbers"
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table to this page")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="keep the rows in this page, the latest of each"
+    )
     asked = parser.parse_args()
     numbers = [int(number) for number in asked.only.split(",") if number]
     faults, lacking = chosen(numbers)
     if unknown := set(numbers) - {one.number for one in faults}:
-        parser.error(f"--only {min(unknown)} is no row; leave it out")
+        known = ", ".join(str(number) for number in sorted({one.number for one in chosen([])[0]}))
+        parser.error(f"--only {min(unknown)} is no row; rows are {known}")
     if lacking:
         sys.stderr.write("\n".join([*lacking, ""]))
         return EXIT_MISSING
     sys.stdout.write(head() + "\n")
     started = time.perf_counter()
-    seen, lines = [], []
+    seen = []
     for one, text in rows(faults):
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
         seen.append(one)
-        lines.append(text)
+        if asked.page:
+            keep(asked.page, text)
     held = sum(one.holds for one in seen)
     summary = f"{held} of {len(seen)} rows hold, {time.perf_counter() - started:.0f} s."
     sys.stdout.write(f"\n{summary}\n")
-    if asked.page:
-        asked.page.write_text(page(lines, summary), encoding="utf-8")
     return 0 if held == len(seen) else EXIT_DOES_NOT_HOLD
 
 
