@@ -336,8 +336,8 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
         act = "serve" if serves else "reach"
         raise RuntimeError(
             f"rank {rank} on {socket.gethostname()} cannot {act} the store at {host}:{port} within "
-            f"{timeout_s:g} s ({_way_to(host)}; {reason}); check MASTER_ADDR and MASTER_PORT, and "
-            "that the nodes reach each other"
+            f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
+            "this address, and that the nodes reach each other"
         ) from error
 
 

@@ -242,7 +242,7 @@ def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
     )
     assert re.match(
         r"rank 1 on \S+ cannot reach the store at 127\.0\.0\.1:1 within 2 s "
-        r"\(through lo, 127\.0\.0\.1; .*\); check MASTER_ADDR and MASTER_PORT, and that the nodes "
+        r"\(through lo, 127\.0\.0\.1; .*\); check this address, and that the nodes "
         "reach each other$",
         ended.stdout,
     )
