@@ -282,6 +282,7 @@ def alone(
         for rank, bench in enumerate(("bench", bench_of_rank_1)):
             variables = {
                 "LOCKSTEP_STORE": address,
+                "LOCKSTEP_STORE_PREFIX": "launch",
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": "2",
