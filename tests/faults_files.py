@@ -98,26 +98,36 @@ def result_cut(folder: Path) -> Seen:
         launch.wait()
         ended = launch.ended()
     results = folder / "results" / "fault"
-    os.truncate(results / "launches" / "w2-r0" / "result.json", CUT_BYTES)
-    report = subprocess.run(
-        [sys.executable, launched.ROOT / "lockstep.py", "report", "results/fault"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    broken = results / "launches" / "w2-r0"
+    os.truncate(broken / "result.json", CUT_BYTES)
+    mended = _report(folder)
+    journal = broken / "journal.jsonl"
+    journal.write_text(journal.read_text().replace("\n", "\n{\n", 1))
+    marked = _report(folder)
     page = results / "report.html"
     has_page = page.exists()
     said = (
-        f"measured: exit {ended.codes[0]}; report: exit {report.returncode}, "
-        f"{'a page' if has_page else 'no page'}, {' '.join(report.stderr.split())[:300]}"
+        f"measured: exit {ended.codes[0]}; report: exit {mended.returncode}; with the journal "
+        f"broken, too: exit {marked.returncode}, {'a page' if has_page else 'no page'}, "
+        f"{' '.join(marked.stderr.split())[:300]}"
     )
     return seen(
         ended,
         said,
-        exit_1=report.returncode == 1,
+        exit_0_of_the_journal=mended.returncode == 0,
+        exit_1=marked.returncode == 1,
         a_page=has_page,
-        names_it="w2-r0" in report.stderr and has_page and "w2-r0" in page.read_text(),
+        names_it="w2-r0" in marked.stderr and has_page and "w2-r0" in page.read_text(),
+    )
+
+
+def _report(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, launched.ROOT / "lockstep.py", "report", "results/fault", "--force"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -146,8 +156,8 @@ FAULTS = [
     Fault(
         49,
         "a result file is corrupt",
-        f"the JSON of one of two launches cut at {CUT_BYTES} bytes",
-        "the report builds, that launch marked in it; exit 1",
+        f"the JSON of one of two launches cut at {CUT_BYTES} bytes, then its journal broken, too",
+        "the report takes the journal; then it builds, that launch marked in it, and exits with 1",
         result_cut,
     ),
 ]
