@@ -151,7 +151,7 @@ def _refuse_unreadable(text: str, origin: str) -> None:
     if not text.startswith("#!"):
         raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
     found = subprocess.run(
-        ["bash", "-n"], input=text, capture_output=True, text=True, timeout=BASH_S, check=False
+        ["/bin/bash", "-n"], input=text, capture_output=True, text=True, timeout=BASH_S, check=False
     )
     if found.returncode:
         said = found.stderr.partition("\n")[0].removeprefix("bash: ")
