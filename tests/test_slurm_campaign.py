@@ -308,7 +308,9 @@ def test_every_rank_sees_all_gpus_of_its_node(folder):
     tools.mkdir()
     # In place of the image: what a rank would see there, told to its launch's log.
     told = 'echo "$SLURM_PROCID of $SLURM_NTASKS sees $CUDA_VISIBLE_DEVICES"'
-    write(tools / "apptainer", f"#!/bin/bash\n{told}\n")
+    # The store only has to say that it is there: nobody will meet in it.
+    store = 'case "$*" in *bench.store*) echo "node1:9" >"${@: -1}"; exec cat ;; esac'
+    write(tools / "apptainer", f"#!/bin/bash\n{store}\n{told}\n")
     (tools / "apptainer").chmod(0o755)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
     before = f"shell_before = 'PATH=\"{tools}:$PATH\"'\n"

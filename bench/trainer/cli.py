@@ -230,11 +230,10 @@ def _check_status(status: int, error_file: Path, log: str) -> None:
     error = json.loads(error_file.read_text()) if error_file.exists() else None
     if status and error and error["is_user"]:
         raise ValueError(error["message"])
-    if status and error:
-        raise RuntimeError(error["message"])
-    click.echo(log, err=True, nl=False)
+    if not (error and error["is_agreed"]):  # what one rank alone ran into needs its traceback
+        click.echo(log, err=True, nl=False)
     if status:
-        raise RuntimeError(f"training ended with status {status}")
+        raise RuntimeError(error["message"] if error else f"training ended with status {status}")
 
 
 def rank_command(world_size: int, config_file: Path) -> list[str]:

@@ -91,7 +91,7 @@ def _report_failure(path: Path, rank: int, error: Exception) -> None:
     is_user = isinstance(error, ValueError)
     says_where = is_user or " on " in str(error).partition(":")[0]
     where = "" if says_where else f"rank {rank} on {socket.gethostname()}: "
-    report = {"is_user": is_user, "message": f"{where}{error}"}
+    report = {"is_user": is_user, "is_agreed": says_where, "message": f"{where}{error}"}
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         json.dump(report, file)
 
