@@ -500,6 +500,7 @@ def test_the_store_ends_with_the_script_also_where_that_is_killed(stubs, tmp_pat
     process.kill()
     process.wait()
     until(lambda: command_of(store) != ["cat"])
+    assert command_of(store) != ["cat"]
     os.kill(int((tmp_path / "seen.rank").read_text()), signal.SIGTERM)
     process.stdout.close()
 
