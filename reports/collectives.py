@@ -1,5 +1,7 @@
 """The panel of collectives: time and bandwidth against message size."""
 
+from statistics import median
+
 from bench import metrics
 from reports import formats
 from reports.formats import counted, number, span
@@ -14,7 +16,7 @@ from reports.parts import (
     panel,
     table,
 )
-from reports.scaling import Point, Series, median
+from reports.scaling import Point, Series
 
 
 def collective_panel(series: list[Series]) -> Panel:

@@ -1,5 +1,7 @@
 """The panels of strong and weak scaling: one table per series, throughput, time and efficiency."""
 
+from statistics import median
+
 from reports import formats
 from reports.formats import number, percent, percent_span, ratio, span
 from reports.parts import (
@@ -23,7 +25,7 @@ from reports.parts import (
     step_ms,
     table,
 )
-from reports.scaling import Point, Series, median
+from reports.scaling import Point, Series
 
 
 def ladder_panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:

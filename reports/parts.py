@@ -10,7 +10,8 @@ from typing import Any
 from reports import formats
 from reports.formats import counted, number
 from reports.load import OTHER
-from reports.scaling import Interval, Point, Series
+from reports.scaling import Point, Series
+from reports.statistics import Interval
 
 Panel = dict[str, Any]
 Table = dict[str, Any]

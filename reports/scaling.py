@@ -8,28 +8,24 @@ With X(p) the throughput at p ranks and p0 the baseline, the smallest measured s
 which for strong scaling is the time ratio T(p0)/T(p), and for weak scaling keeps the local batch:
 its efficiency equals T(p0)/T(p), never the strong formula T(p0)/((p/p0) T(p)).
 
-The launch is the unit of replication: rounds within a launch share its clocks, placement and
-neighbours. Intervals are Student t on the logarithm of one value per launch, and for ratios
-Welch's, so that the baseline's uncertainty is in them (Hoefler and Belli, SC15, rules 5 to 7).
+Intervals are over launches and contain the baseline's uncertainty: see `reports.statistics`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from statistics import median
 from typing import Any
 
 from reports.load import Row
+from reports.statistics import Interval, log_interval, median_rate, ratio_interval
 
-CONFIDENCE = 0.95
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
 # An interval of two orders of magnitude would say no more than that nothing is known.
 WIDEST = 100.0
 # Studies whose rows do no training step, so a cost in device hours means nothing.
 WITHOUT_COST = ("loader", "collective", "other")
-
-Interval = tuple[float, float]
 
 
 @dataclass(slots=True)
@@ -179,62 +175,9 @@ def label(row: Row) -> str:
     return ", ".join(parts)
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the middle of the values; of two middles, their mean."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def median_rate(rates: Sequence[float]) -> float:
-    """Return the rate at the median time, so that rate times median time is the work done."""
-    return 1 / median([1 / rate for rate in rates])
-
-
 def _telling(interval: Interval | None) -> Interval | None:
     """Return an interval that tells something; None where it spans orders of magnitude."""
     return interval if interval and interval[1] <= WIDEST * interval[0] else None
-
-
-def log_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95 % Student t interval of the geometric mean, or None for fewer than two."""
-    if len(values) < 2:
-        return None
-    mean, variance = _log_moments(values)
-    half = t_quantile(len(values) - 1) * math.sqrt(variance / len(values))
-    return math.exp(mean - half), math.exp(mean + half)
-
-
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """Return Welch's 95 % interval of a ratio of geometric means, or None without repeats.
-
-    The degrees of freedom are Welch and Satterthwaite's, over the logarithms.
-    """
-    if min(len(above), len(below)) < 2:
-        return None
-    (mean_a, var_a), (mean_b, var_b) = _log_moments(above), _log_moments(below)
-    part_a, part_b = var_a / len(above), var_b / len(below)
-    if part_a + part_b == 0:
-        return math.exp(mean_a - mean_b), math.exp(mean_a - mean_b)
-    freedom = (part_a + part_b) ** 2 / (part_a**2 / (len(above) - 1) + part_b**2 / (len(below) - 1))
-    half = t_quantile(freedom) * math.sqrt(part_a + part_b)
-    return math.exp(mean_a - mean_b - half), math.exp(mean_a - mean_b + half)
-
-
-def _log_moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and unbiased variance of the logarithms."""
-    logs = [math.log(value) for value in values]
-    mean = math.fsum(logs) / len(logs)
-    return mean, math.fsum((x - mean) ** 2 for x in logs) / (len(logs) - 1)
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(freedom: float) -> float:
-    """Return the two-sided 95 % quantile of Student's t for a number of degrees of freedom."""
-    # scipy.stats takes seconds to import; the one function needed lives in scipy.special.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
 
 
 def pooled_step_s(rows: Sequence[Row]) -> dict[str, float | None]:

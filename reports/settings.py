@@ -24,7 +24,8 @@ from reports.parts import (
     step_ms,
     table,
 )
-from reports.scaling import Point, Series, ratio_interval
+from reports.scaling import Point, Series
+from reports.statistics import ratio_interval
 
 # What each study compares its cases with: the factor it varies, and that factor's reference.
 REFERENCES = {

@@ -6,15 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.load import Row, load
-from reports.scaling import (
-    log_interval,
-    median,
-    pooled_step_s,
-    ratio_interval,
-    series_of,
-    t_quantile,
-    table,
-)
+from reports.scaling import pooled_step_s, series_of, table
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):
@@ -112,36 +104,6 @@ def test_the_rate_of_a_point_times_its_time_is_its_work():
     assert (point.step_s, point.rate) == (pytest.approx(2.0), pytest.approx(0.5))
 
 
-def test_the_interval_of_two_launches_by_hand():
-    # ln 2 and ln 8: mean ln 4, sd ln(4)/sqrt 2, so the half width is 12.7062 * ln(4)/2.
-    low, high = log_interval([2.0, 8.0])
-    half = 12.7062047 * math.log(4) / 2
-    assert math.log(high / 4) == pytest.approx(half, rel=1e-6)
-    assert math.log(low / 4) == pytest.approx(-half, rel=1e-6)
-
-
-def test_the_quantile_of_student_t():
-    # Two-sided 95 %: table values for 1, 2 and 10 degrees of freedom.
-    assert [round(t_quantile(n), 3) for n in (1, 2, 10)] == [12.706, 4.303, 2.228]
-
-
-def test_welch_by_hand():
-    # Logs 0, 2 and 0, 2: each variance 2, each part 1; freedom (1+1)^2/(1+1) = 2; half t_2 sqrt 2.
-    low, high = ratio_interval([1.0, math.e**2], [1.0, math.e**2])
-    half = t_quantile(2) * math.sqrt(2)
-    assert (math.log(low), math.log(high)) == pytest.approx((-half, half))
-
-
-def test_equal_launches_have_an_interval_of_no_width():
-    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == pytest.approx((2.0, 2.0))
-
-
-@pytest.mark.parametrize(("above", "below"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
-def test_without_repeats_there_is_no_interval(above, below):
-    assert ratio_interval(above, below) is None
-    assert log_interval([1.0]) is None
-
-
 def test_the_baseline_is_one_and_has_no_interval(tmp_path):
     (series,) = series_of(load([strong_tree(tmp_path, {1: (0.1, 0.11), 2: (0.06, 0.07)})]).rows)
     base, other = series.points
@@ -172,13 +134,6 @@ def test_an_interval_that_spans_orders_of_magnitude_is_none():
 positive = st.floats(1e-3, 1e6)
 
 
-@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6),
-       st.floats(1e-2, 1e2))  # fmt: skip
-def test_ratios_do_not_depend_on_the_unit(above, below, scale):
-    scaled = ratio_interval([scale * a for a in above], [scale * b for b in below])
-    assert scaled == pytest.approx(ratio_interval(above, below), rel=1e-6)
-
-
 @given(st.dictionaries(st.integers(1, 4096), positive, min_size=1, max_size=8))
 def test_efficiency_times_the_size_ratio_is_speedup(rates):
     (series,) = series_of([row(n, r) for n, r in rates.items()])
@@ -187,11 +142,6 @@ def test_efficiency_times_the_size_ratio_is_speedup(rates):
         assert point.parallel_efficiency * factor == pytest.approx(point.speedup)
     assert series.base.speedup == 1.0
     assert series.baseline == min(rates)
-
-
-@given(st.lists(positive, min_size=1, max_size=9))
-def test_the_median_lies_between_the_ends(values):
-    assert min(values) <= median(values) <= max(values)
 
 
 def test_the_cost_of_a_million_samples():

@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.statistics import family_error, log_interval, ratio_interval, t_quantile, welch
+
+positive = st.floats(1e-3, 1e6)
+probability = st.floats(0, 1)
+
+
+def test_the_interval_of_two_launches_by_hand():
+    # ln 2 and ln 8: mean ln 4, sd ln(4)/sqrt 2, so the half width is 12.7062 * ln(4)/2.
+    low, high = log_interval([2.0, 8.0])
+    half = 12.7062047 * math.log(4) / 2
+    assert math.log(high / 4) == pytest.approx(half, rel=1e-6)
+    assert math.log(low / 4) == pytest.approx(-half, rel=1e-6)
+
+
+def test_the_quantile_of_student_t():
+    # Two-sided 95 %: table values for 1, 2 and 10 degrees of freedom.
+    assert [round(t_quantile(n), 3) for n in (1, 2, 10)] == [12.706, 4.303, 2.228]
+
+
+def test_welch_by_hand():
+    # Logs 0, 2 and 0, 2: each variance 2, each part 1; freedom (1+1)^2/(1+1) = 2; half t_2 sqrt 2.
+    low, high = ratio_interval([1.0, math.e**2], [1.0, math.e**2])
+    half = t_quantile(2) * math.sqrt(2)
+    assert (math.log(low), math.log(high)) == pytest.approx((-half, half))
+
+
+def test_equal_launches_have_an_interval_of_no_width():
+    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == pytest.approx((2.0, 2.0))
+
+
+@pytest.mark.parametrize(("above", "below"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
+def test_without_repeats_there_is_no_interval(above, below):
+    assert ratio_interval(above, below) is None
+    assert log_interval([1.0]) is None
+
+
+@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6),
+       st.floats(1e-2, 1e2))  # fmt: skip
+def test_ratios_do_not_depend_on_the_unit(above, below, scale):
+    scaled = ratio_interval([scale * a for a in above], [scale * b for b in below])
+    assert scaled == pytest.approx(ratio_interval(above, below), rel=1e-6)
+
+
+def test_the_p_value_by_hand():
+    # Student's t of 2 with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2).
+    ratio = welch([1.0, math.e**2], [math.e**-2, 1.0])
+    t = 2 / math.sqrt(2)
+    assert ratio.p_value == pytest.approx(1 - t / math.sqrt(2 + t**2))
+
+
+def test_values_without_spread_differ_for_certain_or_not_at_all():
+    assert welch([2.0, 2.0], [1.0, 1.0]).p_value == 0.0
+    assert welch([2.0, 2.0], [2.0, 2.0]).p_value == 1.0
+
+
+@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6))
+def test_the_interval_leaves_1_out_where_the_test_says_so(above, below):
+    ratio = welch(above, below)
+    error = 0.9 * ratio.p_value
+    if 1e-6 < error < 0.8:
+        low, high = ratio.interval(1 - error)
+        assert low <= 1 <= high
+        low, high = ratio.interval(1 - ratio.p_value * 1.1)
+        assert not low < 1 < high
+
+
+def test_the_error_of_a_family_by_hand():
+    # Limits 0.0125, 0.025, 0.0375, 0.05: the third p-value is the last below its own.
+    assert family_error([0.9, 0.001, 0.037, 0.03]) == pytest.approx(0.05 * 3 / 4)
+    assert family_error([0.9, 0.5]) == pytest.approx(0.025)
+    assert family_error([0.04]) == pytest.approx(0.05)
+    assert family_error([]) == pytest.approx(0.05)
+
+
+@given(st.lists(probability, min_size=1, max_size=20))
+def test_intervals_of_a_family_agree_with_its_tests(p_values):
+    error = family_error(p_values)
+    taken = sum(p <= error for p in p_values)
+    # As many are taken as their error was made for, or none at the error of one.
+    assert error == pytest.approx(0.05 * max(taken, 1) / len(p_values))
+
+
+def test_families_where_nothing_differs_are_rarely_taken_for_different():
+    families = np.random.default_rng(7).random((2000, 5)).tolist()
+    wrong = sum(min(p_values) <= family_error(p_values) for p_values in families)
+    assert wrong / 2000 == pytest.approx(0.05, abs=0.015)
