@@ -1,0 +1,423 @@
+"""Scaling models: what a ladder's times follow, fitted with coefficients that cannot be negative.
+
+A ladder gives one time t(p) per world size p: of a step where steps are known, else of a whole
+run. Two things can be fixed along it. With the work fixed ("global": strong scaling) a rank's
+share shrinks as 1/p; with the work of a rank fixed ("local": weak scaling, and the steps of
+fixed epochs) it stays:
+
+    model       work fixed                                 work of a rank fixed
+    amdahl      a + b/p                                    p a + b
+    log         a + b/p + c log2 p                         b + c log2 p
+    ring        a + b/p + 2(p-1) l + 2(p-1)/p v            b + 2(p-1) l + 2(p-1)/p v
+    two-level   b/p + 2(g-1)/g v + 2(m-1)/m w + 2(m-1) l   b + ... the same
+    usl         t = work / X,  X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1))
+
+a is serial, b parallel work, l the latency of one of a ring all-reduce's 2(p-1) messages, v and w
+the gradient's bytes over the bandwidth (of a node's inside, and of the network), g the ranks of a
+node and m the nodes. Sources: Amdahl, AFIPS 1967; Gunther, Guerrilla Capacity Planning, 2007, for
+the Universal Scalability Law; Patarasuk and Yuan, JPDC 2009, for the ring's volume.
+
+Overlap of communication with the backward pass cannot be told from a ladder: only what is exposed
+lengthens a step. So v and w are exposed bytes over bandwidth, and a bandwidth computed from them
+is an upper bound.
+
+All but usl are linear, and fitted by non-negative least squares on relative residuals. usl is
+fitted by unweighted least squares on the throughput, as the R package usl does, so that its
+published coefficients can be compared. A coefficient at its bound of zero was not found in the
+data: it is called not identifiable, and nothing is derived from it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Fixed = Literal["global", "local"]
+Terms = Callable[[Array, Array, Fixed], dict[str, Array]]
+USL = "usl"
+# A coefficient whose term never holds more of the time than this share was not found.
+LEAST_SHARE = 1e-9
+
+
+@dataclass(frozen=True)
+class Model:
+    """One linear model: its name, and the columns its coefficients multiply.
+
+    Attributes:
+        terms: From sizes, nodes (both of shape (num_sizes,)) and what is fixed to columns.
+    """
+
+    name: str
+    terms: Terms
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model.
+
+    Attributes:
+        coefficients: By name; those ending in `_s` in seconds of the ladder's time.
+        errors: Standard errors; None where the coefficient is at its bound or no point is left
+            to tell them from.
+        freedom: Points less free coefficients.
+    """
+
+    model: str
+    fixed: Fixed
+    coefficients: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    freedom: int
+
+    @property
+    def unidentifiable(self) -> list[str]:
+        """Coefficients at their bound of zero."""
+        return [name for name, value in self.coefficients.items() if value == 0]
+
+    def times(self, sizes: Sequence[float], nodes: Sequence[float] | None = None) -> Array:
+        """Return the times at world sizes, of shape (num_sizes,), in the ladder's seconds."""
+        p = np.asarray(sizes, dtype=float)
+        if self.model == USL:
+            return work(p, self.fixed) / usl_rates(p, *self.coefficients.values())
+        m = np.ones_like(p) if nodes is None else np.asarray(nodes, dtype=float)
+        columns = MODELS[self.model].terms(p, m, self.fixed)
+        found = sum(self.coefficients[name] * column for name, column in columns.items())
+        return np.asarray(found)
+
+    def interval(self, name: str, level: float = 0.95) -> tuple[float, float] | None:
+        """Return a coefficient's Student t interval, or None where it has no standard error."""
+        error = self.errors[name]
+        if error is None:
+            return None
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(self.freedom, 0.5 + level / 2)) * error
+        return self.coefficients[name] - half, self.coefficients[name] + half
+
+
+def work(sizes: Array, fixed: Fixed) -> Array:
+    """Return the work behind each time: one where it is fixed, else one per rank."""
+    return np.ones_like(sizes) if fixed == "global" else sizes
+
+
+def _amdahl(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
+    whole = work(p, fixed)
+    return {"serial_s": whole, "parallel_s": whole / p}
+
+
+def _log(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
+    return _compute(p, fixed) | {"per_doubling_s": np.log2(p)}
+
+
+def _ring(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
+    return _compute(p, fixed) | {"latency_s": 2 * (p - 1), "transfer_s": 2 * (p - 1) / p}
+
+
+def _two_level(p: Array, m: Array, fixed: Fixed) -> dict[str, Array]:
+    per_node = p / m
+    return {
+        "parallel_s": work(p, fixed) / p,
+        "node_transfer_s": 2 * (per_node - 1) / per_node,
+        "network_transfer_s": 2 * (m - 1) / m,
+        "network_latency_s": 2 * (m - 1),
+    }
+
+
+def _compute(p: Array, fixed: Fixed) -> dict[str, Array]:
+    # Where the work of a rank is fixed, serial and parallel parts of a step look alike.
+    if fixed == "local":
+        return {"parallel_s": np.ones_like(p)}
+    return {"serial_s": np.ones_like(p), "parallel_s": 1 / p}
+
+
+MODELS = {
+    name: Model(name, terms)
+    for name, terms in {
+        "amdahl": _amdahl, "log": _log, "ring": _ring, "two-level": _two_level,
+    }.items()
+}  # fmt: skip
+NAMES = ("amdahl", "log", USL, "ring", "two-level")
+
+
+def num_coefficients(name: str, fixed: Fixed) -> int:
+    """Return how many coefficients a model has."""
+    if name == USL:
+        return 3
+    one = np.ones(1)
+    return len(MODELS[name].terms(one, one, fixed))
+
+
+def fit(
+    name: str,
+    sizes: Sequence[float],
+    times_s: Sequence[float],
+    fixed: Fixed,
+    nodes: Sequence[float] | None = None,
+) -> Fit:
+    """Fit a model to a ladder.
+
+    Args:
+        name: One of `NAMES`.
+        sizes: World sizes, distinct, of shape (num_sizes,).
+        times_s: Time at each size, positive.
+        fixed: What the ladder keeps: "global" or "local" work.
+        nodes: Nodes at each size; needed by two-level.
+
+    Raises:
+        ValueError: No size, a time that is not positive, or two-level without nodes.
+    """
+    p, t = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
+    if len(p) == 0 or len(p) != len(t) or not (np.isfinite(t).all() and (t > 0).all()):
+        raise ValueError("a fit needs one positive time for each of its sizes; give them")
+    if name == USL:
+        return fit_usl(sizes, work(p, fixed) / t, fixed)
+    if name == "two-level" and nodes is None:
+        raise ValueError("the two-level model needs the nodes of each size; fit ring without them")
+    m = np.ones_like(p) if nodes is None else np.asarray(nodes, dtype=float)
+    columns = MODELS[name].terms(p, m, fixed)
+    matrix = np.stack(list(columns.values()), axis=1) / t[:, None]
+    return _linear_fit(name, fixed, list(columns), matrix)
+
+
+def _linear_fit(name: str, fixed: Fixed, names: list[str], matrix: Array) -> Fit:
+    values = _non_negative(matrix)
+    free = values > 0
+    residuals = matrix @ values - 1
+    freedom = len(matrix) - int(free.sum())
+    errors = _standard_errors(matrix[:, free], residuals, freedom)
+    found = iter(errors)
+    return Fit(
+        name, fixed, dict(zip(names, values.tolist(), strict=True)),
+        {one: next(found) if is_free else None for one, is_free in zip(names, free, strict=True)},
+        freedom,
+    )  # fmt: skip
+
+
+def _non_negative(matrix: Array) -> Array:
+    """Return the x >= 0 for which matrix @ x is closest to one, shape (num_columns,)."""
+    from scipy.optimize import nnls
+
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    values = nnls(matrix / scale, np.ones(len(matrix)))[0]
+    return np.asarray(np.where(values > LEAST_SHARE, values, 0.0) / scale)
+
+
+def _standard_errors(jacobian: Array, residuals: Array, freedom: int) -> list[float | None]:
+    """Return the square roots of the diagonal of s^2 (J^T J)^-1; None where it is singular."""
+    count = jacobian.shape[1]
+    if freedom <= 0 or count == 0:
+        return [None] * count
+    scale = np.linalg.norm(jacobian, axis=0)
+    triangle = np.linalg.qr(jacobian / scale, mode="r")
+    if np.abs(np.diag(triangle)).min() < LEAST_SHARE:
+        return [None] * count
+    rows = np.linalg.norm(np.linalg.inv(triangle), axis=1) / scale
+    spread: list[float | None] = (rows * math.sqrt(residuals @ residuals / freedom)).tolist()
+    return spread
+
+
+def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
+    """Return the throughput of the Universal Scalability Law at sizes of shape (num_sizes,)."""
+    return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)))
+
+
+def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array, fixed: Fixed = "global") -> Fit:
+    """Fit the Universal Scalability Law by unweighted least squares on the throughput.
+
+    Where the best alpha or beta is negative it is held at zero, and the rest fitted again.
+
+    Args:
+        sizes: World sizes, of shape (num_sizes,).
+        rates: Work per second at each.
+        fixed: What `Fit.times` divides by the throughput.
+    """
+    p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
+    unit = float(x.max())
+    start = _usl_start(p, x / unit)
+    tried = (_usl_least(p, x / unit, start, free) for free in ([0, 1, 2], [0, 2], [1, 2], [2]))
+    found: list[tuple[float, Array, list[int]]] = []
+    for values, free in tried:
+        if values is None or (values[:2] < 0).any() or values[2] <= 0:
+            continue
+        gap = usl_rates(p, *values) - x / unit
+        found.append((float(gap @ gap), values, free))
+        if len(free) == 3:
+            break
+    _, best, free = min(found, key=lambda one: one[0]) if found else (0.0, start, [0, 1, 2])
+    return _usl_fit(p, x, best * (1.0, 1.0, unit), [i for i in free if best[i] > 0], fixed)
+
+
+def _usl_start(p: Array, x: Array) -> Array:
+    """Return (alpha, beta, gamma) from the linear form of p / X, weighted by relative error."""
+    columns = np.stack([np.ones_like(p), p - 1, p * (p - 1)], axis=1)
+    base, first, second = _non_negative(columns * (x / p)[:, None])
+    if base == 0:  # the rate does not depend on the first rank's work: all of it is serial
+        return np.array([1.0, 0.0, float(x.max())])
+    return np.array([first / base, second / base, 1 / base])
+
+
+def _usl_least(p: Array, x: Array, start: Array, free: list[int]) -> tuple[Array | None, list[int]]:
+    """Return the least-squares (alpha, beta, gamma) with all but `free` at zero."""
+    from scipy.optimize import leastsq
+
+    if len(p) < len(free):
+        return None, free
+    whole = np.zeros(3)
+
+    def gaps(values: Array) -> Array:
+        whole[free] = values
+        return usl_rates(p, *whole) - x
+
+    def slopes(values: Array) -> Array:
+        whole[free] = values
+        return _usl_jacobian(p, *whole)[:, free]
+
+    with np.errstate(all="ignore"):
+        solved, _, _, _, code = leastsq(
+            gaps, start[free], Dfun=slopes, full_output=True, ftol=1e-12, xtol=1e-10
+        )
+    whole = np.zeros(3)
+    whole[free] = solved
+    return (whole if code in range(1, 9) and np.isfinite(whole).all() else None), free
+
+
+def _usl_jacobian(p: Array, alpha: float, beta: float, gamma: float) -> Array:
+    """Return dX/d(alpha, beta, gamma), of shape (num_sizes, 3)."""
+    below = 1 + alpha * (p - 1) + beta * p * (p - 1)
+    common = -gamma * p / below**2
+    return np.stack([common * (p - 1), common * p * (p - 1), p / below], axis=1)
+
+
+def _usl_fit(p: Array, x: Array, values: Array, free: list[int], fixed: Fixed) -> Fit:
+    freedom = len(p) - len(free)
+    residuals = usl_rates(p, *values) - x
+    known = _standard_errors(_usl_jacobian(p, *values)[:, free], residuals, freedom)
+    errors: list[float | None] = [None] * 3
+    for index, error in zip(free, known, strict=True):
+        errors[index] = error
+    names = ("alpha", "beta", "gamma")
+    return Fit(
+        USL, fixed, dict(zip(names, values.tolist(), strict=True)),
+        dict(zip(names, errors, strict=True)), freedom,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scalability:
+    """What the Universal Scalability Law derives; None where a coefficient was not found.
+
+    Attributes:
+        peak_size: Where the throughput is largest: sqrt((1 - alpha) / beta).
+        limit: Throughput that contention alone allows: gamma / alpha.
+        optimum_size: Where the ideal line meets that limit: 1 / alpha.
+    """
+
+    peak_size: float | None
+    limit: float | None
+    optimum_size: float | None
+
+
+def scalability(fitted: Fit) -> Scalability:
+    """Return peak, limit and optimum of a USL fit (Gunther 2007, chapter 4).
+
+    Without a beta there is no peak, and without an alpha no limit.
+    """
+    alpha, beta, gamma = (fitted.coefficients[name] for name in ("alpha", "beta", "gamma"))
+    peak = math.sqrt(max(0.0, 1 - alpha) / beta) if beta > 0 else None
+    limit = gamma / alpha if alpha > 0 else None
+    return Scalability(peak, limit, 1 / alpha if alpha > 0 else None)
+
+
+def karp_flatt(speedup: float, factor: float) -> float | None:
+    """Return the experimentally determined serial fraction (Karp and Flatt, CACM 1990).
+
+    (1/S - 1/n) / (1 - 1/n), which stays level where work is serial, and grows where overhead does.
+
+    Args:
+        speedup: S, over the baseline.
+        factor: n, ranks over the baseline's ranks; None is returned for the baseline itself.
+    """
+    if factor == 1:
+        return None
+    return (1 / speedup - 1 / factor) / (1 - 1 / factor)
+
+
+def marginal_efficiencies(
+    sizes: Sequence[int], rates: Sequence[float]
+) -> list[tuple[int, int, float]]:
+    """Return (from, to, gain of speed-up per added rank) of neighbouring sizes.
+
+    The speed-up is over the smallest size, and added ranks are counted in its multiples: from 4 to
+    8 GPUs a speed-up that goes from 3.43 to 6 gains 2.57 for 4 GPUs, 0.64 of what it could.
+    """
+    pairs = list(zip(sizes, rates, strict=True))
+    per_rank = rates[0] / sizes[0] if pairs else 1.0
+    steps = zip(pairs, pairs[1:], strict=False)
+    return [(p, q, (xq - xp) / (q - p) / per_rank) for (p, xp), (q, xq) in steps]
+
+
+# Breaks: limits on what a doubling of the ranks may cost, chosen so that the published tables
+# whose authors name a cause (a network, a loader, a parameter server) show theirs.
+SATURATED_GAIN = 0.25
+CLIFF_LOSS = 0.15
+CLIFF_TIMES_USUAL = 3.0
+
+
+def breaks(
+    sizes: Sequence[int], rates: Sequence[float], nodes: Sequence[int] | None = None
+) -> list[tuple[int, str]]:
+    """Return where a curve breaks: (size, what happens there), in order of size.
+
+    Told are a throughput that falls; one that saturates, gaining under a quarter of what the added
+    ranks could; and a cliff, where a doubling loses over 15 % per rank and three times what
+    it usually does, named a node boundary where the ranks first leave their node.
+
+    Args:
+        sizes: World sizes, rising.
+        rates: Work per second at each.
+        nodes: Nodes at each size, where known.
+    """
+    losses = _losses(sizes, rates)
+    found = []
+    for i in range(1, len(sizes)):
+        growth = rates[i] / rates[i - 1]
+        gain = (growth - 1) / (sizes[i] / sizes[i - 1] - 1)
+        others = losses[: i - 1] + losses[i:]
+        if gain < 0:
+            what = f"throughput falls to {growth:.2f} times that at {sizes[i - 1]}"
+        elif gain < SATURATED_GAIN:
+            what = f"saturation: {growth:.2f} times the throughput at {sizes[i - 1]}"
+        elif _is_cliff(losses[i - 1], others):
+            at_boundary = nodes is not None and nodes[i - 1] == 1 < nodes[i]
+            what = "node boundary" if at_boundary else "cliff"
+            what += f": each rank does {growth * sizes[i - 1] / sizes[i]:.2f} times its work at "
+            what += str(sizes[i - 1])
+        else:
+            continue
+        found.append((sizes[i], what))
+    return found
+
+
+def _losses(sizes: Sequence[int], rates: Sequence[float]) -> list[float]:
+    """Return the log of the time per unit of a rank's work that each doubling adds."""
+    costs = [math.log(p / x) for p, x in zip(sizes, rates, strict=True)]
+    return [
+        (costs[i] - costs[i - 1]) / math.log2(sizes[i] / sizes[i - 1]) for i in range(1, len(sizes))
+    ]
+
+
+def _is_cliff(loss: float, others: Sequence[float]) -> bool:
+    usual = float(np.median(others)) if others else math.inf
+    return loss > CLIFF_LOSS and loss > CLIFF_TIMES_USUAL * usual
+
+
+def as_record(fitted: Fit) -> dict[str, Any]:
+    """Return a fit as JSON gives it."""
+    return {
+        "model": fitted.model, "coefficients": dict(fitted.coefficients),
+        "standard_errors": dict(fitted.errors), "not_identifiable": fitted.unidentifiable,
+    }  # fmt: skip
