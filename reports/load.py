@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench import files, metrics, record
 from bench.record import CaseRecord
+from reports import rounds
+from reports.rounds import SHORTEST_ROUND_S, Rounds
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"
@@ -43,6 +43,7 @@ class Row:
         step_s: Median round / steps per round.
         rate: Work per second that speed-ups divide: the throughput where samples are known.
         time_s: Time of a whole run, in tables of times.
+        num_far_out: Rounds far outside the quartiles; they are kept.
         imbalance: Slowest rank's own total time over the mean of the ranks.
         origin: One of `ORIGINS`.
     """
@@ -70,6 +71,7 @@ class Row:
     time_s: float | None = None
     throughput_samples_per_s: float | None = None
     rounds: int | None = None
+    num_far_out: int | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
     imbalance: float | None = None
@@ -110,6 +112,23 @@ class Launch:
         return bool(self.facts.get("complete", True))
 
 
+@dataclass(frozen=True)
+class Conflict:
+    """Two parts of a set of results that may not be pooled.
+
+    Attributes:
+        fact: What differs: a fact of provenance, or a field of `Row`.
+        where: The launches, or the case and its launches.
+        message: The fact with both values, and what to do.
+        case: The case concerned; None where all of a launch is.
+    """
+
+    fact: str
+    where: str
+    message: str
+    case: str | None = None
+
+
 @dataclass
 class Results:
     """Everything a report is made from.
@@ -120,6 +139,7 @@ class Results:
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
         unread: Launches of a campaign that cannot be read: which file, and why.
+        conflicts: What forbids pooling the launches and cases; empty after `load`.
     """
 
     campaign: dict[str, Any] = field(default_factory=dict)
@@ -127,6 +147,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
 
 
 # How the flag of a series begins whose world sizes differ in more than the number of ranks.
@@ -184,10 +205,6 @@ _LISTED_TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part")
-# No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
-# computed from others may leave the range of numbers.
-LONGEST_ROUND_S = 1e12
-SHORTEST_ROUND_S = 1e-12
 # No count, rate or ratio of any machine is larger.
 LARGEST_NUMBER = 1e30
 SMALLEST_NUMBER = 1 / LARGEST_NUMBER
@@ -212,9 +229,8 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_paused()
 def load(paths: Iterable[Path]) -> Results:
-    """Read result folders and files.
+    """Read result folders and files that may be pooled.
 
     Args:
         paths: Campaign folders, folders of pytest-benchmark files, or single JSON files.
@@ -222,6 +238,19 @@ def load(paths: Iterable[Path]) -> Results:
     Raises:
         ValueError: A file is missing, broken or of another schema, or launches differ in a fact
             that forbids pooling them.
+    """
+    results = gather(paths)
+    if results.conflicts:
+        raise ValueError(results.conflicts[0].message)
+    return results
+
+
+@_collector_paused()
+def gather(paths: Iterable[Path]) -> Results:
+    """Read result folders and files as `load` does, with their conflicts listed, not refused.
+
+    Raises:
+        ValueError: A file is missing, broken or of another schema.
     """
     results = Results()
     seen: set[Path] = set()
@@ -234,8 +263,7 @@ def load(paths: Iterable[Path]) -> Results:
         if results.unread:
             raise ValueError(results.unread[0])
         raise ValueError("the files hold no result; measure first, or import a table")
-    _refuse_mixed_launches(results.launches)
-    _refuse_mixed_cases(results.rows)
+    results.conflicts = [*_mixed_launches(results.launches), *_mixed_cases(results.rows)]
     _order_parts(results)
     _flag_unequal_ranks(results)
     return results
@@ -499,7 +527,7 @@ def _rows(path: Path, launch: str, entries: list[Any]) -> list[Row]:
             others.append(_other_row(path, launch, name, stats))
         else:
             records.append((name, CaseRecord.from_dict(block, f"{path}: entry {name}")))
-    measured = _statistics(path, records)
+    measured = rounds.reduced(path, records)
     return [
         _measured_row(launch, *pair, numbers)
         for pair, numbers in zip(records, measured, strict=True)
@@ -547,68 +575,9 @@ def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> 
     )  # fmt: skip
 
 
-def _statistics(path: Path, records: list[tuple[str, CaseRecord]]) -> list[tuple[float, ...]]:
-    """Return (median, mean, min, max, stddev, imbalance) of each record's rounds, in seconds.
-
-    Records of equal shape (num_ranks, num_rounds) are reduced in one numpy block.
-    """
-    shapes: dict[tuple[int, ...], list[int]] = {}
-    for index, (name, case) in enumerate(records):
-        shapes.setdefault(_shape(path, name, case), []).append(index)
-    numbers: list[tuple[float, ...]] = [()] * len(records)
-    for indices in shapes.values():
-        block = _block(path, [records[i] for i in indices])
-        bad = ~((block > SHORTEST_ROUND_S) & (block < LONGEST_ROUND_S)).all(axis=(1, 2))
-        if bad.any():
-            name = records[indices[int(np.argmax(bad))]][0]
-            raise ValueError(f"{path}: entry {name} holds a round that is not a positive time")
-        for index, values in zip(indices, _reduced(block), strict=True):
-            numbers[index] = tuple(values)
-    return numbers
-
-
-def _block(path: Path, records: list[tuple[str, CaseRecord]]) -> "np.ndarray[Any, Any]":
-    """Return the rounds as one block of shape (num_records, num_ranks, num_rounds)."""
-    name = records[0][0]
-    try:
-        block = np.array([case.rank_round_s for _, case in records], dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: entry {name} or one like it holds no numbers: {error}"
-        ) from error
-    if block.ndim != 3:
-        raise ValueError(f"{path}: entry {name} or one like it holds lists in place of seconds")
-    return block
-
-
-def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
-    lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in case.rank_round_s}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"{path}: entry {name}: every rank must hold the same number of rounds, "
-            f"found {sorted(lengths)}"
-        )
-    if min(case.samples_per_step, case.steps_per_round, case.world_size) < 1:
-        raise ValueError(f"{path}: entry {name}: samples, steps and ranks must be at least 1")
-    return len(case.rank_round_s), lengths.pop()
-
-
-def _reduced(block: "np.ndarray[Any, np.dtype[np.float64]]") -> list[list[float]]:
-    """Reduce a block of shape (num_records, num_ranks, num_rounds) to six numbers a record."""
-    rounds = block.max(axis=1)
-    totals = block.sum(axis=2)
-    spread = rounds.std(axis=1, ddof=1) if rounds.shape[1] > 1 else np.zeros(len(rounds))
-    columns = (
-        np.median(rounds, axis=1), rounds.mean(axis=1), rounds.min(axis=1), rounds.max(axis=1),
-        spread, totals.max(axis=1) / totals.mean(axis=1),
-    )  # fmt: skip
-    reduced: list[list[float]] = np.stack(columns, axis=1).tolist()
-    return reduced
-
-
-def _measured_row(launch: str, name: str, case: CaseRecord, numbers: tuple[float, ...]) -> Row:
+def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> Row:
     steps = case.steps_per_round
-    step, mean, least, most, stddev = (value / steps for value in numbers[:5])
+    step = numbers.median_s / steps
     rate = case.samples_per_step / step
     memory = [value for value in case.peak_memory_bytes if value is not None]
     return Row(
@@ -617,51 +586,70 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: tuple[float
         num_nodes=case.num_nodes, local_batch=case.local_batch, global_batch=case.global_batch,
         factors=case.factors, sample_unit=case.sample_unit,
         samples_per_step=case.samples_per_step, steps_per_round=steps, step_s=step,
-        mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
+        mean_step_s=numbers.mean_s / steps, min_step_s=numbers.min_s / steps,
+        max_step_s=numbers.max_s / steps, stddev_step_s=numbers.stddev_s / steps,
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
+        num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), imbalance=numbers[5],
-        checks=case.checks, details=case.details, flags=case.flags,
+        peak_memory_bytes=max(memory, default=None), imbalance=numbers.imbalance,
+        checks=case.checks, details=case.details, flags=[*case.flags, *numbers.findings],
     )  # fmt: skip
 
 
-def _refuse_mixed_launches(launches: list[Launch]) -> None:
-    """Refuse launches whose versions, image or devices differ: they may not be pooled."""
+def _mixed_launches(launches: list[Launch]) -> Iterator[Conflict]:
+    """Yield the versions, image or devices in which launches differ: they may not be pooled."""
     known = [launch for launch in launches if launch.provenance]
+    seen: set[tuple[str, str]] = set()
     for launch in known[1:]:
         facts = record.pooling_facts(launch.provenance)
         for name, value in record.pooling_facts(known[0].provenance).items():
-            if facts[name] != value:
-                raise ValueError(
-                    f"launches {known[0].name} and {launch.name} differ in {name} ({value} and "
-                    f"{facts[name]}) and are not pooled; report them apart"
-                )
+            if facts[name] == value or (name, str(facts[name])) in seen:
+                continue
+            seen.add((name, str(facts[name])))
+            both = f"launches {known[0].name} and {launch.name}"
+            differ = f"differ in {name} ({value} and {facts[name]})"
+            yield Conflict(name, both, f"{both} {differ} and are not pooled; report them apart")
 
 
-def _refuse_mixed_cases(rows: list[Row]) -> None:
-    """Refuse a case that means another workload, precision or batch in another launch."""
+def _mixed_cases(rows: list[Row]) -> Iterator[Conflict]:
+    """Yield each case that means another workload, precision or batch in another launch."""
     first: dict[tuple[str, ...], Row] = {}
+    seen: set[tuple[str, ...]] = set()
     for row in rows:
+        key = (row.origin, row.case)
         for other in (
-            first.setdefault((row.origin, row.case), row),
-            first.setdefault((row.origin, row.case, str(row.world_size)), row),
+            first.setdefault(key, row),
+            first.setdefault((*key, str(row.world_size)), row),
         ):
-            if other is not row:
-                _refuse_difference(other, row)
+            if other is row:
+                continue
+            for name in _differences(other, row):
+                if (*key, name) not in seen:
+                    seen.add((*key, name))
+                    yield _case_conflict(name, other, row)
 
 
-def _refuse_difference(one: Row, two: Row) -> None:
+def _differences(one: Row, two: Row) -> list[str]:
+    """Return the fields in which two rows of one case differ and must not."""
     names = ["study", "workload", "scaling", "precision", "sample_unit"]
     if one.world_size == two.world_size:
         names += ["local_batch", "global_batch", "samples_per_step"]
     elif one.scaling and one.origin == "measured":
         names += ["global_batch" if one.scaling == "strong" else "local_batch"]
-    for name in names:
-        if getattr(one, name) != getattr(two, name):
-            raise ValueError(
-                f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
-                f"{getattr(two, name)} in launch {two.launch}; report them apart"
-            )
+    return [name for name in names if getattr(one, name) != getattr(two, name)]
+
+
+def _case_conflict(name: str, one: Row, two: Row) -> Conflict:
+    sizes = f"world size {one.world_size}"
+    if two.world_size != one.world_size:
+        sizes = f"world sizes {one.world_size} and {two.world_size}"
+    return Conflict(
+        name,
+        f"{one.case}, {sizes}, launches {one.launch} and {two.launch}",
+        f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
+        f"{getattr(two, name)} in launch {two.launch}; report them apart",
+        one.case,
+    )
 
 
 def _order_parts(results: Results) -> None:
