@@ -140,9 +140,24 @@ def method(series: Sequence[Series], threshold: float) -> Panel:
         "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
         "interval, and a point with one launch has none.",
         f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
-        "times hours: of one run in tables of times, of a million samples elsewhere.",
+        "times hours: of one run in tables of times, of a million samples elsewhere, at the mean "
+        "step, since a cost adds up; all else is at the median, the steady state.",
     ]
+    made["lead"] += _far_out(series)
     return made
+
+
+def _far_out(series: Sequence[Series]) -> list[str]:
+    """Say how many rounds lie far from the others; none is left out."""
+    rows = [row for one in series for point in one.points for row in point.rows]
+    count = sum(row.num_far_out or 0 for row in rows)
+    rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
+    if not count:
+        return []
+    return [
+        f"{count} of {counted(rounds, 'timed round')} lie far out, more than three interquartile "
+        "ranges from the nearer quartile of their launch (Tukey). None is left out."
+    ]
 
 
 def _measuring(measured: list[Series]) -> list[str]:

@@ -45,6 +45,7 @@ class Row:
         time_s: Time of a whole run, in tables of times.
         num_far_out: Rounds far outside the quartiles; they are kept.
         imbalance: Slowest rank's own total time over the mean of the ranks.
+        started: When its launch began, as ISO 8601; empty where nobody says.
         origin: One of `ORIGINS`.
     """
 
@@ -78,6 +79,7 @@ class Row:
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
+    started: str = ""
     origin: str = "measured"
 
 
@@ -495,7 +497,10 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     facts = _launch_facts(path, document)
     launch = Launch(_launch_name(path, facts, results), path, facts, len(entries))
     results.launches.append(launch)
-    results.rows += _rows(path, launch.name, entries)
+    rows = _rows(path, launch.name, entries)
+    for row in rows:
+        row.started = str(facts.get("started") or "")
+    results.rows += rows
 
 
 def _launch_name(path: Path, facts: Mapping[str, Any], results: Results) -> str:

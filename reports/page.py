@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports import accounts, facts, formats, panels, parts
+from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.load import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
@@ -183,12 +184,14 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     unequal = sum(any(f.startswith(UNEQUAL) for f in one.base.flags) for one in series)
     wide = sum(_is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
+    skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
     lost = facts.lost(results)
     lines = [
         (flagged, f"{counted(flagged, 'point')} flagged"),
         (unequal, f"{unequal} series with {UNEQUAL}"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
+        (skewed, f"{counted(skewed, 'point')} whose mean step parts from the median"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{counted(len(results.unread), 'launch')} unreadable"),
         (len(lost), counted(len(lost), "gap")),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from reports import diagnosis
 from reports.load import Row
 from reports.statistics import Interval, log_interval, median_rate, ratio_interval
 
@@ -62,6 +63,12 @@ class Point:
     def num_launches(self) -> int:
         """Launches that hold this point."""
         return len(self.rows)
+
+    @property
+    def mean_over_median(self) -> float | None:
+        """Mean step over all rounds, over the median step; far from 1 where few rounds are long."""
+        mean = pooled_step_s(self.rows)["mean_step_s"]
+        return mean / self.step_s if mean and self.step_s else None
 
 
 @dataclass(slots=True)
@@ -129,6 +136,7 @@ def _point(world_size: int, rows: list[Row]) -> Point:
         point.throughput_samples_per_s = median_rate(through)
     point.device_hours, point.device_hours_per = device_hours(point)
     point.flags = list(dict.fromkeys(flag for row in rows for flag in row.flags))
+    point.flags += diagnosis.of_launches(rows)
     return point
 
 
@@ -154,13 +162,16 @@ def _has_time_ratio(point: Point, base: Point) -> bool:
 
 
 def device_hours(point: Point) -> tuple[float | None, str | None]:
-    """Return the cost of a point in device-hours, and what that cost buys."""
+    """Return the cost of a point in device-hours, and what that cost buys.
+
+    A cost adds up, so it follows from the mean step, while the median tells the steady state.
+    """
     if point.time_s is not None:
         return point.world_size * point.time_s / SECONDS_PER_HOUR, "run"
     samples_per_s = point.throughput_samples_per_s
     if samples_per_s is None or point.rows[0].study in WITHOUT_COST:
         return None, None
-    hours = SAMPLES_PER_COST / samples_per_s / SECONDS_PER_HOUR
+    hours = SAMPLES_PER_COST / samples_per_s / SECONDS_PER_HOUR * (point.mean_over_median or 1.0)
     return point.world_size * hours, f"1e6 {point.rows[0].sample_unit or 'samples'}"
 
 
@@ -237,6 +248,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
         | {"imbalance": max(imbalances, default=None), "flags": point.flags}
+        | {"num_far_out": sum(r.num_far_out or 0 for r in point.rows)}
         | {"details": _details(point.rows)}
     )  # fmt: skip
 

@@ -1,0 +1,168 @@
+"""What is odd about the rounds of a launch, or the launches of a point, and what would settle it.
+
+Nothing here drops a value: what is found becomes a flag on the result. A finding needs both an
+effect that matters (`NOTABLE`) and a pattern that noise alone shows in about one of a thousand sets
+of rounds (`tests/figures_statistics.py` prints how often).
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reports.statistics import t_quantile
+
+if TYPE_CHECKING:
+    from reports.load import Row
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+# Smallest relative change that is worth a word.
+NOTABLE = 0.05
+# Fewer values show no trend, and no two modes, that noise would not show too.
+FEWEST = 8
+MODE_FEWEST = 12
+# Of four launches the median absolute deviation says little.
+OUTLIER_FEWEST = 5
+# Share of noise alone that is taken for a trend.
+CHANCE = 0.0005
+# Of two modes each holds at least this share of the values.
+MODE_SHARE = 0.25
+# The gap between two modes is so many times as wide as the wider of them.
+MODE_GAP = 2.0
+# Multiples of the interquartile range beyond which a value lies far out (Tukey, 1977).
+FAR_OUT = 3.0
+
+
+def of_rounds(round_s: Array) -> list[list[str]]:
+    """Return what is odd about each record's rounds.
+
+    Args:
+        round_s: Seconds of each round in the order of time, shape (num_records, num_rounds).
+    """
+    found: list[list[str]] = [[] for _ in round_s]
+    if round_s.shape[1] < FEWEST:
+        return found
+    change, apart = trend(round_s), modes(round_s)
+    rounds = round_s.shape[1]
+    for record in np.flatnonzero((change != 0) | (apart != 0)):
+        if change[record]:
+            found[record].append(_trend_text(float(change[record]), rounds))
+        elif apart[record]:
+            found[record].append(
+                f"two modes: rounds fall into two groups {apart[record]:.0%} apart; measure again "
+                f"on idle nodes with --rounds {2 * rounds} to see whether both stay"
+            )
+    return found
+
+
+def far_out(round_s: Array) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return how many rounds of each record lie far outside its quartiles; shape (num_records,).
+
+    Tukey's outer fences: further than `FAR_OUT` interquartile ranges from the nearer quartile.
+    """
+    low, high = np.quantile(round_s, (0.25, 0.75), axis=1)[..., None]
+    fence = FAR_OUT * (high - low)
+    beyond = (round_s < low - fence) | (round_s > high + fence)
+    return np.asarray(beyond.sum(axis=1) if round_s.shape[1] >= FEWEST else 0 * beyond[:, 0])
+
+
+def trend(values: Array) -> Array:
+    """Return the change from the first third to the last, 0 where there is no sure trend.
+
+    Sure is Spearman's rank correlation with the order in time at `CHANCE`; the change is that of
+    the medians of the thirds, as a fraction of the first.
+
+    Args:
+        values: In the order of time, shape (num_records, num_values).
+    """
+    count = values.shape[1]
+    ranks = values.argsort(axis=1).argsort(axis=1) - (count - 1) / 2
+    order = np.arange(count) - (count - 1) / 2
+    correlation = ranks @ order / (order @ order)
+    third = count // 3
+    first, last = np.median(values[:, :third], axis=1), np.median(values[:, -third:], axis=1)
+    change = last / first - 1
+    sure = np.abs(correlation) > _least_correlation(count)
+    return np.where(sure & (np.abs(change) > NOTABLE), change, 0.0)
+
+
+def _least_correlation(count: int) -> float:
+    """Return the rank correlation that noise exceeds with the probability `CHANCE`.
+
+    By Student's t with count - 2 degrees of freedom (Kendall and Stuart, chapter 31).
+    """
+    t = t_quantile(count - 2, 1 - CHANCE)
+    return float(t / np.sqrt(count - 2 + t**2))
+
+
+def modes(values: Array) -> Array:
+    """Return how far apart two groups of values are, relative to the lower; 0 for one group.
+
+    Two groups are parted by a gap of `MODE_GAP` times the wider of them, each with at least
+    `MODE_SHARE` of the values and three.
+
+    Args:
+        values: In any order, shape (num_records, num_values).
+    """
+    count = values.shape[1]
+    if count < MODE_FEWEST:
+        return np.zeros(len(values))
+    ordered = np.sort(values, axis=1)
+    least = max(3, round(MODE_SHARE * count))
+    cuts = np.arange(least, count - least + 1)
+    gaps = ordered[:, cuts] - ordered[:, cuts - 1]
+    at = cuts[gaps.argmax(axis=1)]
+    rows = np.arange(len(values))
+    below, above = ordered[rows, at - 1], ordered[rows, at]
+    widest = np.maximum(below - ordered[:, 0], ordered[:, -1] - above)
+    parted = (above - below > MODE_GAP * widest) & (above / below - 1 > NOTABLE)
+    return np.where(parted, above / below - 1, 0.0)
+
+
+def _trend_text(change: float, rounds: int) -> str:
+    if change < 0:
+        return (
+            f"warm-up drift: rounds get {-change:.0%} shorter from the first third to the last; "
+            f"measure again with --warmup-rounds {rounds}"
+        )
+    return (
+        f"slows down: rounds get {change:.0%} longer from the first third to the last, as by "
+        f"throttling or another load; measure again with --rounds {2 * rounds} beside "
+        "nvidia-smi dmon -s pc"
+    )
+
+
+def of_launches(rows: "Sequence[Row]") -> list[str]:
+    """Return what is odd about the launches of one point."""
+    rows = sorted(rows, key=lambda row: row.started)
+    rates = [row.rate for row in rows]
+    found = [
+        f"outlier: launch {rows[i].launch} is {abs(rates[i] / median(rates) - 1):.0%} "
+        f"{'slower' if rates[i] < median(rates) else 'faster'} than the point's median; it is "
+        "kept: measure it again, elsewhere and there, before you drop it"
+        for i in _outliers(rates)
+    ]
+    if len(rates) >= FEWEST:
+        change = float(trend(np.array([rates]))[0])
+        if change:
+            found.append(
+                f"trend: throughput changes by {change:+.0%} from the first third of the launches "
+                "to the last; measure again with more repeats, which lockstep run interleaves"
+            )
+    return found
+
+
+def _outliers(rates: Sequence[float]) -> list[int]:
+    """Return which launches are far from the others' median, of five or more.
+
+    Far is five times the median absolute deviation, scaled by 1.4826 to the standard deviation of
+    normal noise (Hampel, 1974), and `NOTABLE`.
+    """
+    if len(rates) < OUTLIER_FEWEST:
+        return []
+    centre = median(rates)
+    spread = 1.4826 * median([abs(rate - centre) for rate in rates])
+    limit = max(5 * spread, NOTABLE * centre)
+    return [i for i, rate in enumerate(rates) if abs(rate - centre) > limit]

@@ -1,0 +1,102 @@
+import numpy as np
+from data.report_samples import document, record, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports import diagnosis
+from reports.load import Row, load
+from reports.scaling import series_of
+
+STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01, 1.00, 0.99, 1.01, 1.00, 1.02]
+
+
+def found(rounds):
+    return diagnosis.of_rounds(np.array([rounds]))[0]
+
+
+def test_steady_rounds_have_no_finding():
+    assert found(STEADY) == []
+    assert found([1.0] * 20) == []
+
+
+def test_rounds_that_get_shorter_are_warm_up_drift():
+    (text,) = found([2.0, 1.6, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.02, 1.01, 1.005, 1.0])
+    # Thirds of four: medians 1.5 and 1.0075.
+    assert text.startswith("warm-up drift: rounds get 33% shorter")
+    assert text.endswith("measure again with --warmup-rounds 12")
+
+
+def test_rounds_that_get_longer_point_to_throttling():
+    (text,) = found([1 + i / 50 for i in range(12)])
+    assert text.startswith("slows down: rounds get 16% longer")
+    assert "throttling" in text
+
+
+def test_two_groups_of_rounds_are_two_modes():
+    (text,) = found([1.0, 1.2, 1.01, 1.21, 1.2, 1.0, 1.0, 1.21, 1.01, 1.2, 1.0, 1.2])
+    assert text.startswith("two modes: rounds fall into two groups 19% apart")
+
+
+def test_a_small_trend_is_no_finding():
+    assert found([1 + i / 500 for i in range(12)]) == []
+
+
+def test_few_rounds_show_nothing():
+    assert found([2.0, 1.5, 1.2, 1.1, 1.0]) == []
+
+
+def test_rounds_far_out_are_counted_by_hand():
+    # Quartiles of 1..11 are 3.5 and 8.5, so the outer fence is 8.5 + 3 * 5 = 23.5.
+    assert list(diagnosis.far_out(np.array([[*range(1, 11), 23.0], [*range(1, 11), 24.0]]))) == [
+        0,
+        1,
+    ]
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=12, max_size=30), st.integers(-20, 20))
+def test_findings_do_not_depend_on_the_unit(rounds, exponent):
+    scaled = [rounds_s * 2.0**exponent for rounds_s in rounds]  # exact, so no tie is broken
+    assert found(scaled) == found(rounds)
+    assert diagnosis.far_out(np.array([scaled])) == diagnosis.far_out(np.array([rounds]))
+
+
+def test_noise_alone_is_rarely_taken_for_a_pattern():
+    chance = np.random.default_rng(3)
+    rounds = np.exp(0.05 * chance.standard_t(3, (20_000, 20)))
+    assert sum(map(bool, diagnosis.of_rounds(rounds))) <= 40  # two of a thousand
+
+
+def launches(rates, **more):
+    return [
+        Row(f"l{i}", "c", "strong", "w", 1, rate, started=f"2026-01-01T00:{i:02}:00", **more)
+        for i, rate in enumerate(rates)
+    ]
+
+
+def test_a_launch_far_from_the_others_is_marked_and_kept():
+    rows = launches([100.0, 101.0, 99.0, 100.5, 70.0])
+    (text,) = diagnosis.of_launches(rows)
+    assert text.startswith("outlier: launch l4 is 30% slower than the point's median")
+    (series,) = series_of(rows)
+    assert series.points[0].rates == [100.0, 101.0, 99.0, 100.5, 70.0]
+    assert text in series.points[0].flags
+
+
+def test_launches_that_agree_are_not_marked():
+    assert diagnosis.of_launches(launches([100.0, 101.0, 99.0, 100.5, 98.0])) == []
+    assert diagnosis.of_launches(launches([100.0, 100.0, 100.0, 100.0, 100.1])) == []
+
+
+def test_launches_that_get_slower_have_a_trend_whatever_order_they_are_read_in():
+    rows = launches([100 - 2 * i for i in range(10)])
+    (text,) = diagnosis.of_launches([rows[i] for i in (3, 1, 9, 0, 2, 8, 7, 4, 6, 5)])
+    assert text.startswith("trend: throughput changes by -14%")
+
+
+def test_what_is_odd_becomes_a_flag_of_the_row(tmp_path):
+    case = record(rank_round_s=[[2.0, 1.6, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.02, 1.01, 1.005, 1.0]])
+    write(tmp_path, document("w1-r0", 1, {"c[1]": case}))
+    (row,) = load([tmp_path]).rows
+    assert [flag.partition(":")[0] for flag in row.flags] == ["warm-up drift"]
+    assert row.num_far_out == 0
+    assert row.started == "2026-11-20T12:00:00+00:00"
