@@ -1,5 +1,6 @@
 import math
 
+import figures_statistics
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,3 +92,9 @@ def test_families_where_nothing_differs_are_rarely_taken_for_different():
     families = np.random.default_rng(7).random((2000, 5)).tolist()
     wrong = sum(min(p_values) <= family_error(p_values) for p_values in families)
     assert wrong / 2000 == pytest.approx(0.05, abs=0.015)
+
+
+@pytest.mark.parametrize("launches", [3, 5, 10])
+def test_intervals_of_efficiency_hold_what_they_say(launches):
+    found = figures_statistics.hits("normal", launches, ladders=300)["t on logarithms"]
+    assert 0.93 <= sum(found) / len(found) <= 0.98  # 900 intervals: a standard error of 0.7 %

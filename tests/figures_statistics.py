@@ -1,0 +1,111 @@
+"""How often the intervals hold and the findings are wrong, on ladders drawn with known truth.
+
+    python tests/figures_statistics.py
+
+prints, for every kind of noise and number of launches, the share of efficiency intervals that
+contain the true efficiency, beside two other intervals that were not chosen; then how often noise
+alone is taken for something odd. Goal of the first: 93 to 97 %.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import noise  # noqa: E402, this script's own folder
+
+from reports import diagnosis  # noqa: E402
+from reports.load import Row  # noqa: E402
+from reports.scaling import series_of  # noqa: E402
+
+SIZES = (1, 2, 4, 8)
+LAUNCHES = (3, 5, 10)
+NUM_LADDERS = 2000
+LAUNCH_SD = 0.02
+GOAL = (0.93, 0.97)
+BOOTSTRAPS = 400
+# Rounds of the sizes laptop, node and cluster, and more.
+NUM_ROUNDS = (8, 12, 20, 30, 50)
+
+
+def true_s(world_size: int) -> float:
+    """Return the true step time of a strong ladder, in seconds."""
+    return 0.01 + 0.1 / world_size + 0.002 * np.log2(world_size)
+
+
+def ladder(draw: np.random.Generator, kind: str, launches: int) -> list[Row]:
+    """Return a ladder's rows: each repeat measures all sizes in random order, as campaigns do."""
+    order = [int(size) for _ in range(launches) for size in draw.permutation(SIZES)]
+    truth = np.array([[true_s(size)] for size in order])
+    rates = noise.rates(noise.round_times(draw, kind, LAUNCH_SD, truth))[:, 0]
+    return [
+        Row(f"l{i}", "c", "strong", "w", size, float(rate), scaling="strong")
+        for i, (size, rate) in enumerate(zip(order, rates, strict=True))
+    ]
+
+
+def hits(kind: str, launches: int, ladders: int, seed: int = 0) -> dict[str, list[bool]]:
+    """Return for each way of drawing intervals whether each contains the truth."""
+    draw = np.random.default_rng(seed)
+    found: dict[str, list[bool]] = {"t on logarithms": [], "bootstrap": [], "least to most": []}
+    for _ in range(ladders):
+        (series,) = series_of(ladder(draw, kind, launches))
+        for point in series.points[1:]:
+            truth = true_s(1) / true_s(point.world_size) / point.world_size
+            assert point.efficiency_interval
+            low, high = point.efficiency_interval
+            found["t on logarithms"].append(low <= truth <= high)
+        ratio = point.speedup / point.parallel_efficiency  # of the largest size
+        low, high = bootstrap(draw, point.rates, series.base.rates)
+        found["bootstrap"].append(low <= truth * ratio <= high)
+        rate = 1 / true_s(point.world_size)
+        found["least to most"].append(min(point.rates) <= rate <= max(point.rates))
+    return found
+
+
+def bootstrap(
+    draw: np.random.Generator, above: Sequence[float], below: Sequence[float]
+) -> tuple[float, float]:
+    """Return the percentile bootstrap's 95 % interval of the ratio of medians."""
+    picks = (
+        np.median(draw.choice(np.array(side), (BOOTSTRAPS, len(side))), axis=1)
+        for side in (above, below)
+    )
+    top, bottom = picks
+    low, high = np.quantile(top / bottom, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def main() -> None:
+    """Print both tables."""
+    print(f"coverage of 95 % intervals, {NUM_LADDERS} ladders, launch noise {LAUNCH_SD:.0%}")
+    print(
+        f"{'noise':<16} {'launches':>8}  {'t on logarithms':>15}  {'bootstrap':>9}  least to most"
+    )
+    for kind in noise.KINDS:
+        for launches in LAUNCHES:
+            found = hits(kind, launches, NUM_LADDERS)
+            shares = [sum(values) / len(values) for values in found.values()]
+            good = "" if GOAL[0] <= shares[0] <= GOAL[1] else "  outside the goal"
+            print(
+                f"{kind:<16} {launches:>8}  {shares[0]:>14.1%}  {shares[1]:>9.1%}  "
+                f"{shares[2]:>13.1%}{good}"
+            )
+    print("\nsets of rounds of noise alone (5 %) with a finding, of 100,000")
+    draw = np.random.default_rng(1)
+    for count in NUM_ROUNDS:
+        for name, values in (
+            ("normal", draw.standard_normal((100_000, count))),
+            ("heavy tails", draw.standard_t(3, (100_000, count)) / np.sqrt(3)),
+            ("skew", draw.standard_exponential((100_000, count))),
+        ):
+            odd = sum(map(bool, diagnosis.of_rounds(np.exp(0.05 * values))))
+            print(f"{count:>3} rounds, {name:<12} {odd}")
+
+
+if __name__ == "__main__":
+    main()
