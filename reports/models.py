@@ -30,6 +30,7 @@ data: it is called not identifiable, and nothing is derived from it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -356,8 +357,7 @@ def marginal_efficiencies(
     """
     pairs = list(zip(sizes, rates, strict=True))
     per_rank = rates[0] / sizes[0] if pairs else 1.0
-    steps = zip(pairs, pairs[1:], strict=False)
-    return [(p, q, (xq - xp) / (q - p) / per_rank) for (p, xp), (q, xq) in steps]
+    return [(p, q, (xq - xp) / (q - p) / per_rank) for (p, xp), (q, xq) in pairwise(pairs)]
 
 
 # Breaks: limits on what a doubling of the ranks may cost, chosen so that the published tables
