@@ -24,6 +24,7 @@ COMMANDS = {
     "cancel": ("slurm_templates.jobs_cli:cancel", "Cancel a campaign's jobs that have not ended."),
     "collect": ("slurm_templates.jobs_cli:collect", "Gather what a campaign's jobs have measured."),
     "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
+    "compare": ("reports.compare_cli:compare", "Say of each point whether B is faster than A."),
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
     "verify": ("bench.trainer.cli:verify", "Check that DDP trains alike at two world sizes."),
     "train": ("bench.trainer.cli:train", "Train a workload with DDP and keep its curves."),

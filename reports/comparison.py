@@ -1,0 +1,373 @@
+"""Two sets of results, point by point: faster, slower, the same, or not enough evidence.
+
+A point is a case at one world size; its ratio is the geometric mean of B's rates over that of A's,
+one rate per launch, so a ratio above 1 means that B is faster. One rule, that a reader can check:
+
+    error   = family_error(p-values of all points with repeats on both sides)
+    interval of each point: Welch's, at the level 1 - error (reports.statistics)
+    `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
+    `faster`, `slower`     else, where the interval leaves 1 out
+    `not-enough-evidence`  else, and wherever a side has fewer than two launches
+
+The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
+differs, at most 5 % of families of points hold a `faster` or `slower`
+(`tests/figures_compare.py` prints what simulated and measured campaigns give).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from bench import record
+from reports import circumstances, formats, quantities
+from reports.load import Launch, Results, Row
+from reports.scaling import label
+from reports.statistics import CONFIDENCE, Interval, Ratio, family_error, t_quantile, welch
+
+MARGIN = 0.03
+FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
+# How often a difference of the margin should be found, where launches are asked for.
+POWER = 0.9
+MOST_LAUNCHES = 1000
+# What makes points incomparable, by the name under which `--allow` lets it differ.
+MUST_AGREE = {
+    "workload": ("study", "workload"),
+    "scaling": ("scaling",),
+    "precision": ("precision",),
+    "batch": ("local_batch", "global_batch", "samples_per_step"),
+    "unit": ("sample_unit", "metric"),
+    "origin": ("origin",),
+    "device": ("device_names",),
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rule says of one point.
+
+    Attributes:
+        ratio: Geometric mean of B's rates over that of A's.
+        interval: Of the ratio, at the family's level; None without repeats on both sides.
+        verdict: `faster`, `slower`, `same` or `not-enough-evidence`.
+        spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
+    """
+
+    ratio: float
+    interval: Interval | None
+    verdict: str
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A point that both sides hold."""
+
+    case: str
+    world_size: int
+    a: list[Row]
+    b: list[Row]
+
+    @property
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Work per second of each launch of A and of B."""
+        return [row.rate for row in self.a], [row.rate for row in self.b]
+
+    @property
+    def label(self) -> str:
+        """The study and what varies, for a reader."""
+        row = self.a[0]
+        kind = row.study if row.origin == "measured" else f"[{row.origin}]"
+        return f"{kind} {label(row)}"
+
+    @property
+    def flags(self) -> list[str]:
+        """Why a side's point is no evidence, and whose it is."""
+        sides = (("A", self.a), ("B", self.b))
+        said = (f"{side}: {flag}" for side, rows in sides for row in rows for flag in row.flags)
+        return list(dict.fromkeys(said))
+
+
+@dataclass
+class Comparison:
+    """Two sets of results side by side.
+
+    Attributes:
+        points: The common points, each with what the rule says of it.
+        error: Error rate at which the intervals are drawn; their level is 1 - error.
+        environment: Fact -> values of A and of B, where they differ.
+        same_facts: Facts that are known and equal.
+        warnings: What a reader must know before the points.
+        only_in_a: (case, world_size) that B lacks.
+        only_in_b: (case, world_size) that A lacks.
+    """
+
+    margin: float
+    points: list[tuple[Pair, Judged]]
+    error: float
+    environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
+    same_facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    only_in_a: list[tuple[str, int]] = field(default_factory=list)
+    only_in_b: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def slower(self) -> bool:
+        """Whether B is slower at some point."""
+        return any(judged.verdict == SLOWER for _, judged in self.points)
+
+
+def compare(
+    a: Results, b: Results, margin: float = MARGIN, allowed: Collection[str] = ()
+) -> Comparison:
+    """Match the points of two sets of results and judge each.
+
+    Args:
+        a: What B is compared with.
+        b: What is judged.
+        margin: Largest relative difference that still counts as the same.
+        allowed: Keys of `MUST_AGREE` that may differ.
+
+    Raises:
+        ValueError: The sides have no point in common, or differ in what makes them incomparable.
+    """
+    sides = _points(a.rows), _points(_renamed(a, b))
+    common = [key for key in sides[0] if key in sides[1]]
+    if not common:
+        raise ValueError(_nothing_common(*sides))
+    pairs = [Pair(*key, sides[0][key], sides[1][key]) for key in common]
+    for pair in pairs:
+        _refuse_difference(pair, _facts_of(pair, a, b), allowed)
+    launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
+    _refuse_devices(launches, allowed)
+    judged, error = judge([pair.rates for pair in pairs], margin)
+    made = Comparison(margin, list(zip(pairs, judged, strict=True)), error)
+    rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
+    made.environment, made.same_facts = circumstances.environment(launches, rows)
+    made.warnings = [*circumstances.copies(*launches), *circumstances.apart_in_time(*launches)]
+    made.only_in_a, made.only_in_b = (
+        [key for key in side if key not in common] for side in sides
+    )  # fmt: skip
+    return made
+
+
+def judge(
+    rates: Sequence[tuple[Sequence[float], Sequence[float]]], margin: float = MARGIN
+) -> tuple[list[Judged], float]:
+    """Judge a family of points by the rule of this module.
+
+    Args:
+        rates: For each point, the rates of A's launches and of B's.
+        margin: Largest relative difference that still counts as the same.
+
+    Returns:
+        What the rule says of each point, and the error rate at which the intervals are drawn.
+
+    Raises:
+        ValueError: The margin is no fraction between 0 and 1.
+    """
+    if not 0 < margin < 1:
+        raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
+    tests = [welch(b, a) for a, b in rates]
+    error = family_error([test.p_value for test in tests if test])
+    pairs = zip(tests, rates, strict=True)
+    return [_judged(test, error, margin, *pair) for test, pair in pairs], error
+
+
+def _judged(
+    test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
+) -> Judged:
+    interval = _interval(test, 1 - error)
+    if test is None or interval is None:
+        means = [fmean(map(math.log, side)) for side in (a, b)]
+        return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
+    spread = test.error / math.sqrt(1 / len(a) + 1 / len(b))
+    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), spread)
+
+
+def _interval(test: Ratio | None, level: float) -> Interval | None:
+    """Return the interval, or None without a test or where its end is no number any more."""
+    try:
+        return test.interval(level) if test else None
+    except OverflowError:
+        return None
+
+
+def _verdict(interval: Interval, margin: float) -> str:
+    low, high = interval
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return SAME
+    if low > 1:
+        return FASTER
+    return SLOWER if high < 1 else UNKNOWN
+
+
+def launches_needed(spread: float, margin: float, error: float) -> int | None:
+    """Return how many launches a side find a difference of the margin nine times of ten.
+
+    The power of the two-sample t test, from the noncentral t distribution (Cohen, Statistical
+    Power Analysis, 1988, chapter 2).
+
+    Args:
+        spread: Standard deviation of the logarithm of a launch's rate.
+        margin: The relative difference to find.
+        error: Error rate of the test.
+
+    Returns:
+        Launches on each side; None where `MOST_LAUNCHES` do not suffice.
+    """
+    from scipy.special import nctdtr
+
+    shift = math.log1p(margin)
+    for num in range(2, MOST_LAUNCHES + 1):
+        freedom, distance = 2 * num - 2, shift / spread * math.sqrt(num / 2) if spread else math.inf
+        if distance > 50 or nctdtr(freedom, distance, t_quantile(freedom, 1 - error)) <= 1 - POWER:
+            return num
+    return None
+
+
+def _points(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.case, row.world_size), []).append(row)
+    return found
+
+
+def _renamed(a: Results, b: Results) -> list[Row]:
+    """Return B's rows; a lone table takes the name of A's lone table, since files name tables."""
+    names = [{row.case for row in side.rows} for side in (a, b)]
+    lone = all(
+        len(own) == 1 and own <= set(side.tables) for own, side in zip(names, (a, b), strict=True)
+    )
+    if not lone or names[0] == names[1]:
+        return b.rows
+    (to,), (own,) = names
+    return [
+        replace(row, case=to, workload=to if row.workload == own else row.workload)
+        for row in b.rows
+    ]
+
+
+def _nothing_common(a: Mapping[tuple[str, int], Any], b: Mapping[tuple[str, int], Any]) -> str:
+    held = [
+        formats.listed((f"{case} at {size}" for case, size in side), 3) or "nothing"
+        for side in (a, b)
+    ]
+    return (
+        f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; measure the same "
+        "cases at the same world sizes"
+    )
+
+
+def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], set[Any]]]:
+    """Return what must agree of a point: fact -> values of A and of B."""
+    found = {
+        name: ({getattr(row, name) for row in pair.a}, {getattr(row, name) for row in pair.b})
+        for names in MUST_AGREE.values()
+        for name in names
+        if name in Row.__slots__
+    }
+    metrics = [
+        {table["metric"]}
+        if (table := side.tables.get(rows[0].case)) and table.get("metric")
+        else set()
+        for side, rows in ((a, pair.a), (b, pair.b))
+    ]
+    return found | {"metric": (metrics[0], metrics[1])}
+
+
+def _refuse_difference(
+    pair: Pair, facts: Mapping[str, tuple[set[Any], set[Any]]], allowed: Collection[str]
+) -> None:
+    for name, members in MUST_AGREE.items():
+        for fact in members if name not in allowed else ():
+            a, b = facts.get(fact, (set(), set()))
+            if a != b or len(a) > 1:
+                raise ValueError(
+                    f"{pair.case} at {pair.world_size} has {fact} {_shown(a)} in A and {_shown(b)} "
+                    f"in B, so its rates are not comparable; pass --allow {name} to compare all "
+                    "the same"
+                )
+
+
+def _refuse_devices(launches: Sequence[Sequence[Launch]], allowed: Collection[str]) -> None:
+    a, b = (
+        {
+            ", ".join(map(str, one.provenance.get("device_names") or ["unknown devices"]))
+            for one in side
+        }
+        for side in launches
+    )
+    if "device" not in allowed and a != b and a and b:
+        raise ValueError(
+            f"A was measured on {_shown(a)} and B on {_shown(b)}, so a difference would be the "
+            "devices' own; pass --allow device to compare all the same"
+        )
+
+
+def _launches(side: Results, points: Iterable[list[Row]]) -> list[Launch]:
+    """Return the launches that hold one of the points."""
+    names = {row.launch for rows in points for row in rows}
+    return [launch for launch in side.launches if launch.name in names]
+
+
+def _shown(values: Collection[Any]) -> str:
+    """Return the values of a fact for a sentence."""
+    return formats.listed(sorted(map(str, values)), 4) or "none"
+
+
+def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
+    """Return a comparison as `--json` prints it."""
+    keys = ("case", "world_size")
+    return {
+        "schema": record.SCHEMA_VERSION,
+        "a": names[0],
+        "b": names[1],
+        "ratio": "rate of B over rate of A: above 1, B is faster",
+        "margin": made.margin,
+        "level": 1 - made.error,
+        "environment": [
+            {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
+        ],
+        "warnings": made.warnings,
+        "points": [_record(pair, judged) for pair, judged in made.points],
+        "only_in_a": [dict(zip(keys, point, strict=True)) for point in made.only_in_a],
+        "only_in_b": [dict(zip(keys, point, strict=True)) for point in made.only_in_b],
+    }
+
+
+def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
+    low, high = judged.interval or (None, None)
+    return {
+        "case": pair.case, "world_size": pair.world_size, "ratio": judged.ratio, "low": low,
+        "high": high, "verdict": judged.verdict, "origin": pair.a[0].origin,
+        "a_launches": len(pair.a), "b_launches": len(pair.b),
+        "a_rates": pair.rates[0], "b_rates": pair.rates[1],
+        "quantities": beside(pair), "flags": pair.flags,
+    }  # fmt: skip
+
+
+def beside(pair: Pair) -> dict[str, dict[str, float | None]]:
+    """Return what a point has beside its speed, where both sides know it.
+
+    Returns:
+        Quantity -> a, b: the means over launches; difference: b - a; low, high: its Welch
+        interval at 95 %, None without repeats. It is not corrected for the number of points.
+    """
+    found = {}
+    for name in quantities.NAMES:
+        a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
+        if a and b:
+            found[name] = {"a": fmean(a), "b": fmean(b), **_difference(a, b)}
+    return found
+
+
+def _difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
+    # A difference is the logarithm of a ratio of exponentials, so the test of ratios serves it.
+    test = welch([math.exp(value) for value in b], [math.exp(value) for value in a])
+    gap = fmean(b) - fmean(a)
+    if test is None:
+        return {"difference": gap, "low": None, "high": None}
+    half = t_quantile(test.freedom, CONFIDENCE) * test.error
+    return {"difference": gap, "low": gap - half, "high": gap + half}

@@ -1,0 +1,60 @@
+"""What a point has beside its speed: shares and fractions, and where in a result each is found.
+
+A quantity is a fraction from 0 to 1, one value per launch. Where a case's details, or a column of
+an imported table, bear its name, that value counts; else it is worked out where it can be:
+
+    mfu                   model FLOP per second over the datasheet's peak
+    communication_share   1 - t_alone / t_step: t_alone is the fastest step of the slowest rank
+                          without gradient synchronisation, t_step the median step. The fastest is
+                          compared with the median, so this is the most that it can be
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from reports.load import Row
+
+# name -> what it is, for texts
+NAMES = {
+    "mfu": "fraction of the datasheet's peak FLOP/s",
+    "gpu_utilisation": "share of time in which the GPU was busy",
+    "communication_share": "exposed communication as a share of the step",
+    "loader_idle": "share of time in which training waited for data",
+    "validation_accuracy": "share of the validation set that is predicted right",
+}
+
+
+def values(rows: Sequence[Row], name: str) -> list[float]:
+    """Return a quantity of each launch of a point; empty where not every launch holds it."""
+    found = [_value(row, name) for row in rows]
+    return [one for one in found if one is not None] if None not in found else []
+
+
+def _value(row: Row, name: str) -> float | None:
+    recorded = _fraction(row.details.get(name))
+    derived = _DERIVED.get(name)
+    return recorded if recorded is not None or derived is None else derived(row)
+
+
+def _fraction(given: object) -> float | None:
+    """Return a number from 0 to 1, as a record or a cell of a table gives it; else None."""
+    try:
+        value = float(given) if isinstance(given, int | float | str) else math.nan
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None
+
+
+def _communication_share(row: Row) -> float | None:
+    alone = row.details.get("alone_step_s")
+    if not isinstance(alone, list) or not alone or not row.step_s or row.world_size < 2:
+        return None
+    if not all(isinstance(seconds, int | float) for seconds in alone):
+        return None
+    return max(0.0, 1 - float(max(alone)) / row.step_s)
+
+
+_DERIVED: dict[str, Callable[[Row], float | None]] = {
+    "mfu": lambda row: row.mfu,
+    "communication_share": _communication_share,
+}
