@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import memory, metrics, timing
+from bench import memory, metrics, nvml, timing
 from bench.record import KEY, CaseRecord
 from bench.sizes import Size
 from bench.world import World
@@ -174,7 +174,13 @@ class Harness:
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
         """
         flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
-        peaks = self.exchange("memory", {"peak_bytes": memory.peak_bytes(self.device)})
+        own = {
+            "peak_bytes": memory.peak_bytes(self.device),
+            "slowdowns": nvml.slowdowns(self.device),
+            "host": socket.gethostname(),
+        }
+        ranks = self.exchange("device", own)
+        flags += _slowdown_flags(ranks)
         record = CaseRecord(
             study=self.study,
             world_size=self.world.world_size,
@@ -182,7 +188,7 @@ class Harness:
             factors=self.factors,
             steps_per_round=self.plan.steps_per_round,
             rank_round_s=rank_round_s,
-            peak_memory_bytes=[rank["peak_bytes"] for rank in peaks],
+            peak_memory_bytes=[rank["peak_bytes"] for rank in ranks],
             flags=flags,
             **facts,
         )
@@ -196,6 +202,16 @@ class Harness:
 
 def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
+
+
+def _slowdown_flags(ranks: list[dict[str, Any]]) -> list[str]:
+    """Name the devices whose clocks were held back when the rounds ended."""
+    return [
+        f"throttled: the device of rank {number} on {rank['host']} held its clocks back "
+        f"({', '.join(rank['slowdowns'])})"
+        for number, rank in enumerate(ranks)
+        if rank["slowdowns"]
+    ]
 
 
 def _straggler_flags(alone_s: list[float], hosts: list[str]) -> list[str]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from bench import nvml
+
 if TYPE_CHECKING:
     import torch
 
@@ -335,25 +337,7 @@ def os_name() -> str:
 
 def driver_version() -> str | None:
     """Return the NVIDIA driver's version, from NVML or the kernel module; None without one."""
-    return _nvml_driver_version() or _kernel_driver_version()
-
-
-def _nvml_driver_version() -> str | None:
-    """Return the driver's version as NVML gives it."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    return nvml.driver_version() or _kernel_driver_version()
 
 
 def _kernel_driver_version() -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import _straggler_flags
+from bench.harness import _slowdown_flags, _straggler_flags
 from bench.record import KEY
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +28,14 @@ def test_the_rank_that_the_others_wait_for_is_named(alone_s, said):
     found = _straggler_flags(alone_s, list("abcd"))
     assert len(found) == len(said)
     assert all(flag.startswith(start) for flag, start in zip(found, said, strict=True))
+
+
+def test_a_device_that_held_its_clocks_back_is_named_with_its_host():
+    cool = {"peak_bytes": 1, "slowdowns": [], "host": "a"}
+    hot = {"peak_bytes": 1, "slowdowns": ["power brake", "hardware slowdown"], "host": "b"}
+    assert _slowdown_flags([cool, hot]) == [
+        "throttled: the device of rank 1 on b held its clocks back (power brake, hardware slowdown)"
+    ]
 
 
 SLOW_RANK = """
