@@ -210,7 +210,7 @@ def _base_time(base: Point, fixed: Fixed, base_time: float) -> tuple[float, str]
     if base.time_s is not None and (fixed == "global" or scaling == "weak"):
         return base.time_s, "run"
     if base.time_s is not None:
-        return base.time_s * base.world_size, "run, over all ranks"
+        return base.time_s * base.world_size, "run summed over its ranks"
     return base_time, "unit of a rank's work" if fixed == "local" else "unit of work"
 
 
@@ -258,9 +258,13 @@ def _candidate(name: str, ladder: Ladder) -> Candidate | None:
     cuts = [cut for cut in (count - 1, count - 2) if cut >= least]
     if not cuts:
         return None
-    errors = [_held_out(name, ladder, cut) for cut in cuts]
     fitted = _fitted(name, ladder, count)
-    gaps = np.log(fitted.times(ladder.sizes, ladder.nodes) / ladder.times_s)
+    foretold = [_foretold(name, ladder, cut) for cut in cuts]
+    inside = fitted.times(ladder.sizes, ladder.nodes)
+    if min(*foretold, *inside) <= 0:  # all of the time put down to messages that one rank has not
+        return None
+    errors = [math.log(t / ladder.times_s[cut]) for t, cut in zip(foretold, cuts, strict=True)]
+    gaps = np.log(inside / ladder.times_s)
     weighted = float(np.average(np.square(errors), weights=WEIGHTS[: len(errors)]))
     residual = math.sqrt(float(np.mean(gaps**2)))
     return Candidate(fitted, tuple(errors), math.sqrt(weighted), residual)
@@ -271,10 +275,9 @@ def _fitted(name: str, ladder: Ladder, cut: int) -> Fit:
     return models.fit(name, ladder.sizes[:cut], ladder.times_s[:cut].tolist(), ladder.fixed, nodes)
 
 
-def _held_out(name: str, ladder: Ladder, cut: int) -> float:
-    size = ladder.sizes[cut]
-    time_s = _time(_fitted(name, ladder, cut), ladder, size)
-    return math.log(time_s / float(ladder.times_s[cut]))
+def _foretold(name: str, ladder: Ladder, cut: int) -> float:
+    """Return the time of a size, from the sizes below it."""
+    return _time(_fitted(name, ladder, cut), ladder, ladder.sizes[cut])
 
 
 def _time(fitted: Fit, ladder: Ladder, at: int) -> float:

@@ -35,14 +35,12 @@ def main() -> None:
 
 
 def _print_last(cases: list[published.Case]) -> None:
-    click.echo(
-        f"{'table':50} sizes {'at':>4} {'predicted':>9}  90 % interval       true   error  in"
-    )
+    click.echo(f"{'table':50}   n {'at':>4} predicted   90 % interval         true   error  in")
     for case in cases:
         found = case.prediction
         low, high = (f"{end:.5g}" for end in (found.low or 0, found.high or 0))
         click.echo(
-            f"{case.table:50} {len(case.sizes):5} {case.held_out:4} {found.value:9.5g}  "
+            f"{case.table:50} {len(case.sizes):3} {case.held_out:4} {found.value:9.5g}  "
             f"{low:>8} {high:>8} {case.true:9.5g} {100 * math.expm1(case.log_error):+6.1f} % "
             f"{'yes' if case.is_covered else 'NO '} {found.model}"
         )

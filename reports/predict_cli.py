@@ -1,0 +1,287 @@
+"""The command `lockstep predict`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from reports.load import Results
+    from reports.models import Fit
+    from reports.prediction import Candidate, Ladder, Prediction
+    from reports.recommendation import Rule
+    from reports.scaling import Series
+
+# Names of series in a message.
+MOST_NAMES = 40
+
+PREDICT_EXAMPLES = """
+\b
+Examples:
+  lockstep predict results/node --at 16
+  lockstep predict results/node --case "strong mlp" --at 16 --json
+  lockstep predict results/cited --case kempner --rule efficiency=0.8
+  lockstep predict results/node --rule deadline=02:00:00 --samples 1.2e8
+
+\b
+Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS, fastest.
+A size beyond twice the largest measured is refused (exit code 1) unless --force is given.
+"""
+
+
+@click.command("predict", epilog=PREDICT_EXAMPLES)
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--at", type=click.IntRange(min=1), help="World size to predict.")
+@click.option("--case", help="Series, by its name or a part that no other name has.")
+@click.option("--rule", default="efficiency=0.7", show_default=True, help="What a size must meet.")
+@click.option(
+    "--samples", type=click.FloatRange(min=0, min_open=True),
+    help="Samples of the whole run, for a deadline or budget over measured throughputs.",
+)  # fmt: skip
+@click.option(
+    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
+    show_default=True, help="Share of truths that the interval shall contain.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Predict beyond twice the largest size measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def predict(
+    path: Path,
+    at: int | None,
+    case: str | None,
+    rule: str,
+    samples: float | None,
+    level: float,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Predict a world size nobody measured, or say which measured one to take.
+
+    DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
+    that `lockstep import` wrote. With --at, one size is predicted with its interval; without it,
+    all models are shown with their errors at the sizes held out, and a size is recommended.
+    """
+    from reports.load import load
+    from reports.prediction import ladder_of
+    from reports.prediction import predict as predicted
+    from reports.recommendation import parse
+
+    chosen_rule = parse(rule)
+    results = load([path])
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
+    series = _chosen(results, case)
+    ladder = ladder_of(series, results.tables.get(series.case, {}))
+    if at is None:
+        _print_all(series, ladder, chosen_rule, samples, as_json)
+        return 0
+    found = predicted(ladder, at, level, force)
+    click.echo(json.dumps(found.record())) if as_json else _print_lines(_said(found, ladder))
+    return 1 if found.refused else 0
+
+
+def _chosen(results: "Results", case: str | None) -> "Series":
+    """Return the one series that a name, or a part of it, picks."""
+    from reports.formats import listed
+    from reports.prediction import can_be_modelled
+    from reports.scaling import series_of
+
+    series = [one for one in series_of(results.rows) if can_be_modelled(one)]
+    if not series:
+        raise ValueError(
+            "no series is a ladder of strong or weak scaling; measure one, or import a table"
+        )
+    names = [_name(one) for one in series]
+    wanted = case or ""
+    exact = [s for s, name in zip(series, names, strict=True) if wanted in (s.case, s.label, name)]
+    parts = [s for s, name in zip(series, names, strict=True) if wanted in f"{s.case} {name}"]
+    found = exact or parts
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(
+            f"no series has {wanted!r} in its name; choose --case from {listed(names, MOST_NAMES)}"
+        )
+    said = f"{len(found)} series have {wanted!r} in their names" if case else "several series"
+    raise ValueError(f"{said}; choose one by --case: {listed(map(_name, found), MOST_NAMES)}")
+
+
+def _name(series: "Series") -> str:
+    measured = series.row.origin == "measured"
+    return f"{series.row.study} {series.label}" if measured else series.label
+
+
+def _print_lines(lines: list[str]) -> None:
+    from reports.formats import DASH, THIN
+
+    for line in lines:
+        # A terminal may know no more than ASCII.
+        click.echo(line.replace(DASH, "-").replace(THIN, "").rstrip())
+
+
+def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
+    from reports.formats import listed, number, span, trimmed
+
+    if found.refused:
+        return [f"not predicted: {found.refused}"]
+    assert found.low is not None and found.high is not None
+    lines = [
+        f"{ladder.case}: {number(found.value, 4)} {found.unit} at {found.at} "
+        f"({found.metric}; predicted, not measured)",
+        f"{trimmed(100 * found.level)} % interval: {span((found.low, found.high))} {found.unit}",
+        f"model: {found.model}, chosen by its error at the largest sizes held out, "
+        f"of {listed(ladder.sizes)}",
+    ]
+    if found.at in ladder.sizes:
+        rate = ladder.rates[ladder.sizes.index(found.at)]
+        lines.append(f"measured there: {number(ladder.value(found.at, rate), 4)} {found.unit}")
+    return lines + [f"warning: {warning}" for warning in found.warnings]
+
+
+def _print_all(
+    series: "Series", ladder: "Ladder", rule: "Rule", samples: float | None, as_json: bool
+) -> None:
+    from reports.prediction import LEAST_SIZES, candidates
+    from reports.recommendation import recommend
+
+    few = len(ladder.sizes) < LEAST_SIZES
+    ranked = [] if few else candidates(ladder)
+    advice = recommend(series, rule, samples)
+    if as_json:
+        click.echo(json.dumps(_record(series, ladder, ranked, advice), allow_nan=False))
+        return
+    _print_lines(_points(series, ladder))
+    _print_lines(["", *_models(ladder, ranked)])
+    _print_lines(["", *_advice(series, ladder, advice)])
+
+
+def _record(
+    series: "Series", ladder: "Ladder", ranked: "list[Candidate]", advice: Any
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from reports import models
+    from reports.recommendation import diminishing, next_step
+
+    return {
+        "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
+        "fixed_work": ladder.fixed, "time_of": ladder.time_noun,
+        "points": _point_records(series, ladder),
+        "models": [
+            models.as_record(c.fit) | {"held_out_error": c.error, "residual": c.residual}
+            for c in ranked
+        ],
+        "chosen": ranked[0].fit.model if ranked else None,
+        "breaks": [
+            {"world_size": size, "what": what}
+            for size, what in models.breaks(ladder.sizes, ladder.rates, ladder.nodes)
+        ],
+        "recommendation": asdict(advice),
+        "diminishing_returns": diminishing(series),
+        "next_step": next_step(series),
+    }  # fmt: skip
+
+
+def _point_records(series: "Series", ladder: "Ladder") -> list[dict[str, Any]]:
+    from reports.models import karp_flatt, marginal_efficiencies
+
+    gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
+    times = ladder.times_s.tolist()
+    local = ladder.fixed == "local"
+    return [
+        {
+            "world_size": p.world_size, "value": ladder.value(p.world_size, p.rate),
+            "speedup": p.speedup, "parallel_efficiency": p.parallel_efficiency,
+            "karp_flatt": karp_flatt(p.speedup, p.world_size / series.baseline),
+            "marginal_efficiency": gains.get(p.world_size),
+            "time_s": time_s, "overhead_s": time_s - times[0] if local else None,
+        }
+        for p, time_s in zip(series.points, times, strict=True)
+    ]  # fmt: skip
+
+
+def _points(series: "Series", ladder: "Ladder") -> list[str]:
+    from reports.formats import duration, number, percent, ratio
+
+    kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
+    lines = [f"{_name(series)} [{series.row.origin}]: {kept} is fixed"]
+    header = ["ranks", f"{ladder.metric} ({ladder.unit})", "speed-up", "efficiency %"]
+    rows = [[*header, "Karp-Flatt", "gain/added rank %", "overhead %"]]
+    for one in _point_records(series, ladder):
+        over = one["overhead_s"]
+        fraction = one["karp_flatt"]
+        rows.append([
+            str(one["world_size"]), number(one["value"], 4), ratio(one["speedup"]),
+            percent(one["parallel_efficiency"]),
+            number(None) if fraction is None else f"{fraction:.4f}",
+            percent(one["marginal_efficiency"]),
+            percent(over / ladder.times_s[0] if over is not None else None),
+        ])  # fmt: skip
+    lines += _aligned(rows)
+    if ladder.fixed == "local":
+        lines.append(
+            f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
+            f"{duration(float(ladder.times_s[0]))}, as the work of a rank is the same"
+        )
+    return lines
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
+    from reports.formats import counted, listed, percent
+    from reports.models import USL
+
+    if not ranked:
+        sizes = f"{counted(len(ladder.sizes), 'distinct size')} ({listed(ladder.sizes)})"
+        return [f"no model and no prediction: {sizes} cannot tell one model from another"]
+    lines = [
+        f"models of the time of a {ladder.time_noun}, in s; error: at the largest sizes held out"
+    ]
+    for index, one in enumerate(ranked):
+        mark = "*" if index == 0 else " "
+        lines.append(f"{mark} {one.fit.model:10} error {percent(one.error):>5} %")
+        lines += [f"      {text}" for text in _coefficients(one.fit)]
+    lines.append(f"* chosen by that error, never by the fit to all sizes: {ranked[0].fit.model}")
+    usl = next((one.fit for one in ranked if one.fit.model == USL), None)
+    return lines + (_peak(usl, ladder) if usl else [])
+
+
+def _coefficients(fitted: "Fit") -> list[str]:
+    from reports.formats import number
+
+    lines = []
+    for name, value in fitted.coefficients.items():
+        error = fitted.errors[name]
+        if value == 0:
+            lines.append(f"{name}: not identifiable (at its bound of 0)")
+        else:
+            lines.append(f"{name} = {number(value)}" + (f" +- {number(error)}" if error else ""))
+    return lines
+
+
+def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
+    from reports.formats import number
+    from reports.models import scalability
+
+    peak = scalability(fitted).peak_size
+    if peak is None:
+        return ["no peak: the usl's beta is not identifiable from these sizes"]
+    beyond = " (beyond the sizes measured)" if peak > ladder.sizes[-1] else ""
+    return [f"peak by usl: {number(peak)} ranks{beyond}"]
+
+
+def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
+    from reports.models import breaks
+    from reports.recommendation import diminishing, next_step
+
+    size = "none" if advice.world_size is None else str(advice.world_size)
+    lines = [
+        f"break at {p}: {what}" for p, what in breaks(ladder.sizes, ladder.rates, ladder.nodes)
+    ]
+    lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
+    lines += [verdict] if (verdict := diminishing(series)) else []
+    return [*lines, f"next: {next_step(series)}"]

@@ -1,0 +1,179 @@
+"""Which world size to take, under a rule, and whether to go on to a larger one.
+
+Only measured sizes (or the rows of an imported table) are recommended: what nobody measured is
+predicted with an interval, and taken after it was measured.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.formats import duration, percent, trimmed
+from reports.models import marginal_efficiencies
+from reports.scaling import SECONDS_PER_HOUR, Series
+
+Kind = Literal["efficiency", "deadline", "budget", "fastest"]
+RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
+# Under it an added rank, or a further size, is not worth its cost.
+WORTHWHILE = 0.7
+_CLOCK = re.compile(r"(?:(\d+):)?(\d{1,2}):(\d{2})")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a size must meet: the kind, and its limit as a fraction, seconds or device-hours."""
+
+    kind: Kind
+    limit: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        if self.kind == "fastest" or self.limit is None:
+            return "fastest"
+        return {
+            "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
+            "deadline": f"fewest ranks done in {duration(self.limit)}",
+            "budget": f"fastest within {trimmed(self.limit)} device-hours",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A size, or None where no size meets the rule, and why."""
+
+    rule: str
+    world_size: int | None
+    why: str
+
+
+def parse(text: str) -> Rule:
+    """Read a rule as it is typed.
+
+    Raises:
+        ValueError: It is none of `RULES`, or its limit is no positive number.
+    """
+    kind, _, limit = text.partition("=")
+    if text == "fastest":
+        return Rule("fastest")
+    if kind == "efficiency":
+        fraction = _positive(limit, text)
+        if fraction > 1:
+            raise ValueError(f"--rule {text}: {limit} is no fraction; give one from 0 to 1")
+        return Rule("efficiency", fraction)
+    if kind == "deadline":
+        return Rule("deadline", _seconds(limit, text))
+    if kind == "budget":
+        return Rule("budget", _positive(limit, text))
+    raise ValueError(f"--rule {text} is no rule; give {RULES}")
+
+
+def _positive(limit: str, text: str) -> float:
+    try:
+        value = float(limit)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"--rule {text}: {limit or 'nothing'} is no positive number; give {RULES}")
+    return value
+
+
+def _seconds(limit: str, text: str) -> float:
+    clock = _CLOCK.fullmatch(limit)
+    if clock is None:
+        return _positive(limit, text)
+    hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    return _positive(str(3600 * hours + 60 * minutes + seconds), text)
+
+
+def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recommendation:
+    """Return the size that a rule asks for.
+
+    Args:
+        series: The measured sizes.
+        rule: What to meet.
+        samples: Samples of the whole run, where a throughput and no run was measured.
+
+    Raises:
+        ValueError: A deadline or budget is asked for, and the run's length is not known.
+    """
+    if rule.limit is None:
+        best = max(series.points, key=lambda p: (p.rate, -p.world_size))
+        return Recommendation(rule.text, best.world_size, f"speed-up {best.speedup:.2f}")
+    if rule.kind == "efficiency":
+        return _efficient(series, rule, rule.limit)
+    times = _run_times_s(series, samples)
+    if rule.kind == "deadline":
+        return _in_time(times, rule, rule.limit)
+    return _in_budget(times, rule, rule.limit)
+
+
+def _efficient(series: Series, rule: Rule, least: float) -> Recommendation:
+    good = [p for p in series.points if p.parallel_efficiency >= least]
+    if not good:
+        best = max(p.parallel_efficiency for p in series.points)
+        return Recommendation(rule.text, None, f"the best is {percent(best)} %")
+    last = good[-1]
+    why = f"efficiency {percent(last.parallel_efficiency)} %, speed-up {last.speedup:.2f}"
+    return Recommendation(rule.text, last.world_size, why)
+
+
+def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
+    """Return the time of a whole run by world size.
+
+    With the work of a rank fixed, sizes do different work in one run: then samples are needed.
+    """
+    same_work = series.row.scaling != "weak"
+    times = {p.world_size: p.time_s for p in series.points if p.time_s is not None and same_work}
+    if samples is not None:
+        rates = {p.world_size: p.throughput_samples_per_s for p in series.points}
+        times = {size: samples / rate for size, rate in rates.items() if rate}
+    if len(times) < len(series.points):
+        raise ValueError(
+            f"{series.case}: a deadline or budget needs the time of a whole run, which this series "
+            "does not give; add --samples with the samples of the run, or choose another rule"
+            if samples is None
+            else f"{series.case}: no throughput in samples is known, so --samples gives no time; "
+            "choose the rule efficiency or fastest"
+        )
+    return times
+
+
+def _in_time(times: dict[int, float], rule: Rule, limit_s: float) -> Recommendation:
+    good = sorted(size for size, time_s in times.items() if time_s <= limit_s)
+    if not good:
+        return Recommendation(rule.text, None, f"the fastest takes {duration(min(times.values()))}")
+    return Recommendation(rule.text, good[0], f"takes {duration(times[good[0]])}")
+
+
+def _in_budget(times: dict[int, float], rule: Rule, limit: float) -> Recommendation:
+    hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
+    good = [size for size in times if hours[size] <= limit]
+    if not good:
+        least = trimmed(min(hours.values()))
+        return Recommendation(rule.text, None, f"the cheapest costs {least} device-hours")
+    best = min(good, key=lambda size: (times[size], size))
+    why = f"{trimmed(hours[best])} device-hours, {duration(times[best])}"
+    return Recommendation(rule.text, best, why)
+
+
+def diminishing(series: Series) -> str | None:
+    """Return the verdict on the first size whose added ranks gain too little, or None."""
+    sizes = [p.world_size for p in series.points]
+    for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
+        if gain < WORTHWHILE:
+            return (
+                f"diminishing returns from {below} to {size}: each added rank gains "
+                f"{100 * gain:.0f} % of a baseline rank, under {100 * WORTHWHILE:.0f} %"
+            )
+    return None
+
+
+def next_step(series: Series) -> str:
+    """Say which size to measure next, which only a good last size earns."""
+    last = series.points[-1]
+    said = f"efficiency at {last.world_size} is {percent(last.parallel_efficiency)} %"
+    if len(series.points) > 1 and last.parallel_efficiency < WORTHWHILE:
+        return f"measure no larger size: {said}, under {100 * WORTHWHILE:.0f} %"
+    return f"measure {2 * last.world_size} ranks next: {said}"
