@@ -373,11 +373,11 @@ def _read_one(source: Path, results: Results) -> None:
     problems = []
     for path in _either(source):
         try:
-            document = _document(path)
+            content = document(path)
         except ValueError as error:
             problems.append(error)
             continue
-        _take(path, document, results)
+        _take(path, content, results)
         return
     if source.parent.parent.name != LAUNCHES:
         raise problems[0]
@@ -392,7 +392,12 @@ def _either(source: Path) -> Iterator[Path]:
         yield other
 
 
-def _document(path: Path) -> Any:
+def document(path: Path) -> Any:
+    """Return what a result, a table or a journal holds, as pytest-benchmark writes it.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
     if path.name != JOURNAL:
         return read_json(path)
     # Only a launch that did not end well needs the journal's reader.

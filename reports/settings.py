@@ -56,7 +56,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     if len(shown) > 2:
         made["notes"].append(f"Figures show the first 2 of {len(shown)} groups of settings.")
     if study == "bucket":
-        made["notes"] += _equal_buckets(groups)
+        made["notes"] += _equal_buckets(series)
     if study == "sensitivity":
         _add_main_effects(made, shown)
     if study == "loader":
@@ -146,10 +146,10 @@ def _buckets(point: Point) -> str:
     return formats.listed((f"{n} \u00d7 {t}" if n > 1 else t for t, n in runs), 5) or formats.DASH
 
 
-def _equal_buckets(groups: list[tuple[Key, Cases]]) -> list[str]:
-    """Name the caps that gave equal buckets: a difference between them is noise."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for (workload, world_size, _), cases in groups:
+def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
+    """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for (workload, world_size, _), cases in _groups("bucket", list(series)):
         same: dict[str, list[str]] = {}
         for one, point in cases:
             real = point.rows[0].details.get("bucket_bytes")
@@ -157,11 +157,16 @@ def _equal_buckets(groups: list[tuple[Key, Cases]]) -> list[str]:
                 same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
         for caps in same.values():
             if len(caps) > 1:
-                found.setdefault((workload, formats.listed(caps)), []).append(world_size)
+                found.setdefault((workload, tuple(caps)), []).append(world_size)
+    return [(workload, list(caps), sizes) for (workload, caps), sizes in found.items()]
+
+
+def _equal_buckets(series: Sequence[Series]) -> list[str]:
+    """Name the caps that gave equal buckets: a difference between them is noise."""
     return [
-        f"{workload}: bucket_cap_mb {caps} gave the same buckets at world size "
+        f"{workload}: bucket_cap_mb {formats.listed(caps)} gave the same buckets at world size "
         f"{formats.listed(sizes)}, so a difference between them is noise."
-        for (workload, caps), sizes in found.items()
+        for workload, caps, sizes in equal_buckets(series)
     ]
 
 

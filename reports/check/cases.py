@@ -1,0 +1,77 @@
+"""Rules about single results: precision, buckets, checks, flags, and where a number comes from."""
+
+import re
+from collections.abc import Iterator
+from textwrap import shorten
+
+from reports.check.evidence import Evidence, Hit, at
+from reports.formats import listed
+from reports.load import UNEQUAL
+from reports.settings import equal_buckets
+
+FELL_BACK = re.compile(r"emulat|fell back|fall(s|en)? back|fallback", re.IGNORECASE)
+LONGEST_NOTE = 90
+# What other rules say of the same results, in more words.
+TOLD = re.compile(rf"{UNEQUAL}|oversubscribed|logged images_per_sec|{FELL_BACK.pattern}")
+
+
+def fell_back(evidence: Evidence) -> Iterator[Hit]:
+    """A case was computed in another precision than the one asked for."""
+    for one in evidence.series:
+        for point in one.points:
+            row = point.rows[0]
+            asked = row.factors.get("precision")
+            flag = next((flag for flag in point.flags if FELL_BACK.search(flag)), None)
+            used = row.checks.get("precision", row.precision)
+            if asked not in (None, used) or used != row.precision:
+                fact = f"{asked or row.precision} was asked for, {used} was computed"
+                yield Hit(at(one, point.world_size), fact)
+            elif flag:
+                yield Hit(at(one, point.world_size), flag)
+
+
+def same_buckets(evidence: Evidence) -> Iterator[Hit]:
+    """Two bucket sizes gave DDP the very same buckets."""
+    buckets = [one for one in evidence.measured if one.row.study == "bucket"]
+    for workload, caps, sizes in equal_buckets(buckets):
+        yield Hit(
+            f"{workload} at world size {listed(sizes)}",
+            f"bucket_cap_mb {listed(caps)} gave the same buckets",
+        )
+
+
+def above_peak(evidence: Evidence) -> Iterator[Hit]:
+    """More floating point operations per second than the device has."""
+    for one in evidence.series:
+        for point in one.points:
+            found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
+            if found > 1:
+                yield Hit(at(one, point.world_size), f"{found:.2f} times the datasheet peak")
+
+
+def wrong_result(evidence: Evidence) -> Iterator[Hit]:
+    """A check of the result, made outside the timed region, did not hold."""
+    for one in evidence.series:
+        for point in one.points:
+            failed = {name for row in point.rows for name, held in row.checks.items()
+                      if held is False}  # fmt: skip
+            if failed:
+                yield Hit(at(one, point.world_size), f"{listed(sorted(failed))} did not hold")
+
+
+def flagged(evidence: Evidence) -> Iterator[Hit]:
+    """A result carries a flag that no other rule speaks of."""
+    for one in evidence.series:
+        for point in one.points:
+            for flag in point.flags:
+                if not TOLD.search(flag):
+                    yield Hit(at(one, point.world_size), flag)
+
+
+def not_measured(evidence: Evidence) -> Iterator[Hit]:
+    """A table holds what was expected or aimed at."""
+    for one in evidence.series:
+        if one.row.origin == "target":
+            notes = evidence.results.tables[one.case].get("notes") or [""]
+            said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
+            yield Hit(at(one), f"its numbers are targets{said}")

@@ -1,0 +1,152 @@
+"""Rules about launches: what they have in common, where they ran, how many there are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from reports import facts
+from reports.check.evidence import Evidence, Hit, at, joined
+from reports.check.work import BATCHES
+from reports.formats import counted
+from reports.load import UNEQUAL, Launch, Row
+
+# Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
+FEWEST_STEPS = 10
+# A point with so many times the launches of another shifts what is known of the curve to itself.
+UNEVEN = 2
+
+
+def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
+    """Launches differ in torch, CUDA, NCCL, driver, image or device."""
+    for conflict in evidence.results.conflicts:
+        if conflict.case is None:
+            yield Hit(conflict.where, conflict.message.partition(" and are not pooled")[0])
+
+
+def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
+    """One case name means another workload, precision or scaling in another launch."""
+    for conflict in evidence.results.conflicts:
+        if conflict.case is not None and conflict.fact not in BATCHES:
+            yield Hit(conflict.where, conflict.message.partition("; report")[0])
+
+
+def oversubscription(evidence: Evidence) -> Iterator[Hit]:
+    """The ranks of a host have more threads than it has cores for them."""
+    for launch in evidence.results.launches:
+        for host, threads, cores in _crowds(launch):
+            if threads > cores:
+                yield Hit(
+                    f"launch {launch.name}, host {host}",
+                    f"{threads} threads of ranks share {counted(cores, 'core')}",
+                )
+
+
+def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
+    """Yield (host, threads of its ranks, cores they may use) where both are known."""
+    known = launch.provenance
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for rank in known.get("ranks") or []:
+        hosts.setdefault(str(rank.get("host")), []).append(rank)
+    for host, ranks in hosts.items():
+        each = (rank.get("num_threads", known.get("threads_per_rank")) for rank in ranks)
+        threads = [count for count in each if isinstance(count, int)]
+        cores = {core for rank in ranks for core in rank.get("cores") or []}
+        count = len(cores) or known.get("cores_per_node")
+        if count and len(threads) == len(ranks):
+            yield host, sum(threads), int(count)
+
+
+def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
+    """CPU ranks had more threads in one launch than in another."""
+    for one in evidence.series:
+        for flag in one.base.flags:
+            if flag.startswith(UNEQUAL):
+                yield Hit(at(one), flag.removeprefix(f"{UNEQUAL}: "))
+
+
+def no_repeat(evidence: Evidence) -> Iterator[Hit]:
+    """A measured point has one launch."""
+    for one in evidence.measured:
+        sizes = [point.world_size for point in one.points if point.num_launches == 1]
+        if sizes:
+            yield Hit(at(one, *sizes), f"{counted(len(sizes), 'point')} with one launch")
+
+
+def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
+    """One point of a series has more than twice the launches of another."""
+    for one in evidence.measured:
+        counts = {point.world_size: point.num_launches for point in one.points}
+        fewest = min(counts, key=counts.__getitem__)
+        most = max(counts, key=counts.__getitem__)
+        if counts[most] > UNEVEN * counts[fewest]:
+            yield Hit(
+                at(one, fewest, most),
+                f"{counted(counts[fewest], 'launch')} at {fewest}, {counts[most]} at {most}",
+            )
+
+
+def same_twice(evidence: Evidence) -> Iterator[Hit]:
+    """Two launches, or two lines of a table, hold the very same numbers."""
+    for one in evidence.series:
+        for point in one.points:
+            seen: dict[tuple[Any, ...], list[str]] = {}
+            for row in point.rows:
+                seen.setdefault(_numbers(row), []).append(row.launch)
+            for names in seen.values():
+                if len(names) > 1:
+                    yield Hit(at(one, point.world_size), f"{joined(names)} hold the same numbers")
+
+
+def _numbers(row: Row) -> tuple[Any, ...]:
+    spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
+    return (row.rate, row.mean_step_s, *spread, row.time_s)
+
+
+def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
+    """A launch times fewer steps than say something about a step."""
+    for one in evidence.measured:
+        found = {point.world_size: min(_steps(row) for row in point.rows) for point in one.points}
+        few = {size: steps for size, steps in found.items() if steps < FEWEST_STEPS}
+        if few:
+            steps = joined(sorted(set(few.values())))
+            yield Hit(at(one, *few), f"{steps} timed steps a launch, fewer than {FEWEST_STEPS}")
+
+
+def _steps(row: Row) -> int:
+    """Return the timed steps of a launch; those of others' benchmarks are not counted in steps."""
+    return row.rounds * row.steps_per_round if row.rounds and row.steps_per_round else FEWEST_STEPS
+
+
+def unfinished(evidence: Evidence) -> Iterator[Hit]:
+    """A launch did not reach the end of its session."""
+    for launch in evidence.results.launches:
+        if not launch.complete:
+            yield Hit(f"launch {launch.name}", f"ended early, with {_held(launch)}")
+
+
+def _held(launch: Launch) -> str:
+    return f"{launch.num_cases} of {counted(_expected(launch), 'case')}"
+
+
+def _expected(launch: Launch) -> int:
+    return len(launch.facts.get("expected") or []) or launch.num_cases
+
+
+def unreadable(evidence: Evidence) -> Iterator[Hit]:
+    """A launch of the campaign cannot be read."""
+    for why in evidence.results.unread:
+        path, _, reason = why.partition(": ")
+        yield Hit(path, reason)
+
+
+def failed(evidence: Evidence) -> Iterator[Hit]:
+    """A case failed."""
+    for what, why, launches in facts.lost(evidence.results):
+        if why.startswith("failed"):
+            yield Hit(f"{what}, launch {launches}", why)
+
+
+def missing(evidence: Evidence) -> Iterator[Hit]:
+    """A case or a launch was planned and there is nothing of it."""
+    for what, why, launches in facts.lost(evidence.results):
+        if not why.startswith("failed"):
+            yield Hit(f"{what}, launch {launches}", why)

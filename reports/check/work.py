@@ -1,0 +1,266 @@
+"""Rules about the work done: the same at every point, counted once, and what its time says."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import fmean
+
+from bench import metrics
+from reports.check.evidence import Entry, Evidence, Hit, at, batches, joined
+from reports.formats import number, percent, ratio
+from reports.parts import MILLI
+from reports.scaling import Point, Series
+
+BATCHES = ("local_batch", "global_batch", "samples_per_step")
+# Stored numbers are copies of one another; published ones are rounded.
+EXACT = 1e-6
+ROUNDED = 0.05
+# Launching kernels and the latency of an all-reduce take the order of a millisecond whatever the
+# batch, so a step shorter than ten of them has little room to hide it.
+SHORT_STEP_S = 0.010
+# Loss of parallel efficiency, per step, from which that shows.
+NOTABLE_LOSS = 0.1
+
+
+def constant_work(evidence: Evidence) -> Iterator[Hit]:
+    """Strong scaling keeps the global batch over the sizes, weak scaling the local batch."""
+    for conflict in evidence.results.conflicts:
+        if conflict.fact in BATCHES:
+            yield Hit(conflict.where, conflict.message.partition(";")[0])
+    for one in evidence.ladders:
+        name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
+        kept = batches(one, name) if name else []
+        if len(set(kept)) > 1 and not _fixed_local(one):
+            sizes = [point.world_size for point in one.points]
+            yield Hit(at(one, *sizes), f"{one.row.scaling} scaling, but {name} is {joined(kept)}")
+        yield from _uneven_steps(one)
+
+
+def _uneven_steps(series: Series) -> Iterator[Hit]:
+    """Yield sizes at which a step holds more or fewer samples of each item of its batch."""
+    shares = _samples_per_item(series)
+    for size, share in shares.items():
+        factor = share / next(iter(shares.values()))
+        if abs(factor - 1) > EXACT and not _is_size(factor, size / series.baseline, EXACT):
+            yield Hit(
+                at(series, size),
+                f"a step counts {factor:.3g} times the samples that its global batch holds at "
+                f"world size {series.baseline}",
+            )
+
+
+def _samples_per_item(series: Series) -> dict[int, float]:
+    rows = {point.world_size: point.rows[0] for point in series.points}
+    return {
+        size: row.samples_per_step / row.global_batch
+        for size, row in rows.items()
+        if row.samples_per_step and row.global_batch
+    }
+
+
+def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
+    """The local batch is fixed while the total time is compared as strong scaling."""
+    for one in evidence.ladders:
+        times = one.base.time_s is not None and one.row.scaling is None
+        if (one.row.scaling == "strong" or times) and _fixed_local(one):
+            called = "called strong scaling" if one.row.scaling else "compared by its total time"
+            yield Hit(at(one), f"{called}, but the global batch is {_grows(one)}")
+
+
+def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
+    """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
+    for one in evidence.ladders:
+        if one.row.scaling == "fixed-epochs":
+            yield Hit(at(one), f"local batch and epochs are fixed{_growth(one)}{_step_view(one)}")
+
+
+def _growth(series: Series) -> str:
+    grown = f", so the global batch is {_grows(series)}" if batches(series, "global_batch") else ""
+    last = series.points[-1]
+    text = f"{grown}; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
+    samples = [round(p.time_s * p.throughput_samples_per_s) for p in series.points
+               if p.time_s and p.throughput_samples_per_s]  # fmt: skip
+    dropped = len(samples) == len(series.points) and len(set(samples)) > 1
+    return f"{text}; {joined(samples)} samples were trained" if dropped else text
+
+
+def _step_view(series: Series) -> str:
+    steps = [number(p.step_s * MILLI) for p in series.points if p.step_s]
+    above = [p for p in series.points if p.time_ratio and p.world_size > series.baseline]
+    if len(steps) < len(series.points) or not above:
+        return ""
+    kept = joined([f"{percent(p.time_ratio)} %" for p in above])
+    return f"; a step takes {joined(steps)} ms, so each rank keeps {kept} of its speed"
+
+
+def small_batch(evidence: Evidence) -> Iterator[Hit]:
+    """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
+    for one in evidence.ladders:
+        base, last = one.base.step_s, one.points[-1].time_ratio
+        if base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS:
+            above = [p for p in one.points if p.world_size > one.baseline and p.step_s]
+            added = [f"{number(((p.step_s or 0) - base) * MILLI)} ms" for p in above]
+            sizes = [point.world_size for point in above]
+            yield Hit(
+                at(one, *sizes),
+                f"{joined(added)} are added to a step of {number(base * MILLI)} ms by running on "
+                f"{joined(sizes)} ranks",
+            )
+
+
+def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
+    """The global batch does not divide by the ranks, so that a step trains fewer samples."""
+    for one in evidence.series:
+        for point in one.points:
+            row = point.rows[0]
+            asked = row.factors.get("global_batch") or row.global_batch
+            local = row.local_batch or (asked or 0) // point.world_size
+            if isinstance(asked, int) and asked != local * point.world_size:
+                yield Hit(
+                    at(one, point.world_size),
+                    f"a global batch of {asked} on {point.world_size} ranks is {local} each, "
+                    f"{local * point.world_size} in all",
+                )
+
+
+def samples_time(evidence: Evidence) -> Iterator[Hit]:
+    """Throughput times time is samples, in what is stored and in its statistics."""
+    for entry in evidence.entries():
+        factor, mean = _stored_factor(entry), _mean_factor(entry)
+        where = f"{_stored(entry)}"
+        if abs(factor - 1) > EXACT and not _is_size(factor, entry.block["world_size"], EXACT):
+            yield Hit(where, f"stored throughput times time is {factor:.4g} times the samples")
+        elif abs(mean - 1) > EXACT:
+            yield Hit(where, f"the stored mean round is {mean:.4g} times that of its rounds")
+
+
+def _stored(entry: Entry) -> str:
+    return f"{entry.case} at world size {entry.block['world_size']}, launch {entry.launch.name}"
+
+
+def _stored_factor(entry: Entry) -> float:
+    """Return stored throughput times the rounds' time over the rounds' samples; 1 if not stored."""
+    block = entry.block
+    rounds = metrics.slowest_rank(block["rank_round_s"])
+    samples = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
+    stored = block.get("throughput_samples_per_s")
+    return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
+
+
+def _mean_factor(entry: Entry) -> float:
+    mean = entry.stats.get("mean")
+    true = fmean(metrics.slowest_rank(entry.block["rank_round_s"]))
+    return float(mean / true) if isinstance(mean, int | float) else 1.0
+
+
+def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
+    """Samples of all ranks were multiplied by the world size once more."""
+    for entry in evidence.entries():
+        if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
+            size = entry.block["world_size"]
+            yield Hit(_stored(entry), f"stored throughput is {size} times samples / time")
+    for one in evidence.series:
+        yield from _doubled_steps(one)
+        for point in one.points:
+            for row in point.rows:
+                factor = row.details.get("logged_over_true")
+                if isinstance(factor, float) and _is_size(factor, point.world_size, ROUNDED):
+                    yield Hit(
+                        f"{at(one, point.world_size)}, {row.launch}",
+                        f"the logged rate is {factor:.3g} times what the epoch times allow",
+                    )
+    for (time, rate), factors in _twins(evidence):
+        for size, (factor, grown) in factors.items():
+            if _is_size(factor, grown, ROUNDED):
+                yield Hit(
+                    at(rate, size),
+                    f"throughput times the time of table {time.case} is {factor:.3g} times the "
+                    "samples",
+                )
+
+
+def _doubled_steps(series: Series) -> Iterator[Hit]:
+    shares = _samples_per_item(series)
+    for size, share in shares.items():
+        factor = share / next(iter(shares.values()))
+        if _is_size(factor, size / series.baseline, EXACT):
+            yield Hit(at(series, size), f"a step counts its global batch {factor:.3g} times")
+
+
+def contradiction(evidence: Evidence) -> Iterator[Hit]:
+    """Two tables of one study give different speed-ups for the same sizes."""
+    for (time, rate), factors in _twins(evidence):
+        for size, (factor, grown) in factors.items():
+            if abs(factor - 1) > ROUNDED and not _is_size(factor, grown, ROUNDED):
+                base = min(factors)
+                yield Hit(
+                    f"{at(rate, size)}, table {time.case}",
+                    f"throughput grows {_grown(rate, size, base):.2f} times from {base} to {size}, "
+                    f"but the time says {_grown(time, size, base):.2f} times",
+                )
+
+
+def _grown(series: Series, size: int, base: int) -> float:
+    points = {point.world_size: point for point in series.points}
+    return points[size].rate / points[base].rate
+
+
+Twin = tuple[tuple[Series, Series], dict[int, tuple[float, float]]]
+
+
+def _twins(evidence: Evidence) -> Iterator[Twin]:
+    """Yield tables of time and of throughput of one study, with what their product says.
+
+    The product is the samples: over those of the time's own table where it knows them, else over
+    those at the smallest size. Beside it stands how far the size has grown.
+    """
+    cited = [one for one in evidence.ladders if one.row.origin != "measured"]
+    for one, two in combinations(cited, 2):
+        for time, rate in ((one, two), (two, one)):
+            if _is_twin(evidence, time, rate):
+                yield (time, rate), _factors(time, rate)
+
+
+def _is_twin(evidence: Evidence, time: Series, rate: Series) -> bool:
+    facts = [evidence.results.tables[one.case] for one in (time, rate)]
+    if time.base.time_s is None or rate.base.time_s is not None or not facts[0].get("source"):
+        return False
+    names = ("workload", "precision", "scaling", "origin")
+    alike = all(getattr(time.row, name) == getattr(rate.row, name) for name in names)
+    return alike and facts[0]["source"] == facts[1].get("source")
+
+
+def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
+    """Return (samples over what they must be, sizes over the smallest) at each common size."""
+    pairs = {p.world_size: (p, q) for p in time.points for q in rate.points
+             if p.world_size == q.world_size}  # fmt: skip
+    if not pairs:
+        return {}
+    base = min(pairs)
+    known = all(p.throughput_samples_per_s and q.throughput_samples_per_s
+                for p, q in pairs.values())  # fmt: skip
+    if known:
+        return {size: (_over(q, p), float(size)) for size, (p, q) in pairs.items()}
+    first = pairs[base][1].rate / pairs[base][0].rate
+    return {size: (q.rate / p.rate / first, size / base) for size, (p, q) in pairs.items()}
+
+
+def _over(one: Point, two: Point) -> float:
+    return (one.throughput_samples_per_s or 0.0) / (two.throughput_samples_per_s or 1.0)
+
+
+def _is_size(factor: float, size: float, tolerance: float) -> bool:
+    """Tell whether a factor is the number of ranks, and there is more than one."""
+    return size > 1 and abs(factor / size - 1) <= tolerance
+
+
+def _fixed_local(series: Series) -> bool:
+    """Tell whether the global batch grows as the ranks do."""
+    whole = batches(series, "global_batch")
+    sizes = [point.world_size for point in series.points]
+    each = {batch / size for batch, size in zip(whole, sizes, strict=True)} if whole else set()
+    return len(each) == 1
+
+
+def _grows(series: Series) -> str:
+    whole = batches(series, "global_batch")
+    return f"{joined(whole)} at world size {joined([p.world_size for p in series.points])}"

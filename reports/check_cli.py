@@ -1,0 +1,92 @@
+"""The command `lockstep check`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from reports.check.checker import Finding
+
+WIDTH = 100
+# Places that one finding names on the terminal; --json names them all.
+MAX_PLACES = 4
+
+EXAMPLES = """
+\b
+Examples:
+  lockstep check results/laptop
+  lockstep check results/cited --json
+  lockstep check --rules
+
+\b
+A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
+--json prints {"findings": [{"rule", "severity", "where", "message", "action"}]}.
+Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read.
+"""
+
+
+@click.command("check", epilog=EXAMPLES)
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.pass_context
+def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rules: bool) -> None:
+    """Say whether results are a valid scaling study, and what to mend where they are not.
+
+    Measures nothing and changes nothing.
+    """
+    if lists_rules:
+        _print_rules(as_json)
+        return
+    if not paths:
+        raise click.UsageError("Missing argument 'PATHS...'; give results, or --rules.")
+    from reports.check import checker
+    from reports.load import gather
+
+    found = checker.check(gather(paths))
+    if as_json:
+        click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
+    else:
+        _print_findings(found)
+    ctx.exit(any(one.severity == "error" for one in found))
+
+
+def _print_findings(found: "list[Finding]") -> None:
+    from reports.formats import counted
+
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in found:
+        key = (one.severity, one.rule, one.message, one.action)
+        groups.setdefault(key, []).append(one.where)
+    for (severity, rule, message, action), places in groups.items():
+        _print_group(f"{severity} {rule}", places, message, action)
+    counts = [sum(one.severity == name for one in found) for name in ("error", "warning")]
+    click.echo(f"{counted(counts[0], 'error')}, {counted(counts[1], 'warning')}")
+
+
+def _print_group(title: str, places: list[str], message: str, action: str) -> None:
+    more = f" and {len(places) - MAX_PLACES} more places" if len(places) > MAX_PLACES else ""
+    click.echo(_wrapped(f"{title}: {'; '.join(places[:MAX_PLACES])}{more}", ""))
+    click.echo(_wrapped(f"{message}.", "  "))
+    click.echo(_wrapped(f"Do: {action}.", "  ") + "\n")
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return click.wrap_text(text, WIDTH, initial_indent=indent, subsequent_indent="  ")
+
+
+def _print_rules(as_json: bool) -> None:
+    from reports.check.checker import RULES
+
+    rows = [
+        {"rule": one.name, "severity": one.severity, "what": one.what, "why": one.why,
+         "action": one.action}
+        for one in RULES
+    ]  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"rules": rows}, indent=1))
+        return
+    for row in rows:
+        click.echo(_wrapped(f"{row['rule']:23}{row['severity']:9}{row['what']}", ""))
