@@ -153,12 +153,12 @@ class Harness:
         """Time a step that waits for no other rank, to find the one that the others wait for.
 
         Returns:
-            Each rank's fastest seconds per step, none where nothing is measured; flags.
+            Each rank's median seconds per step, none where nothing is measured; flags.
         """
         if not self.measures:
             return [], []
         own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=1)
-        there = self.exchange("alone", [min(own), socket.gethostname()])
+        there = self.exchange("alone", [median(own), socket.gethostname()])
         alone_s = [seconds for seconds, _ in there]
         return alone_s, _straggler_flags(alone_s, [host for _, host in there])
 

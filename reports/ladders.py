@@ -3,6 +3,7 @@
 from statistics import median
 
 from reports import formats
+from reports.attribution import CAUSES, LEAST_LOSS, losses, split
 from reports.formats import number, percent, percent_span, ratio, span
 from reports.parts import (
     GIGA,
@@ -48,7 +49,12 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
     figures = [first, efficiency_figure(study, drawn, threshold)]
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"] = figures if drawn else []
-    made["tables"] = [_scaling_table(one, hours) for one in series[:MAX_TABLES]]
+    made["tables"] = [
+        made_of
+        for one in series[: MAX_TABLES // 2]
+        for made_of in (_scaling_table(one, hours), _loss_table(one))
+        if made_of
+    ]
     made["notes"] = left_out(series, drawn)
     return made
 
@@ -95,6 +101,36 @@ def _scaling_row(point: Point, strong: bool) -> list[str]:
         formats.trimmed(point.device_hours), percent(median(mfus) if mfus else None),
         number(memory / GIGA if memory else None), ratio(max(imbalance, default=None)),
         str(len(point.flags)) if point.flags else "",
+    ]  # fmt: skip
+
+
+def _loss_table(series: Series) -> Table | None:
+    """Return where each point's step time goes, or None where no step was timed alone."""
+    rows = [row for point in series.points if (row := _loss_row(series, point))]
+    columns = (
+        "Ranks", "Step time (ms)", *(f"{cause.capitalize()} (ms)" for cause in CAUSES),
+        "Lost to the baseline (ms)", *(f"by {cause} (%)" for cause in CAUSES),
+    )  # fmt: skip
+    note = (
+        "Own work is a step without gradient synchronisation, imbalance what its slowest rank "
+        "takes longer than the mean, exposed communication the rest of the step."
+    )
+    if not rows:
+        return None
+    return table(f"Where a step's time goes: {series.label}", columns, rows, note=note)
+
+
+def _loss_row(series: Series, point: Point) -> list[str] | None:
+    parts, lost = split(point), losses(series, point)
+    if parts is None:
+        return None
+    whole = sum(lost.values()) if lost else 0.0
+    tells = lost is not None and whole >= LEAST_LOSS * sum(parts.values())
+    return [
+        str(point.world_size), number(sum(parts.values()) * MILLI),
+        *(number(parts[cause] * MILLI) for cause in CAUSES),
+        number(whole * MILLI) if lost else formats.DASH,
+        *(percent(lost[cause] / whole) if lost and tells else formats.DASH for cause in CAUSES),
     ]  # fmt: skip
 
 

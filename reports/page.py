@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from reports import accounts, facts, formats, panels, parts
+from reports import accounts, attribution, facts, formats, panels, parts
 from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.load import OTHER, UNEQUAL, Results
@@ -134,6 +134,7 @@ def _verdicts(series: Sequence[Series], threshold: float) -> list[str]:
     for wanted, title in (("strong", "Strong scaling"), ("weak", "Weak scaling")):
         chosen = [s for s in series if s.row.study == wanted and s.row.origin == "measured"]
         sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
+        sentences += [why for one in chosen[:MAX_VERDICTS] if (why := _why(one))]
     for origin, title in (("cited", "Cited"), ("target", "Target")):
         chosen = [s for s in series if s.row.origin == origin and s.row.study != OTHER]
         chosen = [one for one in chosen if len(one.points) > 1]
@@ -164,6 +165,11 @@ def _verdict(series: Series, threshold: float) -> str:
         f"the rate of {parts.baseline_text(series)}"
         + (f"; its interval reaches below {_goal(threshold)}." if unsure else ".")
     )
+
+
+def _why(series: Series) -> str | None:
+    """Return why the largest size falls short, where its loss can be split."""
+    return attribution.reason(series, series.points[-1])
 
 
 def _goal(threshold: float) -> str:
