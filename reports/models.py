@@ -8,14 +8,16 @@ fixed epochs) it stays:
     model       work fixed                                 work of a rank fixed
     amdahl      a + b/p                                    p a + b
     log         a + b/p + c log2 p                         b + c log2 p
-    ring        a + b/p + 2(p-1) l + 2(p-1)/p v            b + 2(p-1) l + 2(p-1)/p v
+    ring        b/p + 2(p-1) l + 2(p-1)/p v                b + 2(p-1) l + 2(p-1)/p v
     two-level   b/p + 2(g-1)/g v + 2(m-1)/m w + 2(m-1) l   b + ... the same
     usl         t = work / X,  X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1))
 
 a is serial, b parallel work, l the latency of one of a ring all-reduce's 2(p-1) messages, v and w
 the gradient's bytes over the bandwidth (of a node's inside, and of the network), g the ranks of a
-node and m the nodes. Sources: Amdahl, AFIPS 1967; Gunther, Guerrilla Capacity Planning, 2007, for
-the Universal Scalability Law; Patarasuk and Yuan, JPDC 2009, for the ring's volume.
+node and m the nodes. With the work fixed, serial work and a ring's transfer lengthen a step
+alike, so ring and two-level have no a, and their v holds both. Sources: Amdahl, AFIPS 1967;
+Gunther, Guerrilla Capacity Planning, 2007, for the Universal Scalability Law; Patarasuk and Yuan,
+JPDC 2009, for the ring's volume.
 
 Overlap of communication with the backward pass cannot be told from a ladder: only what is exposed
 lengthens a step. So v and w are exposed bytes over bandwidth, and a bandwidth computed from them
@@ -110,11 +112,17 @@ def _amdahl(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
 
 
 def _log(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
-    return _compute(p, fixed) | {"per_doubling_s": np.log2(p)}
+    terms = {"parallel_s": work(p, fixed) / p, "per_doubling_s": np.log2(p)}
+    # Where the work of a rank is fixed, serial and parallel parts of a step look alike.
+    return terms if fixed == "local" else {"serial_s": np.ones_like(p)} | terms
 
 
 def _ring(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
-    return _compute(p, fixed) | {"latency_s": 2 * (p - 1), "transfer_s": 2 * (p - 1) / p}
+    return {
+        "parallel_s": work(p, fixed) / p,
+        "latency_s": 2 * (p - 1),
+        "transfer_s": 2 * (p - 1) / p,
+    }
 
 
 def _two_level(p: Array, m: Array, fixed: Fixed) -> dict[str, Array]:
@@ -125,13 +133,6 @@ def _two_level(p: Array, m: Array, fixed: Fixed) -> dict[str, Array]:
         "network_transfer_s": 2 * (m - 1) / m,
         "network_latency_s": 2 * (m - 1),
     }
-
-
-def _compute(p: Array, fixed: Fixed) -> dict[str, Array]:
-    # Where the work of a rank is fixed, serial and parallel parts of a step look alike.
-    if fixed == "local":
-        return {"parallel_s": np.ones_like(p)}
-    return {"serial_s": np.ones_like(p), "parallel_s": 1 / p}
 
 
 MODELS = {

@@ -1,0 +1,200 @@
+import math
+
+import numpy as np
+import published
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reports import models
+
+SIZES = [1, 2, 4, 8, 16, 32]
+
+
+def oracle(table):
+    """Return sizes and rates of a table of the R package usl."""
+    rows = published.rows_of(table)
+    return [row.world_size for row in rows], [row.rate for row in rows]
+
+
+def rounded(fitted, digits):
+    return {name: float(f"{value:.{digits}g}") for name, value in fitted.items()}
+
+
+def test_usl_of_specsdm91_equals_the_r_package_with_standard_errors():
+    fitted = models.fit_usl(*oracle("usl_oracle_specsdm91"))
+    assert rounded(fitted.coefficients, 6) == pytest.approx(
+        {"alpha": 0.0277285, "beta": 0.0001044, "gamma": 89.9952}, rel=4e-4
+    )
+    assert fitted.coefficients["alpha"] == pytest.approx(0.0277285, abs=5e-8)
+    assert fitted.errors == pytest.approx(
+        {"alpha": 0.00912, "beta": 0.0000199, "gamma": 14.21}, rel=2e-3
+    )
+    derived = models.scalability(fitted)
+    assert derived.peak_size == pytest.approx(96.52, abs=5e-3)
+    assert derived.limit == pytest.approx(3245.6, abs=0.05)
+    assert derived.optimum_size == pytest.approx(36.06, abs=5e-3)
+
+
+def test_usl_of_raytracer_equals_the_published_fit_and_standard_errors():
+    sizes, rates = oracle("usl_oracle_raytracer")
+    fitted = models.fit_usl(sizes[:6], rates[:6])
+    assert fitted.coefficients == pytest.approx(
+        {"alpha": 0.02444, "beta": 0.00163, "gamma": 20.85605}, rel=2e-3
+    )
+    assert fitted.coefficients["gamma"] == pytest.approx(20.85605, abs=1e-5)
+    # The published intervals reach 2.015 standard errors to either side: Student's t with five
+    # degrees of freedom at 90 %, where six points and three coefficients leave three, and 3.18.
+    published_halves = {"alpha": 0.016905, "gamma": 1.588875}
+    for name, half in published_halves.items():
+        assert half / fitted.errors[name] == pytest.approx(2.015, abs=1e-3)
+        low, high = fitted.interval(name)
+        assert (high - low) / 2 == pytest.approx(3.1824 * fitted.errors[name], rel=1e-4)
+
+
+def test_a_usl_bound_is_kept_and_called_not_identifiable():
+    fitted = models.fit_usl(*oracle("usl_oracle_raytracer"))
+    assert rounded(fitted.coefficients, 3) == {"alpha": 0.0578, "beta": 0.0, "gamma": 21.8}
+    assert fitted.unidentifiable == ["beta"]
+    assert fitted.errors["beta"] is None and fitted.interval("beta") is None
+    assert models.scalability(fitted).peak_size is None
+
+
+def test_usl_of_an_exact_curve_is_recovered():
+    fitted = models.fit_usl(*oracle("usl_oracle_exact"))
+    assert rounded(fitted.coefficients, 3) == {"alpha": 0.02, "beta": 0.02, "gamma": 1.0}
+
+
+def test_most_published_tables_have_no_beta_and_so_no_peak():
+    ladder = published.ladder("kempner_a100_resnet50")
+    fitted = models.fit("usl", ladder.sizes, ladder.times_s, ladder.fixed)
+    assert fitted.unidentifiable == ["beta"]
+    assert models.scalability(fitted).peak_size is None
+
+
+@pytest.mark.parametrize("fixed", ["global", "local"])
+@pytest.mark.parametrize("name", models.NAMES)
+def test_a_model_recovers_the_coefficients_that_made_the_times(name, fixed):
+    nodes = [1, 1, 1, 2, 4, 8]
+    count = models.num_coefficients(name, fixed)
+    if name == "usl":
+        truth = models.Fit(name, fixed, {"alpha": 0.03, "beta": 0.002, "gamma": 50.0}, {}, 0)
+    else:
+        names = list(models.MODELS[name].terms(np.ones(1), np.ones(1), fixed))
+        known = dict(zip(names, (0.9, 0.3, 0.02, 0.01)[:count], strict=True))
+        truth = models.Fit(name, fixed, known, {}, 0)
+    times = truth.times(SIZES, nodes)
+    fitted = models.fit(name, SIZES, times, fixed, nodes)
+    assert fitted.coefficients == pytest.approx(truth.coefficients, rel=1e-6)
+    assert fitted.freedom == len(SIZES) - count
+    assert fitted.times([64], [16]) == pytest.approx(truth.times([64], [16]), rel=1e-6)
+
+
+def test_standard_errors_of_a_linear_model_are_those_of_weighted_least_squares():
+    times = [1.0, 0.62, 0.41, 0.30, 0.28, 0.26]
+    fitted = models.fit("amdahl", SIZES, times, "global")
+    matrix = np.stack([np.ones(6), 1 / np.array(SIZES)], axis=1) / np.array(times)[:, None]
+    best = np.linalg.lstsq(matrix, np.ones(6), rcond=None)[0]
+    left = matrix @ best - 1
+    errors = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)) * (left @ left) / 4)
+    assert list(fitted.coefficients.values()) == pytest.approx(best.tolist(), rel=1e-9)
+    assert list(fitted.errors.values()) == pytest.approx(errors.tolist(), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8),
+    first=st.integers(1, 16),
+    name=st.sampled_from(models.NAMES),
+    fixed=st.sampled_from(["global", "local"]),
+)
+def test_no_coefficient_is_negative_and_no_time_is(times, first, name, fixed):
+    sizes = [first * 2**i for i in range(len(times))]
+    nodes = [max(1, size // 8) for size in sizes]
+    fitted = models.fit(name, sizes, times, fixed, nodes)
+    assert all(value >= 0 for value in fitted.coefficients.values())
+    found = fitted.times([*sizes, 2 * sizes[-1], 1000 * sizes[-1]], [*nodes, nodes[-1] * 2, 9000])
+    assert np.isfinite(found).all() and (found >= 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    times=st.lists(st.floats(0.1, 10), min_size=5, max_size=7),
+    unit=st.sampled_from([1e-6, 1e-3, 3600.0]),
+    name=st.sampled_from(["amdahl", "log", "ring"]),
+)
+def test_a_unit_of_time_changes_no_model(times, unit, name):
+    sizes = [2**i for i in range(len(times))]
+    one = models.fit(name, sizes, times, "local")
+    two = models.fit(name, sizes, [t * unit for t in times], "local")
+    assert two.times([64]) == pytest.approx(one.times([64]) * unit, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"), [([], []), ([1, 2], [1.0]), ([1, 2], [1.0, 0.0]), ([1], [math.nan])]
+)
+def test_what_is_no_ladder_is_refused(sizes, times):
+    with pytest.raises(ValueError, match="one positive time for each"):
+        models.fit("log", sizes, times, "local")
+
+
+def test_two_levels_need_nodes():
+    with pytest.raises(ValueError, match="needs the nodes"):
+        models.fit("two-level", [1, 2, 4], [1.0, 1.1, 1.2], "local")
+
+
+def test_karp_flatt_of_known_tables():
+    cyclone = published.ladder("seed_cyclone_t04")
+    speedups = [rate / cyclone.rates[0] for rate in cyclone.rates]
+    found = [models.karp_flatt(s, n) for s, n in zip(speedups[1:], (2, 4), strict=True)]
+    assert [round(f, 4) for f in found] == [0.1449, 0.1314]
+    fractions = [models.karp_flatt(12 / t, n) for n, t in ((2, 6.5), (4, 3.5), (8, 2.0))]
+    assert [round(f, 4) for f in fractions] == [0.0833, 0.0556, 0.0476]
+    assert models.karp_flatt(1.0, 1) is None
+
+
+@given(st.floats(0, 1), st.integers(2, 10_000))
+def test_karp_flatt_of_amdahls_law_is_its_serial_fraction(serial, factor):
+    speedup = 1 / (serial + (1 - serial) / factor)
+    assert models.karp_flatt(speedup, factor) == pytest.approx(serial, abs=1e-9)
+
+
+def test_marginal_efficiency_of_the_guide():
+    found = models.marginal_efficiencies([1, 2, 4, 8], [1 / 12, 1 / 6.5, 1 / 3.5, 1 / 2])
+    assert [(p, q) for p, q, _ in found] == [(1, 2), (2, 4), (4, 8)]
+    assert found[-1][2] == pytest.approx(0.643, abs=5e-4)
+    assert models.marginal_efficiencies([4, 8], [10.0, 20.0]) == [(4, 8, pytest.approx(1.0))]
+
+
+def test_breaks_of_published_tables():
+    def found(table):
+        ladder = published.ladder(table)
+        return models.breaks(ladder.sizes, ladder.rates, ladder.nodes)
+
+    for table in ("cscs_inceptionv3_p2xlarge_synthetic", "cscs_inceptionv3_p2xlarge_real"):
+        assert (128, "saturation") in [(p, what.partition(":")[0]) for p, what in found(table)]
+    assert [p for p, _ in found("dlperf_pytorch_rn50_fp32_dali_workers8")] == [8]
+    (boundary,) = found("dlperf_ngcpytorch_bertbase_amp_b64")
+    assert boundary[0] == 16 and boundary[1].startswith("node boundary: each rank does 0.76 times")
+    for table in ("kempner_a100_resnet50", "nv_txl_large_dgx2h_fp32"):
+        assert found(table) == []
+
+
+def test_a_throughput_that_falls_is_a_break():
+    (found,) = models.breaks([8, 16], [6862.0, 6018.0])
+    assert found == (16, "throughput falls to 0.88 times that at 8")
+
+
+@given(
+    st.lists(st.integers(1, 512), min_size=1, max_size=8, unique=True).map(sorted),
+    st.floats(1e-3, 1e3),
+)
+def test_a_straight_line_has_no_break(sizes, per_rank):
+    assert models.breaks(sizes, [per_rank * p for p in sizes]) == []
+
+
+@given(st.integers(1, 6), st.floats(0.5, 0.8))
+def test_a_planted_cliff_is_found_where_it_is(index, left):
+    sizes = [2**i for i in range(7)]
+    rates = [p * (left if i >= index else 1.0) for i, p in enumerate(sizes)]
+    assert [size for size, _ in models.breaks(sizes, rates)] == [sizes[index]]
