@@ -33,6 +33,8 @@ IMPORT_EXAMPLES = """
 Examples:
   lockstep import table.csv --to results/cited
   lockstep import job_1gpu.csv job_2gpu.csv --to results/epochs --dataset-size 50000
+  lockstep import guide --to results/guide      ships with Lockstep, as do cyclone, hpc_t4 and
+                                                hpc_expected
 
 \b
 A table has the columns n, value, metric, unit and may add table_id, scaling, source,
@@ -212,12 +214,17 @@ def _print_points(results: "Results", series: "list[Series]") -> None:
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
 def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
-    """Bring published tables or logs of epochs in as cited results, for `lockstep report`."""
+    """Bring published tables or logs of epochs in as cited results, for `lockstep report`.
+
+    Each TABLE is a CSV file, or the name of one that ships with Lockstep.
+    """
     from reports import imports
     from reports.formats import counted
 
-    imported = imports.read(tables, dataset_size)
-    target = imports.write(imported, tables, folder, force)
+    known = imports.built_in()
+    files = [path if path.exists() else known.get(str(path), path) for path in tables]
+    imported = imports.read(files, dataset_size)
+    target = imports.write(imported, files, folder, force)
     for warning in imported.warnings:
         click.echo(f"warning: {warning}", err=True)
     for fact in imported.facts:

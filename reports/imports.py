@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Imported:
         table["rows"].append(row | {"case": name})
         if note and note not in table["notes"]:
             table["notes"].append(note)
+
+
+def built_in() -> dict[str, Path]:
+    """Return the tables that ship with the suite, name -> file: facts with their source."""
+    folder = Path(str(resources.files("reports") / "seeds"))
+    return {path.stem: path for path in sorted(folder.glob("*.csv"))}
 
 
 def read(paths: Iterable[Path], dataset_size: int) -> Imported:
@@ -301,7 +308,8 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     mean_s = sum(times) / len(times)
     size, batch = _count(first["world_size"], "world_size"), _count(first["global_batch"], "batch")
     flags = ["its only epoch is the warm-up"] if len(job) == 1 else []
-    flags += _logged_flag(timed, times, dataset_size)
+    logged = _logged_factor(timed, times, dataset_size)
+    flags += _logged_flag(logged, dataset_size)
     rate = dataset_size / mean_s
     commit = first.get("commit") or "unknown"
     name = f"epochs local_batch={batch // size} commit={commit}"
@@ -312,6 +320,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         "scaling": "fixed-epochs", "local_batch": batch // size, "global_batch": batch,
         "step_s": mean_s * batch / dataset_size, "throughput_samples_per_s": rate,
         "sample_unit": "images", "rounds": len(timed), "origin": "cited", "flags": flags,
+        "details": {"logged_over_true": logged} if finite(logged) else {},
     }  # fmt: skip
     facts = {
         "metric": "epoch_time", "unit": "s", "origin": "cited", "scaling": "fixed-epochs",
@@ -326,11 +335,14 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     imported.warnings += [f"{path.name}: job {first['jobid']}: {flag}" for flag in flags]
 
 
-def _logged_flag(lines: list[dict[str, str]], times: list[float], dataset_size: int) -> list[str]:
-    """Say by what factor the logged images/s exceed what the epoch times allow."""
+def _logged_factor(lines: list[dict[str, str]], times: list[float], dataset_size: int) -> float:
+    """Return by what factor the logged images/s exceed what the epoch times allow."""
     logged = [_number(line["images_per_sec"] or "0", "images_per_sec") for line in lines]
     factors = [value * t / dataset_size for value, t in zip(logged, times, strict=True)]
-    factor = sum(factors) / len(factors)
+    return sum(factors) / len(factors)
+
+
+def _logged_flag(factor: float, dataset_size: int) -> list[str]:
     if abs(factor - 1) <= LOGGED_TOLERANCE:
         return []
     return [

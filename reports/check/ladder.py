@@ -16,7 +16,7 @@ WIDEST_STEP = 2.0
 TOLERANCE = 0.05
 # By so much a point may lie below the line through its neighbours: a curve that bends downward,
 # as scaling curves do, lies above it.
-OUTLIER = 0.1
+OUTLIER = 0.15
 
 
 def super_linear(evidence: Evidence) -> Iterator[Hit]:
