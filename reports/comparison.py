@@ -132,7 +132,8 @@ def compare(
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
     """
-    sides = _points(a.rows), _points(_renamed(a, b))
+    b = _renamed(a, b)
+    sides = _points(a.rows), _points(b.rows)
     common = [key for key in sides[0] if key in sides[1]]
     if not common:
         raise ValueError(_nothing_common(*sides))
@@ -147,7 +148,7 @@ def compare(
     made.environment, made.same_facts = circumstances.environment(launches, rows)
     made.warnings = [*circumstances.copies(*launches), *circumstances.apart_in_time(*launches)]
     made.only_in_a, made.only_in_b = (
-        [key for key in side if key not in common] for side in sides
+        [key for key in side if key not in other] for side, other in (sides, sides[::-1])
     )  # fmt: skip
     return made
 
@@ -234,19 +235,21 @@ def _points(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
     return found
 
 
-def _renamed(a: Results, b: Results) -> list[Row]:
-    """Return B's rows; a lone table takes the name of A's lone table, since files name tables."""
+def _renamed(a: Results, b: Results) -> Results:
+    """Return B; a lone table takes the name of A's lone table, since files name tables."""
     names = [{row.case for row in side.rows} for side in (a, b)]
-    lone = all(
-        len(own) == 1 and own <= set(side.tables) for own, side in zip(names, (a, b), strict=True)
-    )
-    if not lone or names[0] == names[1]:
-        return b.rows
+    if names[0] == names[1] or not all(map(_is_one_table, (a, b), names)):
+        return b
     (to,), (own,) = names
-    return [
-        replace(row, case=to, workload=to if row.workload == own else row.workload)
+    rows = [
+        replace(row, case=to, workload=a.rows[0].workload if row.workload == own else row.workload)
         for row in b.rows
     ]
+    return replace(b, rows=rows, tables={to: b.tables[own]})
+
+
+def _is_one_table(side: Results, cases: Collection[str]) -> bool:
+    return len(cases) == 1 and set(cases) <= side.tables.keys()
 
 
 def _nothing_common(a: Mapping[tuple[str, int], Any], b: Mapping[tuple[str, int], Any]) -> str:
@@ -269,10 +272,7 @@ def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], s
         if name in Row.__slots__
     }
     metrics = [
-        {table["metric"]}
-        if (table := side.tables.get(rows[0].case)) and table.get("metric")
-        else set()
-        for side, rows in ((a, pair.a), (b, pair.b))
+        {table.get("metric") for table in [side.tables.get(pair.case)] if table} for side in (a, b)
     ]
     return found | {"metric": (metrics[0], metrics[1])}
 

@@ -1,0 +1,210 @@
+"""What `lockstep compare` claims wrongly and what it finds, beside the goals.
+
+Simulated by default: pairs of equal campaigns under every kind of noise, then campaigns of which
+one is slower by 5 %. With `--measured N DIR`, N pairs of equal campaigns are really measured, six
+launches of each world size a pair, dealt in turn to A and B; it goes on where it was stopped.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import noise  # noqa: E402, this script's own folder
+
+from reports.comparison import FASTER, SAME, SLOWER, judge  # noqa: E402
+
+LAUNCHES = 5
+PAIRS = 1000
+FAMILIES = (1, 4, 8)
+LAUNCH_SDS = (0.005, 0.02, 0.03)
+SLOWDOWN = 1.05
+SIDES = ("a", "b")
+LAUNCHES_A_SIDE = 3
+CAMPAIGN = """schema = 1
+name = "pair"
+studies = ["strong"]
+world_sizes = [1, 2]
+repeats = {repeats}
+seed = {seed}
+size = "smoke"
+device = "cpu"
+rounds = 10
+steps_per_round = 20
+"""
+
+
+def verdicts(
+    draw: np.random.Generator,
+    kind: str,
+    launch_sd: float,
+    slower: np.ndarray,
+    launches: int = LAUNCHES,
+    in_turn: bool = True,
+) -> list[str]:
+    """Return the verdicts on one simulated pair of campaigns.
+
+    Args:
+        draw: Where the noise comes from.
+        kind: A key of `noise.KINDS`.
+        launch_sd: Standard deviation of the logarithm of what a launch adds.
+        slower: Step time of B over that of A in each point, shape (num_points,).
+        launches: Launches of each side.
+        in_turn: Whether A and B are measured in turn; otherwise first A, then B.
+    """
+    a, b = noise.interleaved(draw, launches)
+    if not in_turn:
+        a, b = list(range(launches)), list(range(launches, 2 * launches))
+    true_s = np.ones((2 * launches, len(slower)))
+    true_s[b] = slower
+    rates = noise.rates(noise.round_times(draw, kind, launch_sd, true_s))
+    pairs = zip(rates[a].T.tolist(), rates[b].T.tolist(), strict=True)
+    return [found.verdict for found in judge(list(pairs))[0]]
+
+
+def false_claims(
+    kind: str,
+    points: int,
+    launch_sd: float,
+    pairs: int = PAIRS,
+    seed: int = 0,
+    in_turn: bool = True,
+) -> float:
+    """Return the share of pairs of equal campaigns in which some point is said to differ."""
+    draw = np.random.default_rng(seed)
+    claimed = (
+        {FASTER, SLOWER} & set(verdicts(draw, kind, launch_sd, np.ones(points), in_turn=in_turn))
+        for _ in range(pairs)
+    )
+    return sum(map(bool, claimed)) / pairs
+
+
+def power(
+    points: int, all_slow: bool, pairs: int = PAIRS, seed: int = 0
+) -> tuple[float, float, float]:
+    """Slow one point or all by 5 % and return what is said.
+
+    Returns:
+        Share of the slow points found slower, of those called the same, and share of the pairs
+        in which some slow point is found.
+    """
+    draw = np.random.default_rng(seed)
+    slow = points if all_slow else 1
+    factors = np.array([SLOWDOWN] * slow + [1.0] * (points - slow))
+    families = [verdicts(draw, "normal", 0.02, factors)[:slow] for _ in range(pairs)]
+    said = [verdict for family in families for verdict in family]
+    some = sum(SLOWER in family for family in families) / pairs
+    return said.count(SLOWER) / len(said), said.count(SAME) / len(said), some
+
+
+def simulated(pairs: int) -> list[list[str]]:
+    """Return the rows of the table of simulated campaigns."""
+    rows = [["figure", "measured", "goal", "reached"]]
+    for kind in noise.KINDS:
+        for points in FAMILIES:
+            for sd in LAUNCH_SDS:
+                share = false_claims(kind, points, sd, pairs)
+                name = f"A/A false claims, {kind}, {points} points, launches vary {100 * sd:g} %"
+                rows.append(_row(name, share, "<=", 0.05))
+    apart = false_claims("drift", 4, 0.02, pairs, in_turn=False)
+    rows.append(
+        ["A/A false claims, drift, 4 points, first all of A", f"{100 * apart:.1f} %", "", ""]
+    )
+    for points in FAMILIES:
+        for all_slow in (True, False) if points > 1 else (True,):
+            found, same, some = power(points, all_slow, pairs)
+            name = f"5 % slower, {points if all_slow else 1} of {points} points, 2 %, 5 launches"
+            rows.append(_row(f"{name}: found", found, ">=", 0.90))
+            rows.append(_row(f"{name}: called the same", same, "<=", 0.05))
+            if all_slow and points > 1:
+                rows.append(_row(f"{name}: some point found", some, ">=", 0.90))
+    return rows
+
+
+def _row(name: str, share: float, sign: str, goal: float) -> list[str]:
+    reached = share <= goal if sign == "<=" else share >= goal
+    return [name, f"{100 * share:.1f} %", f"{sign} {100 * goal:.0f} %", "yes" if reached else "NO"]
+
+
+def measured(num_pairs: int, folder: Path) -> list[list[str]]:
+    """Measure pairs of equal campaigns and return the row of what compare says of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wrong = points = open_points = 0
+    for number in range(num_pairs):
+        said = _measured_pair(folder / f"pair-{number:03}", number)
+        sys.stderr.write(f"pair {number}: {', '.join(said)}\n")
+        wrong += bool({FASTER, SLOWER} & set(said))
+        points += len(said)
+        open_points += len(said) - said.count(SAME)
+    name = f"A/A false claims, {num_pairs} measured pairs, {points} points, {open_points} not same"
+    return [["figure", "measured", "goal", "reached"], _row(name, wrong / num_pairs, "<=", 0.05)]
+
+
+def _measured_pair(folder: Path, seed: int) -> list[str]:
+    """Measure one pair, dealing its launches to A and B, and return compare's verdicts."""
+    folder.mkdir(exist_ok=True)
+    campaign = folder / "campaign.toml"
+    campaign.write_text(CAMPAIGN.format(repeats=2 * LAUNCHES_A_SIDE, seed=seed), encoding="utf-8")
+    _lockstep("run", str(campaign), "--to", str(folder))
+    _deal(folder / "pair" / "launches", folder, seed)
+    text = _lockstep("compare", *(str(folder / side) for side in SIDES), "--json", codes=(0, 1))
+    return [point["verdict"] for point in json.loads(text)["points"]]
+
+
+def _deal(launches: Path, folder: Path, seed: int) -> None:
+    """Copy each result to A or B: of each two repeats of a world size, one in random order."""
+    a, _ = noise.interleaved(np.random.default_rng(seed), LAUNCHES_A_SIDE)
+    for launch in sorted(launches.iterdir()):
+        repeat = int(launch.name.rpartition("-r")[2])
+        target = folder / SIDES[repeat not in a] / "launches" / launch.name
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "result.json").write_bytes((launch / "result.json").read_bytes())
+
+
+def _lockstep(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+    """Run the real command and return what it prints.
+
+    Raises:
+        RuntimeError: It ended otherwise than with one of the codes.
+    """
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "lockstep.py"), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in codes:
+        raise RuntimeError(f"lockstep {' '.join(arguments)} ended with {done.returncode}")
+    return done.stdout
+
+
+def table(rows: list[list[str]]) -> str:
+    """Return rows as aligned lines."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def main() -> None:
+    """Simulate or measure, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="simulated pairs of each figure")
+    parser.add_argument("--measured", nargs=2, metavar=("N", "DIR"), help="measure N pairs in DIR")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if asked.measured:
+        rows = measured(int(asked.measured[0]), Path(asked.measured[1]))
+    else:
+        rows = simulated(asked.pairs)
+    sys.stdout.write(table(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
