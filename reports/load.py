@@ -180,7 +180,7 @@ _PROVENANCE_TYPES: dict[str, tuple[type, ...]] = {
 # What panels compute with, of what a study adds.
 _DETAIL_TYPES: dict[str, tuple[type, ...]] = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
-    "bucket_bytes": (list, type(None)),
+    "bucket_bytes": (list, type(None)), "alone_step_s": (list, type(None)),
 }  # fmt: skip
 _STATS_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("median", "mean", "min", "max", "stddev"), (int, float)), "rounds": _WHOLE,
@@ -202,8 +202,8 @@ _ROW_TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _LISTED_TYPES: dict[str, tuple[type, ...]] = {
     "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,), "rows": (dict,),
-    "peak_memory_bytes": _NUMBER, "bucket_bytes": (int, float), "notes": (str,),
-    "flags": (str,), "part": _WHOLE,
+    **dict.fromkeys(("bucket_bytes", "alone_step_s"), (int, float)),
+    "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str,), "part": _WHOLE,
 }  # fmt: skip
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part")
