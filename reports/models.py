@@ -126,7 +126,7 @@ def _ring(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
 
 
 def _two_level(p: Array, m: Array, fixed: Fixed) -> dict[str, Array]:
-    per_node = p / m
+    per_node = np.maximum(1, p / m)  # a table may give nodes that hold no rank
     return {
         "parallel_s": work(p, fixed) / p,
         "node_transfer_s": 2 * (per_node - 1) / per_node,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Names of series in a message.
 MOST_NAMES = 40
+WIDTH = 100
 
 PREDICT_EXAMPLES = """
 \b
@@ -82,7 +83,6 @@ def predict(
 
 def _chosen(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
-    from reports.formats import listed
     from reports.prediction import can_be_modelled
     from reports.scaling import series_of
 
@@ -91,19 +91,23 @@ def _chosen(results: "Results", case: str | None) -> "Series":
         raise ValueError(
             "no series is a ladder of strong or weak scaling; measure one, or import a table"
         )
-    names = [_name(one) for one in series]
     wanted = case or ""
-    exact = [s for s, name in zip(series, names, strict=True) if wanted in (s.case, s.label, name)]
-    parts = [s for s, name in zip(series, names, strict=True) if wanted in f"{s.case} {name}"]
-    found = exact or parts
+    exact = [one for one in series if wanted in (one.case, one.label, _name(one))]
+    found = exact or [one for one in series if wanted in f"{one.case} {_name(one)}"]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ValueError(
-            f"no series has {wanted!r} in its name; choose --case from {listed(names, MOST_NAMES)}"
-        )
+        known = _names(series)
+        raise ValueError(f"no series has {wanted!r} in its name; choose --case from: {known}")
     said = f"{len(found)} series have {wanted!r} in their names" if case else "several series"
-    raise ValueError(f"{said}; choose one by --case: {listed(map(_name, found), MOST_NAMES)}")
+    raise ValueError(f"{said}; choose one by --case: {_names(found)}")
+
+
+def _names(series: "list[Series]") -> str:
+    """Return the names parted by semicolons, since a name may hold commas."""
+    names = [_name(one) for one in series]
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return "; ".join([*names[:MOST_NAMES], *more])
 
 
 def _name(series: "Series") -> str:
@@ -112,11 +116,14 @@ def _name(series: "Series") -> str:
 
 
 def _print_lines(lines: list[str]) -> None:
+    from textwrap import fill
+
     from reports.formats import DASH, THIN
 
     for line in lines:
         # A terminal may know no more than ASCII.
-        click.echo(line.replace(DASH, "-").replace(THIN, "").rstrip())
+        text = line.replace(DASH, "-").replace(THIN, "").rstrip()
+        click.echo(text if len(text) <= WIDTH else fill(text, WIDTH, subsequent_indent="  "))
 
 
 def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
@@ -204,8 +211,10 @@ def _points(series: "Series", ladder: "Ladder") -> list[str]:
     from reports.formats import duration, number, percent, ratio
 
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
-    lines = [f"{_name(series)} [{series.row.origin}]: {kept} is fixed"]
-    header = ["ranks", f"{ladder.metric} ({ladder.unit})", "speed-up", "efficiency %"]
+    lines = [
+        f"{_name(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}; {kept} is fixed"
+    ]
+    header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain/added rank %", "overhead %"]]
     for one in _point_records(series, ladder):
         over = one["overhead_s"]
@@ -284,4 +293,4 @@ def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
     ]
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
     lines += [verdict] if (verdict := diminishing(series)) else []
-    return [*lines, f"next: {next_step(series)}"]
+    return [*lines, next_step(series)]

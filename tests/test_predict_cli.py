@@ -1,0 +1,205 @@
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import published
+import pytest
+from click.testing import CliRunner
+from data.report_samples import document, full_tree, record, strong_tree, write
+
+from reports.cli import import_table
+from reports.predict_cli import predict
+
+ROOT = Path(__file__).parents[1]
+KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "refused"]
+
+
+def run(command, *arguments):
+    return CliRunner().invoke(
+        command, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False
+    )
+
+
+@pytest.fixture(scope="module")
+def cited(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cited")
+    assert run(import_table, published.TABLES, "--to", folder).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    """A measured ladder of four sizes whose step takes 20 + 80 / p ms."""
+    return strong_tree(tmp_path, {p: (0.02 + 0.08 / p,) * 2 for p in (1, 2, 4, 8)})
+
+
+def test_a_measured_ladder_is_predicted_in_samples_per_second(ladder):
+    done = run(predict, ladder, "--at", 16, "--json")
+    found = json.loads(done.stdout)
+    assert list(found) == KEYS
+    assert found["value"] == pytest.approx(64 / 0.025, rel=1e-6)
+    assert found["low"] < found["value"] < found["high"]
+    assert (found["metric"], found["unit"]) == ("throughput", "images/s")
+    assert (found["level"], found["model"], found["refused"]) == (0.9, "amdahl", None)
+    assert done.return_value == 0
+
+
+def test_a_prediction_is_never_said_without_that_word(ladder):
+    out = " ".join(run(predict, ladder, "--at", 16).stdout.split())
+    assert "2560 images/s at 16 (throughput; predicted, not measured)" in out
+    assert "90 % interval: " in out
+    assert "warning: all sizes were measured within one node" in out
+    assert "measured there: 2133 images/s" in run(predict, ladder, "--at", 8).stdout
+
+
+def test_a_table_of_hours_predicts_hours(tmp_path):
+    table = tmp_path / "hours.csv"
+    table.write_text(
+        "GPUs,value,metric,unit,scaling\n"
+        + "".join(f"{n},{1 + 11 / n},time,h,strong\n" for n in (1, 2, 4, 8))
+    )
+    run(import_table, table, "--to", tmp_path / "out")
+    found = json.loads(run(predict, tmp_path / "out", "--at", 16, "--json").stdout)
+    assert (found["metric"], found["unit"]) == ("time", "h")
+    assert found["value"] == pytest.approx(1 + 11 / 16, rel=1e-6)
+
+
+def test_a_table_without_its_last_line_foretells_it_through_the_command(tmp_path):
+    with published.TABLES.open(encoding="utf-8", newline="") as file:
+        lines = [one for one in csv.DictReader(file) if one["table_id"] == "kempner_a100_resnet50"]
+    short = tmp_path / "short.csv"
+    with short.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines[:-1])
+    run(import_table, short, "--to", tmp_path / "out")
+    found = json.loads(run(predict, tmp_path / "out", "--at", 64, "--json").stdout)
+    assert found["unit"] == "s"
+    assert found["value"] == pytest.approx(2640, rel=0.05)
+    assert found["low"] <= 2640 <= found["high"]
+
+
+def test_beyond_twice_is_refused_in_words_and_by_exit_code(ladder):
+    done = run(predict, ladder, "--at", 17)
+    assert done.return_value == 1
+    assert done.stdout.startswith("not predicted: 17 is more than 2 times the largest size meas")
+    found = json.loads(run(predict, ladder, "--at", 17, "--json").stdout)
+    assert [found[key] for key in ("value", "low", "high", "model")] == [None] * 4
+    assert found["refused"].startswith("17 is more than 2 times")
+    forced = run(predict, ladder, "--at", 17, "--force")
+    assert forced.return_value == 0
+    assert "warning: 17 is beyond 2 times the largest size measured, 8" in forced.stdout
+
+
+def test_three_sizes_are_refused_with_the_reason(cited):
+    done = run(predict, cited, "--case", "cyclone", "--at", 8, "--force", "--json")
+    assert done.return_value == 1
+    assert "3 distinct sizes (1, 2, 4)" in json.loads(done.stdout)["refused"]
+
+
+def test_several_series_ask_for_a_case_and_name_them(cited):
+    with pytest.raises(ValueError, match=r"several series; choose one by --case: .*kempner"):
+        run(predict, cited, "--at", 8)
+    with pytest.raises(ValueError, match="2 series have 'p2xlarge' in their names"):
+        run(predict, cited, "--at", 8, "--case", "p2xlarge")
+    with pytest.raises(ValueError, match="no series has 'nothing' in its name"):
+        run(predict, cited, "--at", 8, "--case", "nothing")
+
+
+def test_a_whole_name_picks_its_series_though_others_contain_it(cited):
+    name = "pytorch_ddp_bench_resnext101_32x8d_step"
+    found = json.loads(run(predict, cited, "--case", name, "--at", 16, "--json").stdout)
+    assert found["value"] == pytest.approx(0.45, rel=0.02)
+
+
+def test_only_ladders_have_models(tmp_path):
+    full_tree(tmp_path)
+    with pytest.raises(ValueError, match=r"--case: strong mlp, [^;]+; weak mlp, [^;]+$"):
+        run(predict, tmp_path)
+    with pytest.raises(ValueError, match="no series has 'loader' in its name"):
+        run(predict, tmp_path, "--case", "loader")
+
+
+def test_results_without_a_ladder_say_what_to_do(tmp_path):
+    case = record("loader", 1, 0.1, scaling=None, precision=None)
+    write(tmp_path, document("w1-r0", 1, {"loader[0]": case}))
+    with pytest.raises(ValueError, match="measure one, or import a table"):
+        run(predict, tmp_path)
+
+
+def test_all_models_are_shown_with_what_they_could_not_find(cited):
+    out = run(predict, cited, "--case", "kempner").stdout
+    for text in (
+        "* two-level  error", "beta: not identifiable (at its bound of 0)",
+        "no peak: the usl's beta is not identifiable from these sizes",
+        "chosen by that error, never by the fit to all sizes: two-level",
+        "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",
+        "diminishing returns from 32 to 64: each added rank gains 68 %",
+    ):  # fmt: skip
+        assert text in out
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
+    out = run(predict, cited, "--case", "cyclone").stdout
+    rows = [line.split() for line in out.splitlines()]
+    assert ["2", "42.06", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
+    assert ["4", "25.61", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
+    assert "no model and no prediction: 3 distinct sizes" in out
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("efficiency=0.8", "recommended: 4 (efficiency >= 80 %)"),
+        ("fastest", "recommended: 8 (fastest)"),
+        ("deadline=04:00:00", "recommended: 4 (fewest ranks done in 4 h): takes 3.5 h"),
+        ("budget=13", "recommended: 2 (fastest within 13 device-hours): 13 device-hours, 6.5 h"),
+        ("budget=1", "recommended: none (fastest within 1 device-hours): the cheapest costs 12"),
+    ],
+)
+def test_the_guides_table_under_each_rule(cited, rule, text):
+    out = run(predict, cited, "--case", "guide_a100", "--rule", rule).stdout
+    assert text in out
+    assert "diminishing returns from 4 to 8: each added rank gains 64 %" in out
+    assert "[target]" in out
+
+
+def test_the_models_are_one_json_object(cited):
+    done = run(predict, cited, "--case", "bertbase_amp", "--json")
+    found = json.loads(done.stdout)
+    assert found["chosen"] == found["models"][0]["model"]
+    assert found["models"][0]["held_out_error"] == min(m["held_out_error"] for m in found["models"])
+    assert [one["world_size"] for one in found["breaks"]] == [16]
+    assert found["points"][0]["karp_flatt"] is None
+    assert found["recommendation"]["world_size"] == 32 or found["recommendation"]["why"]
+
+
+def test_a_measured_ladder_meets_a_deadline_by_its_samples(ladder):
+    done = run(predict, ladder, "--rule", "deadline=100", "--samples", 100_000)
+    assert "recommended: 2 (fewest ranks done in 100 s): takes 93.8 s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--at", "16"], 0, ""),
+        (["--at", "99"], 1, ""),
+        (["--at", "16", "--case", "nothing"], 2, "Error: no series has 'nothing' in its name"),
+        (["--rule", "cheap"], 2, "Error: --rule cheap is no rule; give efficiency=FRACTION"),
+        (["--at", "0"], 2, "Error: "),
+        (["--level", "1"], 2, "Error: "),
+        (["--rule", "budget=1"], 2, "Error: test_strong_scaling[workload=mlp-global_batch=64]: "),
+    ],
+)
+def test_the_command_ends_with_the_code_of_what_happened(ladder, arguments, code, said):
+    done = subprocess.run(
+        [sys.executable, "lockstep.py", "predict", str(ladder), *arguments], cwd=ROOT,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said in done.stderr
+    assert bool(said) == bool(done.stderr)
