@@ -3,6 +3,9 @@
 The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
 `collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
 
+`statistics`, `rounds`, `diagnosis` and `attribution` hold the arithmetic of intervals, of a
+launch's rounds, of what is odd about them, and of what a step's time is lost to.
+
 `imports` stands beside `load` and turns other people's tables into the same rows. What
 `lockstep report --csv` and `--json` print for each point:
 
@@ -21,6 +24,8 @@ The panels share `parts`: `ladders` for strong and weak scaling, `settings` for 
 | speedup, parallel_efficiency, each with _low, _high | ratios, never per cent |
 | time_ratio | baseline step time / step time (weak and fixed-epochs) |
 | device_hours, device_hours_per | world size times hours, for one run or for 1e6 samples |
+| extra_device_hours, cost | device-hours over the baseline's less 1; times `--cost-per-gpu-hour` |
+| num_far_out | rounds far outside the quartiles of their launch; none is left out |
 | mfu, peak_memory_bytes, imbalance | model FLOP/s over peak; largest rank; slowest over mean rank |
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |

@@ -52,7 +52,7 @@ def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
         "n", "Global batch", "Rows", f"Time ({unit})", "Step time (ms)",
         f"Rate ({facts.get('unit', '')})" if relative else f"Throughput ({sample}/s)", "Speed-up",
         "Efficiency (%)", "95 % interval (%)", "Weak view (%)" if fixed else "Time ratio", cost,
-        "Flags",
+        "Over the baseline (%)", cost.replace("GPU-hours", "Cost"), "Flags",
     )  # fmt: skip
     rows = [_imported_row(p, per, fixed, relative) for p in series.points]
     said = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
@@ -72,6 +72,7 @@ def _imported_row(point: Point, per: float, fixed: bool, relative: bool) -> list
         number(None if point.time_s is None else point.time_s / per), number(step), number(rate),
         ratio(point.speedup), percent(point.parallel_efficiency),
         percent_span(point.efficiency_interval), view, formats.trimmed(point.device_hours),
+        percent(point.extra_device_hours), number(point.cost),
         str(len(point.flags)) if point.flags else "",
     ]  # fmt: skip
 

@@ -22,6 +22,7 @@ Examples:
   lockstep report results/laptop
   lockstep report results/a results/b --output both.html
   lockstep report results/laptop --baseline 4 --threshold 0.8
+  lockstep report results/first --cost-per-gpu-hour 2.50
   lockstep report results/laptop --csv > points.csv
 
 \b
@@ -56,6 +57,9 @@ Further columns are kept: lockstep report --json and --csv print them as details
     "--threshold", type=click.FloatRange(0, 1), default=0.7, show_default=True,
     help="Least parallel efficiency that is called good.",
 )  # fmt: skip
+@click.option(
+    "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
 def report(
     paths: tuple[Path, ...],
@@ -64,6 +68,7 @@ def report(
     as_json: bool,
     baseline: int | None,
     threshold: float,
+    cost_per_gpu_hour: float | None,
     force: bool,
 ) -> int:
     """Turn results into one self-contained page and a table of speed-up and efficiency.
@@ -79,7 +84,7 @@ def report(
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
     results = load(paths)
-    series = series_of(results.rows, baseline)
+    series = series_of(results.rows, baseline, cost_per_gpu_hour)
     _say_kept_baselines(series, baseline)
     _say_unequal_ranks(series)
     for why in results.unread:
@@ -90,7 +95,9 @@ def report(
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
-    _write_page(results, series, threshold, _command(paths, baseline, threshold), target)
+    _write_page(
+        results, series, threshold, _command(paths, baseline, threshold, cost_per_gpu_hour), target
+    )
     _print_points(results, series)
     click.echo(f"\nreport: {target}")
     return code
@@ -171,11 +178,14 @@ def _refuse_foreign(target: Path, force: bool) -> None:
     raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")
 
 
-def _command(paths: tuple[Path, ...], baseline: int | None, threshold: float) -> str:
+def _command(
+    paths: tuple[Path, ...], baseline: int | None, threshold: float, cost: float | None
+) -> str:
     """Return the command line whose figures are these, defaults spelt out."""
     import shlex
 
     chosen = ["--baseline", str(baseline)] if baseline is not None else []
+    chosen += ["--cost-per-gpu-hour", str(cost)] if cost is not None else []
     words = ["lockstep", "report", *map(str, paths), *chosen, "--threshold", str(threshold)]
     return shlex.join(words)
 

@@ -75,7 +75,8 @@ def _scaling_table(series: Series, hours: str) -> Table:
         "Ranks", "Nodes", "Local batch" if strong else "Global batch", "Launches",
         "Step time (ms)",
         "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
-        "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})", "MFU (%)",
+        "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})",
+        "Over the baseline (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
         "Memory (GB)", "Imbalance", "Flags",
     )  # fmt: skip
     note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}"
@@ -98,7 +99,8 @@ def _scaling_row(point: Point, strong: bool) -> list[str]:
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
         ratio(point.speedup), percent(point.parallel_efficiency),
         percent_span(point.efficiency_interval), ratio(point.time_ratio),
-        formats.trimmed(point.device_hours), percent(median(mfus) if mfus else None),
+        formats.trimmed(point.device_hours), percent(point.extra_device_hours), number(point.cost),
+        percent(median(mfus) if mfus else None),
         number(memory / GIGA if memory else None), ratio(max(imbalance, default=None)),
         str(len(point.flags)) if point.flags else "",
     ]  # fmt: skip

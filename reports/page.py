@@ -264,11 +264,13 @@ def console_table(results: Results, series: Sequence[Series]) -> list[str]:
     times = any(point.time_s is not None for one in shown for point in one.points)
     hours = "rank-hours" if facts.on_cpus(results) else "GPU-hours"
     header = ["series", "n", "speed-up", "efficiency", hours, "throughput", "step time"]
+    costs = any(point.cost is not None for one in shown for point in one.points)
+    header += ["cost"] if costs else []
     header += ["time"] if times else []
     header += ["weak view"] if weak_view else []
     header.append("baseline")
     rows = [header]
-    rows += [_console_row(one, p, times, weak_view) for one in shown for p in one.points]
+    rows += [_console_row(one, p, costs, times, weak_view) for one in shown for p in one.points]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return [_aligned(row, widths) for row in rows]
 
@@ -280,7 +282,9 @@ def _aligned(row: list[str], widths: list[int]) -> str:
     return line.replace(formats.DASH, "-").replace(formats.THIN, "").rstrip()
 
 
-def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> list[str]:
+def _console_row(
+    series: Series, point: Point, costs: bool, times: bool, weak_view: bool
+) -> list[str]:
     row = series.row
     origin = "" if row.origin == "measured" else f"[{row.origin}] "
     study = f"{row.study} " if row.origin == "measured" else ""
@@ -294,6 +298,7 @@ def _console_row(series: Series, point: Point, times: bool, weak_view: bool) -> 
         formats.DASH if through is None else f"{number(through)} {row.sample_unit}/s",
         formats.DASH if point.step_s is None else f"{number(point.step_s * 1e3)} ms",
     ]
+    cells += [number(point.cost)] * costs
     cells += [formats.duration(point.time_s)] * times
     fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
     cells += [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view

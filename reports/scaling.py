@@ -39,6 +39,8 @@ class Point:
         step_s: Median over launches of the launch's median step.
         time_ratio: Baseline step time over step time, where the local batch is fixed.
         device_hours: World size times hours, for what `device_hours_per` names.
+        extra_device_hours: Device-hours over the baseline's, less 1.
+        cost: Device-hours times the price of one; None where no price is known.
     """
 
     world_size: int
@@ -57,6 +59,8 @@ class Point:
     time_ratio: float | None = None
     device_hours: float | None = None
     device_hours_per: str | None = None
+    extra_device_hours: float | None = None
+    cost: float | None = None
     flags: list[str] = field(default_factory=list)
 
     @property
@@ -91,12 +95,15 @@ class Series:
         return next(p for p in self.points if p.world_size == self.baseline)
 
 
-def series_of(rows: Iterable[Row], baseline: int | None = None) -> list[Series]:
+def series_of(
+    rows: Iterable[Row], baseline: int | None = None, cost_per_hour: float | None = None
+) -> list[Series]:
     """Group rows into series with speed-up, efficiency and intervals.
 
     Args:
         rows: The tidy table.
         baseline: World size to divide by; series without it keep their smallest size.
+        cost_per_hour: Price of one device-hour, in any currency.
 
     Raises:
         ValueError: No series was measured at the baseline asked for.
@@ -108,7 +115,11 @@ def series_of(rows: Iterable[Row], baseline: int | None = None) -> list[Series]:
     if baseline is not None and not any(baseline in sizes for sizes in grouped.values()):
         known = sorted({size for sizes in grouped.values() for size in sizes})
         raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
-    return [_series(case, sizes, baseline) for (_, case), sizes in grouped.items()]
+    made = [_series(case, sizes, baseline) for (_, case), sizes in grouped.items()]
+    for point in (point for one in made for point in one.points):
+        if cost_per_hour is not None and point.device_hours is not None:
+            point.cost = point.device_hours * cost_per_hour
+    return made
 
 
 def _series(case: str, sizes: dict[int, list[Row]], baseline: int | None) -> Series:
@@ -145,6 +156,8 @@ def _relate(point: Point, base: Point) -> None:
     if point is base:
         point.time_ratio = 1.0 if _has_time_ratio(point, base) else None
         return
+    if point.device_hours and base.device_hours:
+        point.extra_device_hours = point.device_hours / base.device_hours - 1
     factor = point.world_size / base.world_size
     point.speedup = point.rate / base.rate
     point.parallel_efficiency = point.speedup / factor
@@ -244,7 +257,9 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"parallel_efficiency": point.parallel_efficiency}
         | _bounds("parallel_efficiency", point.efficiency_interval)
         | {"time_ratio": point.time_ratio, "device_hours": point.device_hours}
-        | {"device_hours_per": point.device_hours_per, "mfu": median(utilisation) if utilisation
+        | {"device_hours_per": point.device_hours_per, "cost": point.cost}
+        | {"extra_device_hours": point.extra_device_hours}
+        | {"mfu": median(utilisation) if utilisation
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
         | {"imbalance": max(imbalances, default=None), "flags": point.flags}

@@ -249,3 +249,15 @@ def test_reporting_needs_no_torch_and_help_no_heavy_import(tmp_path):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_price_gives_every_point_a_cost(tmp_path):
+    strong_tree(tmp_path)
+    done = run(report, tmp_path, "--cost-per-gpu-hour", "2.5")
+    page = (tmp_path / "report.html").read_text()
+    # A million images take 0.434 and 0.543 GPU-hours.
+    assert [line[12] for line in lines_of(done)[1:3]] == ["1.09", "1.36"]
+    assert "Cost (per 10" in page
+    assert "--cost-per-gpu-hour 2.5" in page
+    points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
+    assert [point["cost"] for point in points] == [None, None]

@@ -151,6 +151,24 @@ def test_the_cost_of_a_million_samples():
     assert point.device_hours_per == "1e6 images"
 
 
+def test_what_more_devices_cost_over_the_baseline():
+    # 12, 13, 14, 16 GPU-hours: 8, 17 and 33 % more than one GPU takes; at 2.50 an hour, 30 to 40.
+    rows = times({1: 12, 2: 6.5, 4: 3.5, 8: 2})
+    (series,) = series_of(rows, cost_per_hour=2.5)
+    found = series.points
+    assert [p.device_hours for p in found] == pytest.approx([12, 13, 14, 16])
+    assert [round(100 * p.extra_device_hours) for p in found[1:]] == [8, 17, 33]
+    assert [p.cost for p in found] == pytest.approx([30, 32.5, 35, 40])
+    assert points(rows)[0].cost is None
+
+
+def test_a_cost_follows_the_mean_step():
+    # 100 samples in 0.1 s at the median, 0.12 s at the mean: a million samples take 1200 s.
+    (point,) = points([row(1, 1000.0, throughput_samples_per_s=1000.0, step_s=0.1, rounds=5,
+                           mean_step_s=0.12, stddev_step_s=0.0)])  # fmt: skip
+    assert point.device_hours == pytest.approx(1200 / 3600)
+
+
 def test_a_loader_has_no_cost():
     one = Row("l", "c", "loader", "w", 1, 10.0, throughput_samples_per_s=10.0)
     assert points([one])[0].device_hours is None
