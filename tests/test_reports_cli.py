@@ -257,7 +257,7 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     page = (tmp_path / "report.html").read_text()
     # A million images take 0.434 and 0.543 GPU-hours.
     assert [line[12] for line in lines_of(done)[1:3]] == ["1.09", "1.36"]
-    assert "Cost (per 10" in page
+    assert '<th scope="col">Cost<' in page
     assert "--cost-per-gpu-hour 2.5" in page
     points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
     assert [point["cost"] for point in points] == [None, None]
