@@ -1,0 +1,649 @@
+"""Campaigns with one planted defect each, and clean ones of the same kinds that come close to it.
+
+Measured campaigns are result trees with launches whose times vary by 1 to 3 %; cited ones are CSV
+tables brought in as `lockstep import` does. All noise is drawn from a seed.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data.report_samples import document, entry, provenance, record, write
+
+from bench.record import KEY
+from reports import imports
+
+ROUND_SD = 0.005
+LAUNCH_SD = 0.01
+Change = Callable[[int, int], dict[str, Any]]
+Edit = Callable[[dict[str, Any], int, int], None]
+
+
+def nothing(size: int, repeat: int) -> dict[str, Any]:
+    return {}
+
+
+def strong(size: int, step_s: float = 0.1, serial: float = 0.02) -> float:
+    """Seconds of a step whose serial share stays."""
+    return step_s * ((1 - serial) / size + serial)
+
+
+def weak(size: int, step_s: float = 0.1, added: float = 0.02) -> float:
+    """Seconds of a step that each doubling lengthens by a share."""
+    return step_s * (1 + added * np.log2(size))
+
+
+@dataclass
+class Case:
+    """A case, the seconds of its step at each size, and what its record has of its own."""
+
+    name: str = "strong[64]"
+    study: str = "strong"
+    step_s: Callable[[int], float] = strong
+    changes: Change = nothing
+
+
+WEAK = Case("weak[64]", "weak", weak)
+
+
+def ranks(size: int, threads: int = 1, cores: int = 64, device: str = "cuda:0") -> dict[str, Any]:
+    """Return provenance whose ranks know their threads and the cores of their host."""
+    known = provenance(size, device, threads_per_rank=threads)
+    for rank in known["ranks"]:
+        rank |= {"num_threads": threads, "cores": list(range(cores))}
+    return known
+
+
+def measured(
+    root: Path,
+    seed: int,
+    cases: tuple[Case, ...] = (Case(),),
+    sizes: tuple[int, ...] = (1, 2, 4, 8),
+    launches: Callable[[int], int] = lambda size: 3,
+    facts: Change = nothing,
+    edit: Edit | None = None,
+    sd: float = LAUNCH_SD,
+) -> Path:
+    """Write a campaign of noisy launches; `edit` may change a result before it is written."""
+    draw = np.random.default_rng(seed)
+    for size in sizes:
+        for repeat in range(launches(size)):
+            made = {case.name: _record(draw, case, size, repeat, sd) for case in cases}
+            own = {"provenance": ranks(size), "repeat": repeat} | facts(size, repeat)
+            content = document(f"w{size}-r{repeat}", size, made, **own)
+            if edit:
+                edit(content, size, repeat)
+            write(root, content)
+    return root
+
+
+def _record(draw: np.random.Generator, case: Case, size: int, repeat: int, sd: float) -> Any:
+    own = {"num_nodes": max(1, size // 8)} | case.changes(size, repeat)
+    plain = record(case.study, size, **own)
+    times = 4 * case.step_s(size) * np.exp(sd * draw.standard_normal())
+    noise = np.exp(ROUND_SD * draw.standard_normal((size, len(plain.rank_round_s[0]))))
+    return record(case.study, size, **({"rank_round_s": (times * noise).tolist()} | own))
+
+
+def cited(root: Path, text: str, *more: str) -> Path:
+    """Import tables given as CSV text."""
+    root.mkdir(parents=True, exist_ok=True)
+    paths = [root / f"table{number}.csv" for number in range(1 + len(more))]
+    for path, content in zip(paths, (text, *more), strict=True):
+        path.write_text(content)
+    imports.write(imports.read(paths, 50_000), paths, root / "imported")
+    return root / "imported"
+
+
+def table(
+    values: dict[int, float], metric: str = "throughput", unit: str = "images/s", **columns: Any
+) -> str:
+    """Return a table as CSV, a column's value the same in all lines or given by the size."""
+    names = ["n", "value", "metric", "unit", *columns]
+    lines = [",".join(names)]
+    for size, value in values.items():
+        own = [one(size) if callable(one) else one for one in columns.values()]
+        lines.append(",".join(map(str, [size, value, metric, unit, *own])))
+    return "\n".join(lines) + "\n"
+
+
+def joined(*tables: str) -> str:
+    """Return tables of the same columns as one."""
+    head = tables[0].splitlines()[0]
+    return "\n".join([head, *(line for text in tables for line in text.splitlines()[1:])]) + "\n"
+
+
+def at(size: int, **changes: Any) -> Change:
+    """Change the record, or the facts, of one size only."""
+    return lambda here, repeat: changes if here == size else {}
+
+
+def always(**changes: Any) -> Change:
+    return lambda size, repeat: changes
+
+
+def block_of(content: dict[str, Any]) -> dict[str, Any]:
+    return content["benchmarks"][0]["extra_info"][KEY]
+
+
+def edited(where: tuple[int, int], change: Callable[[dict[str, Any]], None]) -> Edit:
+    """Change the content of one launch, named by size and repeat."""
+
+    def edit(content: dict[str, Any], size: int, repeat: int) -> None:
+        if (size, repeat) == where:
+            change(content)
+
+    return edit
+
+
+# Planted: what a campaign of each is made by, the rule that must name it, and where it must point.
+
+
+@dataclass
+class Planted:
+    rule: str
+    where: str
+    make: Callable[[Path], Path]
+    # What else is true of such a set and cannot be left out.
+    also: tuple[str, ...] = ()
+
+
+def stored(factor: Callable[[int], float]) -> Edit:
+    def edit(content: dict[str, Any], size: int, repeat: int) -> None:
+        block_of(content)["throughput_samples_per_s"] *= factor(size)
+
+    return edit
+
+
+def scaled_mean(content: dict[str, Any]) -> None:
+    content["benchmarks"][0]["stats"]["mean"] *= 1.02
+
+
+def copied(root: Path) -> Path:
+    """Give the second launch of two ranks the rounds of the first."""
+    measured(root, 34)
+    path = root / "launches" / "w2-r1" / "result.json"
+    content = json.loads((root / "launches" / "w2-r0" / "result.json").read_text())
+    content[KEY] |= {"launch": "w2-r1", "repeat": 1}
+    path.write_text(json.dumps(content))
+    return root
+
+
+def cut(root: Path) -> Path:
+    measured(root, 37)
+    path = root / "launches" / "w4-r1" / "result.json"
+    path.write_text(path.read_text()[:200])
+    return root
+
+
+def planned(root: Path, *names: str) -> Path:
+    """Write a campaign file that plans launches beyond those that are there."""
+    there = sorted(path.name for path in (root / "launches").iterdir())
+    launches = [
+        {"name": name, "world_size": int(name.split("-")[0][1:])} for name in (*there, *names)
+    ]
+    content = {"schema": 1, "name": "demo", "launches": launches}
+    (root / "campaign.json").write_text(json.dumps(content))
+    return root
+
+
+def buckets(*sizes: tuple[int, list[int]]) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            f"bucket[{cap}]", "bucket", weak,
+            always(factors={"workload": "resnet18", "bucket_cap_mb": cap}, workload="resnet18",
+                   details={"bucket_bytes": real}),
+        )
+        for cap, real in sizes
+    )  # fmt: skip
+
+
+def precisions(*asked: str, **changes: Any) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            f"precision[{name}]", "precision", weak,
+            always(**({"factors": {"workload": "mlp", "precision": name}, "precision": name}
+                      | (changes if name != "fp32" else {}))),
+        )
+        for name in asked
+    )  # fmt: skip
+
+
+def curve(rates: dict[int, float]) -> Callable[[int], float]:
+    """Return the step of a weak case whose throughput is so many times that of one rank."""
+    return lambda size: 0.1 * size / rates[size]
+
+
+def epochs(factor: Callable[[int], float]) -> list[str]:
+    """Return logs of epochs of 1 and 2 ranks, whose images/s are off by a factor."""
+    head = (
+        "timestamp,jobid,commit,epoch,epochs,world_size,gpus,batch_per_gpu,global_batch,"
+        "train_loss,train_acc,val_loss,val_acc,epoch_time_s,images_per_sec\n"
+    )
+    texts = []
+    for size, seconds in ((1, 20.0), (2, 10.6)):
+        text = head
+        for epoch in range(1, 6):
+            taken = seconds * (1 + 0.002 * epoch)
+            rate = factor(size) * 50_000 / taken
+            text += f"t,{900 + size},c,{epoch},5,{size},{size},128,{128 * size},1,1,1,1,"
+            text += f"{taken},{rate}\n"
+        texts.append(text)
+    return texts
+
+
+TIMES = {1: 100.0, 2: 52.0, 4: 27.0, 8: 14.5}
+RATES = {1: 500.0, 2: 962.0, 4: 1852.0, 8: 3448.0}
+STUDY = {"source": "one study", "model": "resnet", "scaling": "strong"}
+# CSCS, Inception v3 on p2.xlarge, synthetic images: images/s of 1 to 128 workers.
+CSCS = {1: 30.55, 2: 57.45, 4: 114.57, 8: 228.41, 16: 431.64, 32: 825.64, 64: 996.32, 128: 1077.59}
+FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
+
+PLANTED: dict[str, Planted] = {
+    "strong, but the global batch doubles at 2": Planted(
+        "constant-work", "strong[64], world sizes 1 and 2",
+        lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
+    ),
+    "weak, but the local batch halves at 4": Planted(
+        "constant-work", "weak[64], world sizes 1 and 4",
+        lambda root: measured(root, 2, (Case("weak[64]", "weak", weak, at(
+            4, local_batch=32, global_batch=128, samples_per_step=128)),)),
+    ),
+    "repeats of one point with other samples": Planted(
+        "constant-work", "strong[64], world size 2, launches w2-r0 and w2-r1",
+        lambda root: measured(root, 3, (Case(changes=lambda size, repeat: {
+            "samples_per_step": 72} if (size, repeat) == (2, 1) else {}),)),
+    ),
+    "a cited strong table with a smaller batch at 4": Planted(
+        "constant-work", "table table0",
+        lambda root: cited(root, table(RATES, scaling="strong",
+                                       global_batch=lambda n: 480 if n == 4 else 512)),
+    ),
+    "more samples a step than its batch holds": Planted(
+        "constant-work", "weak[64] at world size 4",
+        lambda root: measured(root, 5, (Case("weak[64]", "weak", lambda n: weak(n) * (
+            1.5 if n == 4 else 1), at(4, samples_per_step=384)),)),
+    ),
+    "fixed epochs called strong": Planted(
+        "fixed-epochs-as-strong", "table table0",
+        lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", **FIXED)),
+    ),
+    "times of a growing batch, no scaling stated": Planted(
+        "fixed-epochs-as-strong", "table table0",
+        lambda root: cited(root, table(TIMES, "time", "s", **FIXED)),
+    ),
+    "fixed epochs": Planted(
+        "fixed-epochs", "table table0",
+        lambda root: cited(root, table(TIMES, "time", "s", scaling="fixed epochs", **FIXED)),
+    ),
+    "stored throughput a tenth too high": Planted(
+        "samples-time", "strong[64] at world size 4, launch w4-r1",
+        lambda root: measured(root, 9, edit=edited((4, 1), lambda content: stored(
+            lambda size: 1.1)(content, 4, 1))),
+    ),
+    "a mean that is not that of the rounds": Planted(
+        "samples-time", "strong[64] at world size 2, launch w2-r0",
+        lambda root: measured(root, 10, edit=edited((2, 0), scaled_mean)),
+    ),
+    "stored throughput multiplied by the ranks": Planted(
+        "doubled-world-size", "strong[64] at world size 8, launch w8-r2",
+        lambda root: measured(root, 11, edit=stored(float)),
+    ),
+    "samples of a step multiplied by the ranks": Planted(
+        "doubled-world-size", "weak[64] at world size 4",
+        lambda root: measured(root, 12, (Case("weak[64]", "weak", lambda n: n * weak(n), lambda
+                                              size, repeat: {"samples_per_step": 64 * size**2}),)),
+    ),
+    "cited throughput of twice the samples": Planted(
+        "doubled-world-size", "table rate at world size 2",
+        lambda root: cited(
+            root,
+            table(TIMES, "time", "s", samples=50_000, table_id="time", **STUDY),
+            table({n: n * 50_000 / t for n, t in TIMES.items()}, table_id="rate", **STUDY)),
+        also=("super-linear",),
+    ),
+    "a log of images/s counted once per rank": Planted(
+        "doubled-world-size", "world size 2, job 902",
+        lambda root: cited(root, *epochs(float)), also=("fixed-epochs", "no-repeat"),
+    ),
+    "hours and throughput that part": Planted(
+        "contradiction", "table rate at world size 2, table time",
+        lambda root: cited(
+            root,
+            table({1: 12, 2: 6.5, 4: 3.5}, "time", "h", table_id="time", **STUDY),
+            table({1: 40, 2: 80, 4: 160}, "throughput", "samples/s", table_id="rate", **STUDY)),
+    ),
+    "512 samples on 12 ranks": Planted(
+        "truncated-batch", "at world size 12",
+        lambda root: measured(root, 16, (Case("strong[512]", "strong", strong, lambda n, repeat: {
+            "factors": {"workload": "mlp", "global_batch": 512}, "global_batch": 504,
+            "local_batch": 504 // n, "samples_per_step": 504} if n == 12 else {
+            "factors": {"workload": "mlp", "global_batch": 504}, "global_batch": 504,
+            "local_batch": 504 // n, "samples_per_step": 504}),),
+            sizes=(1, 2, 3, 4, 6, 12)),
+    ),
+    "a cited batch of 512 on 12": Planted(
+        "truncated-batch", "table table0 at world size 12",
+        lambda root: cited(root, table(RATES | {12: 4900.0}, scaling="strong", global_batch=512)),
+    ),
+    "short steps that wait": Planted(
+        "small-batch", "weak[64] at world size 2, 4",
+        lambda root: measured(root, 18, (Case("weak[64]", "weak", lambda n: {
+            1: 0.00392, 2: 0.00449, 4: 0.00521}[n]),), sizes=(1, 2, 4)),
+    ),
+    "faster than each rank alone": Planted(
+        "super-linear", "weak[64] at world size 4",
+        lambda root: measured(root, 19, (Case("weak[64]", "weak", curve(
+            {1: 1, 2: 1.97, 4: 4.6, 8: 8.8})),), launches=lambda size: 5),
+    ),
+    "a cited efficiency of 1.08": Planted(
+        "super-linear", "table table0 at world size 2",
+        lambda root: cited(root, table({1: 100, 2: 216, 4: 408}, scaling="weak")),
+    ),
+    "nothing between 2 and 8": Planted(
+        "ladder-gap", "strong[64] at world size 2, 8",
+        lambda root: measured(root, 21, sizes=(1, 2, 8)),
+    ),
+    "no single rank": Planted(
+        "no-baseline", "strong[64] at world size 2",
+        lambda root: measured(root, 22, sizes=(2, 4, 8)),
+    ),
+    "throughput falls at 8": Planted(
+        "break", "weak[64] at world size 8",
+        lambda root: measured(root, 23, (Case("weak[64]", "weak", curve(
+            {1: 1, 2: 1.95, 4: 3.8, 8: 3.3})),)),
+    ),
+    "a cited cluster whose network is full": Planted(
+        "break", "table table0 at world size 128",
+        lambda root: cited(root, table(CSCS, scaling="weak")),
+    ),
+    "the edge of the node": Planted(
+        "break", "weak[64] at world size 8",
+        lambda root: measured(root, 25, (Case("weak[64]", "weak", curve(
+            {1: 1, 2: 1.98, 4: 3.92, 8: 5.6, 16: 11.0}), lambda n, repeat: {
+                "num_nodes": max(1, n // 4)}),), sizes=(1, 2, 4, 8, 16)),
+    ),
+    "one point far below its neighbours": Planted(
+        "outlier", "table table0 at world size 2",
+        lambda root: cited(root, table({1: 329, 2: 520.8, 4: 1249}, scaling="weak")),
+        also=("break",),
+    ),
+    "another driver in one launch": Planted(
+        "mixed-provenance", "launches w1-r0 and w4-r1",
+        lambda root: measured(root, 27, facts=lambda n, r: {"provenance": ranks(n) | {
+            "driver": "575.0"}} if (n, r) == (4, 1) else {}),
+    ),
+    "another image at 8 ranks": Planted(
+        "mixed-provenance", "launches w1-r0 and w8-r0",
+        lambda root: measured(root, 28, facts=lambda n, r: {"provenance": ranks(n) | {
+            "image_sha256": "cd34"}} if n == 8 else {}),
+    ),
+    "fp32 and bf16 under one name": Planted(
+        "mixed-cases", "strong[64], world sizes 1 and 2, launches w1-r0 and w2-r2",
+        lambda root: measured(root, 29, (Case(changes=lambda n, r: {"precision": "bf16"} if (
+            n, r) == (2, 2) else {}),)),
+    ),
+    "eight threads a rank on eight cores": Planted(
+        "oversubscription", "launch w2-r0, host node1",
+        lambda root: measured(root, 30, facts=lambda n, r: {
+            "provenance": ranks(n, threads=8, cores=8)}, sizes=(1, 2)),
+    ),
+    "eight threads of one rank against one of eight": Planted(
+        "unequal-ranks", "strong[64]",
+        lambda root: measured(root, 31, facts=lambda n, r: {
+            "provenance": ranks(n, threads=8 // n, cores=8, device="cpu")}),
+    ),
+    "one launch at 4": Planted(
+        "no-repeat", "strong[64] at world size 4",
+        lambda root: measured(root, 32, launches=lambda size: 1 if size == 4 else 2),
+    ),
+    "five launches at 8 and two elsewhere": Planted(
+        "uneven-repeats", "strong[64] at world size 1, 8",
+        lambda root: measured(root, 33, launches=lambda size: 5 if size == 8 else 2),
+    ),
+    "a copied launch": Planted("duplicate", "strong[64] at world size 2", copied),
+    "three rounds of two steps": Planted(
+        "too-few-steps", "strong[64] at world size 1, 2, 4, 8",
+        lambda root: measured(root, 35, (Case(changes=lambda n, r: {
+            "steps_per_round": 2, "rank_round_s": [
+                [0.2 * strong(n) * (1 + 0.01 * k + 0.003 * r) for k in range(3)]] * n}),)),
+    ),
+    "a launch that was stopped": Planted(
+        "unfinished-launch", "launch w8-r1",
+        lambda root: measured(root, 36, facts=lambda n, r: {"complete": (n, r) != (8, 1)}),
+    ),
+    "a launch cut short on disk": Planted("unreadable-launch", "w4-r1", cut),
+    "a case that failed once": Planted(
+        "failed-case", "weak[64], launch w4-r2",
+        lambda root: measured(root, 38, facts=lambda n, r: {"failed": [
+            {"case": "weak[64]", "reason": "rank 1 ran out of memory"}]} if (
+                n, r) == (4, 2) else {}),
+    ),
+    "a launch that never ran": Planted(
+        "missing-case", "every case at world size 16, launch w16-r0",
+        lambda root: planned(measured(root, 39), "w16-r0"),
+    ),
+    "a case of which nothing is there": Planted(
+        "missing-case", "weak[64], launch w2-r1",
+        lambda root: measured(root, 40, facts=lambda n, r: {
+            "expected": ["bench/test_x.py::strong[64]", "bench/test_x.py::weak[64]"]} if (
+                n, r) == (2, 1) else {}),
+    ),
+    "bf16 in software": Planted(
+        "precision-fell-back", "precision[bf16] at world size 1",
+        lambda root: measured(root, 41, precisions("fp32", "bf16", flags=[
+            "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16"])),
+    ),
+    "tf32 asked for, fp32 computed": Planted(
+        "precision-fell-back", "precision[tf32] at world size 2",
+        lambda root: measured(root, 42, precisions("fp32", "tf32", precision="fp32")),
+    ),
+    "bucket caps of 50 and 100 MB": Planted(
+        "duplicate-buckets", "resnet18 at world size 2, 4",
+        lambda root: measured(root, 43, buckets(
+            (25, [9_460_000, 26_490_000, 8_740_000]), (50, [44_700_000]), (100, [44_700_000])),
+            sizes=(2, 4)),
+    ),
+    "more than the peak": Planted(
+        "above-peak", "strong[64] at world size 1",
+        lambda root: measured(root, 44, (Case(changes=always(
+            flop_per_sample=1.7e12, peak_flop_per_s=1e15)),)),
+    ),
+    "parameters that part": Planted(
+        "wrong-result", "strong[64] at world size 4",
+        lambda root: measured(root, 45, (Case(changes=at(4, checks={"parameters_equal": False})),)),
+    ),
+    "a straggler": Planted(
+        "flagged", "strong[64] at world size 8",
+        lambda root: measured(root, 46, (Case(changes=at(8, flags=[
+            "straggler: rank 3 on node1 takes 1.30 times as long as the other ranks"])),)),
+    ),
+    "an expectation": Planted(
+        "not-measured", "table table0",
+        lambda root: cited(root, table(RATES, scaling="strong", note='"EXPECTED, NOT MEASURED"')),
+    ),
+}  # fmt: skip
+
+
+# Clean: as near to each rule as it may come.
+
+
+def others(root: Path) -> Path:
+    """Write two launches of someone else's benchmark."""
+    root.mkdir()
+    for number, median in enumerate((0.2, 0.203)):
+        stats = {"median": median, "mean": 0.21 + number / 1e3, "min": 0.19, "max": 0.25,
+                 "stddev": 0.01, "rounds": 7}  # fmt: skip
+        content = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
+        (root / f"{number}.json").write_text(json.dumps(content))
+    return root
+
+
+def in_parts(root: Path) -> Path:
+    """Write each launch as two parts of two cases each."""
+    draw = np.random.default_rng(77)
+    for size in (1, 2, 4):
+        for repeat in range(2):
+            for part, case in enumerate((Case(), WEAK), start=1):
+                made = {case.name: _record(draw, case, size, repeat, LAUNCH_SD)}
+                facts = {"provenance": ranks(size), "repeat": repeat, "part": [part, 2]}
+                write(root, document(f"w{size}-r{repeat}-p{part}", size, made, **facts))
+    return root
+
+
+def without_stored(root: Path) -> Path:
+    """Write results whose numbers that follow from others were left out."""
+
+    def bare(content: dict[str, Any], size: int, repeat: int) -> None:
+        for name in ("samples", "elapsed_s", "throughput_samples_per_s", "mfu"):
+            del block_of(content)[name]
+
+    return measured(root, 78, edit=bare)
+
+
+def with_own_entry(root: Path) -> Path:
+    """Write launches that hold someone else's benchmark beside ours."""
+
+    def add(content: dict[str, Any], size: int, repeat: int) -> None:
+        foreign = entry("test_sort", record(rank_round_s=[[0.1 + repeat / 99, 0.12, 0.11]]))
+        content["benchmarks"].append(foreign | {"extra_info": {}})
+
+    return measured(root, 79, sizes=(1,), edit=add)
+
+
+LOADERS = tuple(
+    Case(f"loader[{n}]", "loader", lambda size, n=n: 0.02 / (1 + n), always(
+        scaling=None, precision=None, factors={"dataset": "memory", "num_workers": n}))
+    for n in (0, 2, 4)
+)  # fmt: skip
+COLLECTIVES = tuple(
+    Case(f"collective[{n}]", "collective", lambda size, n=n: 1e-4 + n / 1e9, lambda size, repeat,
+         n=n: {"scaling": None, "workload": "all_reduce", "precision": None, "local_batch": None,
+               "global_batch": None, "samples_per_step": n, "sample_unit": "bytes",
+               "details": {"message_bytes": n, "algbw_gb_per_s": 1.0, "busbw_gb_per_s": 1.5},
+               "factors": {"collective": "all_reduce", "message_bytes": n}})
+    for n in (1024, 1 << 20)
+)  # fmt: skip
+SETTINGS = tuple(
+    Case(f"sensitivity[{rate}]", "sensitivity", lambda n, rate=rate: weak(n) * (1 + rate), always(
+        factors={"workload": "mlp", "learning_rate": rate}))
+    for rate in (0.1, 0.2)
+)  # fmt: skip
+
+
+def batch(size_of: int, scale: int = 1) -> Change:
+    """Return a strong case's global batch over the ranks; a sample may be so many tokens."""
+    return lambda n, repeat: {
+        "factors": {"workload": "mlp", "global_batch": size_of}, "global_batch": size_of,
+        "local_batch": size_of // n, "samples_per_step": size_of * scale,
+    }  # fmt: skip
+
+
+CLEAN: dict[str, Callable[[Path], Path]] = {
+    "strong, four sizes": lambda root: measured(root, 101),
+    "weak, four sizes": lambda root: measured(root, 102, (WEAK,)),
+    "strong and weak": lambda root: measured(root, 103, (Case(), WEAK)),
+    "one size": lambda root: measured(root, 104, sizes=(1,)),
+    "one size that is not one": lambda root: measured(root, 105, sizes=(4,)),
+    "two sizes": lambda root: measured(root, 106, sizes=(1, 2)),
+    "three sizes": lambda root: measured(root, 107, sizes=(1, 2, 4)),
+    "a factor of two at most": lambda root: measured(
+        root, 108, (Case(changes=batch(504)),), sizes=(1, 2, 3, 4, 6, 8, 12, 24)
+    ),
+    "504 on 12": lambda root: measured(
+        root, 109, (Case("strong[504]", changes=batch(504)),), sizes=(1, 2, 4, 6, 12)
+    ),
+    "five sizes, 3 % noise": lambda root: measured(root, 110, sizes=(1, 2, 4, 8, 16), sd=0.03),
+    "noise of 3 % and five launches": lambda root: measured(
+        root, 111, (WEAK,), launches=lambda size: 5, sd=0.03
+    ),
+    "efficiency 1.01 within its interval": lambda root: measured(
+        root, 112, (Case("weak[64]", "weak", curve({1: 1, 2: 2.02, 4: 4.02})),), sizes=(1, 2, 4),
+        sd=0.02,
+    ),
+    "tokens": lambda root: measured(root, 113, (Case(changes=batch(64, scale=512)),)),
+    "loaders": lambda root: measured(root, 114, LOADERS, sizes=(1, 2)),
+    "collectives": lambda root: measured(root, 115, COLLECTIVES, sizes=(2, 4, 8)),
+    "settings": lambda root: measured(root, 116, SETTINGS, sizes=(4,)),
+    "precisions that are what they say": lambda root: measured(
+        root, 117, precisions("fp32", "bf16", checks={"precision": "bf16"})
+    ),
+    "buckets that differ by one byte": lambda root: measured(
+        root, 118, buckets((25, [3_000_000, 1]), (50, [3_000_001])), sizes=(2, 4)
+    ),
+    "every study": lambda root: measured(
+        root, 119, (Case(), WEAK, *LOADERS, *SETTINGS, *precisions("fp32", "bf16")), sizes=(1, 2)
+    ),
+    "twice the launches and no more": lambda root: measured(
+        root, 120, launches=lambda size: 4 if size == 1 else 2
+    ),
+    "ten steps": lambda root: measured(
+        root, 121, (Case(changes=lambda n, r: {"steps_per_round": 2}),)
+    ),
+    "as many threads as cores": lambda root: measured(
+        root, 122, facts=lambda n, r: {"provenance": ranks(n, threads=8, cores=8 * n)}
+    ),
+    "threads that differ where GPUs compute": lambda root: measured(
+        root, 123, facts=lambda n, r: {"provenance": ranks(n, threads=8 // n)}
+    ),
+    "equal CPU ranks": lambda root: measured(
+        root, 124, facts=lambda n, r: {"provenance": ranks(n, threads=2, cores=16, device="cpu")}
+    ),
+    "skipped for a reason": lambda root: measured(
+        root, 125, facts=always(skipped=[{"case": "precision[fp16]", "reason": "needs a GPU"}])
+    ),
+    "planned and all there": lambda root: planned(measured(root, 126)),
+    "nearly the peak": lambda root: measured(
+        root, 127, (Case("weak[64]", "weak", weak, always(
+            flop_per_sample=1.5e12, peak_flop_per_s=1e15)),)
+    ),
+    "checks that held": lambda root: measured(
+        root, 128, (Case(changes=always(checks={"parameters_equal": True, "loss_last": 0.0})),)
+    ),
+    "short steps that do not wait": lambda root: measured(
+        root, 129, (Case("weak[64]", "weak", lambda n: weak(n, 0.004)),)
+    ),
+    "long steps that wait": lambda root: measured(
+        root, 130, (Case("weak[64]", "weak", lambda n: weak(n, 0.1, added=0.08)),)
+    ),
+    "a curve that flattens slowly": lambda root: measured(
+        root, 131, (Case(step_s=lambda n: strong(n, serial=0.08)),)
+    ),
+    "parts of launches": in_parts,
+    "nothing stored but the rounds": without_stored,
+    "someone else's benchmark": others,
+    "someone else's benchmark beside ours": with_own_entry,
+    "a cited strong table": lambda root: cited(
+        root, table(TIMES, "time", "s", scaling="strong", global_batch=512)
+    ),
+    "a cited weak table": lambda root: cited(
+        root, table({1: 100, 2: 196, 4: 384, 8: 744}, scaling="weak", **FIXED)
+    ),
+    "a cited efficiency of 1.04": lambda root: cited(
+        root, table({1: 100, 2: 208, 4: 400}, scaling="weak")
+    ),
+    "a cited point 8 % below the line": lambda root: cited(
+        root, table({1: 100, 2: 180, 4: 380, 8: 700}, scaling="weak")
+    ),
+    "cited repeats": lambda root: cited(
+        root, joined(table(RATES, scaling="strong"), table({1: 505, 4: 1860}, scaling="strong"))
+    ),
+    "cited tables of one study that agree": lambda root: cited(
+        root,
+        table(TIMES, "time", "s", samples=50_000, table_id="time", **STUDY),
+        table({n: 1.03 * rate for n, rate in RATES.items()}, table_id="rate", **STUDY),
+    ),
+    "cited tables of two studies that part": lambda root: cited(
+        root,
+        table(TIMES, "time", "s", table_id="time", **STUDY),
+        table({1: 40, 2: 70, 4: 126}, table_id="rate", **(STUDY | {"source": "another"})),
+    ),
+    "cited tables of one study and two models": lambda root: cited(
+        root,
+        table(TIMES, "time", "s", table_id="time", **STUDY),
+        table({1: 40, 2: 70, 4: 130}, table_id="rate", **(STUDY | {"model": "vgg"})),
+    ),
+}  # fmt: skip

@@ -1,0 +1,191 @@
+"""The rules of `lockstep check`: each planted defect is named, and clean campaigns are not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from data.report_samples import document, record, strong_tree, write
+from planted import CLEAN, PLANTED, always, cited, measured, table
+
+from reports import imports
+from reports.check.checker import RULES, check
+from reports.check_cli import check as command
+from reports.load import gather
+
+
+def run(*arguments):
+    return CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def findings(path):
+    return json.loads(run(path, "--json").stdout)["findings"]
+
+
+def found(path):
+    return {(one.rule, one.where): one.message for one in check(gather([path]))}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_is_named_and_nothing_else(tmp_path, name):
+    plant = PLANTED[name]
+    folder = plant.make(tmp_path / "set")
+    made = findings(folder)
+    named = [one for one in made if one["rule"] == plant.rule]
+    assert any(plant.where in one["where"] for one in named), made
+    assert {one["rule"] for one in made} - {plant.rule, *plant.also} == set(), made
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_campaign_gives_no_finding(tmp_path, name):
+    done = run(CLEAN[name](tmp_path / "set"), "--json")
+    assert json.loads(done.stdout) == {"findings": []}
+    assert done.exit_code == 0
+
+
+def test_there_are_forty_of_each_and_every_rule_is_planted():
+    assert len(PLANTED) >= 40
+    assert len(CLEAN) >= 40
+    assert {plant.rule for plant in PLANTED.values()} == {rule.name for rule in RULES}
+
+
+def seed(tmp_path, name):
+    path = imports.built_in()[name]
+    imports.write(imports.read([path], 50_000), [path], tmp_path)
+    return found(tmp_path)
+
+
+def test_the_guides_throughput_contradicts_its_hours(tmp_path):
+    made = seed(tmp_path, "guide")
+    message = made["contradiction", "table guide_throughput at world size 2, table guide_time"]
+    assert "grows 2.00 times from 1 to 2, but the time says 1.85 times" in message
+    message = made["contradiction", "table guide_throughput at world size 4, table guide_time"]
+    assert "grows 4.00 times from 1 to 4, but the time says 3.43 times" in message
+    assert ("not-measured", "table guide_time") in made
+    # 240 / 40 = 6.00 and 12 / 2 = 6.00 agree.
+    assert not any(where.startswith("table guide_throughput at world size 8, table")
+                   for _, where in made)  # fmt: skip
+
+
+def test_the_logged_images_of_two_ranks_are_counted_twice(tmp_path):
+    made = seed(tmp_path, "hpc_t4")
+    assert (
+        "is 2 times the samples"
+        in made["doubled-world-size", "table hpc_t4_logged at world size 2"]
+    )
+    assert ("doubled-world-size", "table hpc_t4_logged at world size 1") not in made
+
+
+def test_cyclone_is_fixed_epochs_and_its_batch_is_too_small(tmp_path):
+    made = seed(tmp_path, "cyclone")
+    view = made["fixed-epochs", "table cyclone"]
+    assert "the global batch is 16, 32 and 64 at world size 1, 2 and 4" in view
+    assert "a step takes 3.92, 4.49 and 5.47 ms, so each rank keeps 87.3 % and 71.7 %" in view
+    assert "300000, 300000 and 299840 samples were trained" in view
+    small = made["small-batch", "table cyclone at world size 2, 4"]
+    assert small.startswith("0.568 ms and 1.55 ms are added to a step of 3.92 ms")
+
+
+def test_what_was_expected_of_the_planned_cluster_is_no_measurement(tmp_path):
+    assert list(seed(tmp_path, "hpc_expected")) == [("not-measured", "table hpc_expected")]
+
+
+def test_every_seed_has_a_source_and_a_place(tmp_path):
+    known = imports.built_in()
+    assert set(known) == {"guide", "cyclone", "hpc_t4", "hpc_expected"}
+    for path in known.values():
+        for facts in imports.read([path], 50_000).tables.values():
+            assert facts["source"]
+            for row in facts["rows"]:
+                assert row["details"]["locator"]
+                assert row["details"]["year"] in ("2024", "2025")
+                assert row["details"]["verified"] == "read"
+
+
+def test_a_mixed_set_gives_every_difference_and_no_refusal(tmp_path):
+    for number, (driver, torch) in enumerate((("1", "a"), ("2", "a"), ("3", "b"))):
+        facts = {"provenance": {"driver": driver, "torch": torch}}
+        case = record(precision=("fp32", "bf16", "fp32")[number])
+        write(tmp_path, document(f"w1-r{number}", 1, {"strong[64]": case}, **facts))
+    rules = [one["rule"] for one in findings(tmp_path)]
+    assert rules.count("mixed-provenance") == 3
+    assert rules.count("mixed-cases") == 1
+
+
+def test_errors_come_first_and_end_with_1_and_warnings_alone_with_0(tmp_path):
+    one = run(PLANTED["no single rank"].make(tmp_path / "warned"))
+    assert (one.exit_code, one.stdout.splitlines()[-1]) == (0, "0 errors, 1 warning")
+    facts = {"complete": False}
+    two = run(strong_tree(tmp_path / "wrong", {2: (0.1,), 4: (0.06,)}, **facts))
+    assert two.exit_code == 1
+    heads = [line.split()[0] for line in two.stdout.splitlines() if line[:1].strip()]
+    assert heads == sorted(heads[:-1]) + heads[-1:]
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(ValueError, match="cut short"):
+        run(tmp_path)
+
+
+def test_the_text_fits_a_terminal_of_100_ascii_columns(tmp_path):
+    failed = [{"case": "weak[64]", "reason": "out of memory " * 20}]
+    facts = {"complete": False, "failed": failed}
+    folder = measured(tmp_path, 1, launches=lambda size: 1, facts=always(**facts))
+    text = run(folder).stdout
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+    assert "Do: " in text
+    assert "failed-case" in text
+
+
+def test_large_numbers_hold_no_thin_space(tmp_path):
+    grown = {"global_batch": lambda n: 16_000 * n, "steps": lambda n: 10 // n}
+    text = table({1: 1000.0, 2: 520.0}, "time", "s", scaling="fixed epochs", **grown)
+    folder = cited(tmp_path, text)
+    assert all(text.isascii() for one in findings(folder) for text in one.values())
+
+
+def test_the_places_of_one_finding_are_counted_on_the_terminal_and_named_in_json(tmp_path):
+    cases = {f"loader[{n}]": record("loader", factors={"n": n}) for n in range(9)}
+    write(tmp_path, document("w1-r0", 1, cases))
+    assert "and 5 more places" in run(tmp_path).stdout
+    assert sum(one["rule"] == "no-repeat" for one in findings(tmp_path)) == 9
+
+
+def test_the_rules_are_listed_with_what_they_look_for():
+    lines = run("--rules").stdout.splitlines()
+    assert lines[0].split()[:2] == ["constant-work", "error"]
+    listed = json.loads(run("--rules", "--json").stdout)["rules"]
+    assert [one["rule"] for one in listed] == [rule.name for rule in RULES]
+    assert all(one["what"].endswith(".") and one["why"] and one["action"] for one in listed)
+    assert len({one["rule"] for one in listed}) == len(listed)
+
+
+def test_without_results_the_command_says_what_it_wants():
+    done = run()
+    assert done.exit_code == 2
+    assert "give results, or --rules" in done.output
+
+
+def test_help_has_examples_and_the_exit_codes():
+    text = run("--help").stdout
+    assert "lockstep check results/laptop" in text
+    assert "Exit code: 0" in text
+
+
+def test_the_page_and_the_check_name_the_same_buckets(tmp_path):
+    from reports.page import page
+    from reports.scaling import series_of
+
+    folder = PLANTED["bucket caps of 50 and 100 MB"].make(tmp_path / "set")
+    results = gather([folder])
+    shown = json.dumps(page(results, series_of(results.rows), 0.7))
+    assert "bucket_cap_mb 50, 100 gave the same buckets at world size 2, 4" in shown
+    (one,) = check(results)
+    assert one.message.startswith("bucket_cap_mb 50, 100 gave the same buckets")
+
+
+def test_the_tables_ship_with_the_package():
+    root = Path(imports.__file__).parent
+    assert {path.parent for path in imports.built_in().values()} == {root / "seeds"}
