@@ -26,6 +26,7 @@ COMMANDS = {
     "report": ("reports.cli:report", "Make the scaling report of measured or imported results."),
     "compare": ("reports.compare_cli:compare", "Say of each point whether B is faster than A."),
     "predict": ("reports.predict_cli:predict", "Predict a world size, or recommend one."),
+    "gate": ("reports.gate_cli:gate", "Say whether results reach their targets."),
     "import": ("reports.cli:import_table", "Read a published or hand-made table into points."),
     "check": ("reports.check_cli:check", "Say whether results are a valid scaling study."),
     "verify": ("bench.trainer.cli:verify", "Check that DDP trains alike at two world sizes."),

@@ -4,15 +4,15 @@ A quantity is a fraction from 0 to 1, one value per launch. Where a case's detai
 an imported table, bear its name, that value counts; else it is worked out where it can be:
 
     mfu                   model FLOP per second over the datasheet's peak
-    communication_share   1 - t_alone / t_step: t_alone is the fastest step of the slowest rank
-                          without gradient synchronisation, t_step the median step. The fastest is
-                          compared with the median, so this is the most that it can be
+    communication_share   1 - t_alone / t_step: t_alone is the slowest rank's step without gradient
+                          synchronisation, t_step the median step (reports.attribution)
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 from reports.load import Row
+from reports.statistics import Interval, log_interval
 
 # name -> what it is, for texts
 NAMES = {
@@ -28,6 +28,13 @@ def values(rows: Sequence[Row], name: str) -> list[float]:
     """Return a quantity of each launch of a point; empty where not every launch holds it."""
     found = [_value(row, name) for row in rows]
     return [one for one in found if one is not None] if None not in found else []
+
+
+def interval(found: Sequence[float]) -> Interval | None:
+    """Return the Student t interval of a quantity's mean, or None for fewer than two launches."""
+    # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
+    ends = log_interval([math.exp(value) for value in found])
+    return (math.log(ends[0]), math.log(ends[1])) if ends else None
 
 
 def _value(row: Row, name: str) -> float | None:

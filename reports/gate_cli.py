@@ -1,0 +1,112 @@
+"""The command `lockstep gate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from reports.compare_cli import ALLOWABLE
+
+if TYPE_CHECKING:
+    from reports.comparison import Comparison
+    from reports.gates import Verdict
+    from reports.load import Results
+
+EXAMPLES = """
+\b
+Examples:
+  lockstep gate results/node --targets proposal
+  lockstep gate results/node --targets my.targets.toml
+  lockstep gate results/after --targets my.targets.toml --against results/before
+  lockstep gate results/cited --targets my.targets.toml --json
+
+\b
+A targets file:
+  schema = 1
+  strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
+  weak_time_increase = 0.10
+  speedup = {4 = [3.5, 3.8]}
+All keys: reports/targets.schema.json and the built-in file, proposal.
+Exit code: 0 all targets are met, 1 one is missed or not shown, 2 a file cannot be read.
+"""
+_HEADER = ["verdict", "target", "wanted: value (interval); where"]
+
+
+@click.command("gate", epilog=EXAMPLES)
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--targets", required=True, help="A targets file, or the built-in one: proposal.")
+@click.option("--against", type=click.Path(path_type=Path), help="Results to gain over.")
+@click.option(
+    "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
+    help="What may differ from --against; may be given again.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def gate(
+    path: Path, targets: str, against: Path | None, allowed: tuple[str, ...], as_json: bool
+) -> int:
+    """Say of each target whether the results meet it, miss it, or do not show it.
+
+    DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
+    where the whole 95 % interval reaches it, missed where none of it does, and not shown between.
+    """
+    from reports import gates
+    from reports.compare_cli import say_unread
+    from reports.targets import load
+    from reports.training_runs import gather
+
+    wanted = load(targets)
+    results = gather(path)
+    compared = _compared(results, against, allowed)
+    found = gates.verdicts(wanted, results, compared)
+    say_unread(results)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(gates.document(found), indent=1, allow_nan=False))
+    else:
+        _print(found)
+    return 0 if all(one.verdict == gates.MET for one in found) else 1
+
+
+def _compared(
+    results: "Results", against: Path | None, allowed: tuple[str, ...]
+) -> "Comparison | None":
+    from reports.comparison import compare
+    from reports.load import load
+
+    return None if against is None else compare(load([against]), results, allowed=allowed)
+
+
+def _print(found: "list[Verdict]") -> None:
+    from reports import gates, lines
+
+    for line in lines.table([_HEADER, *map(_row, found)]):
+        click.echo(line)
+    flags = dict.fromkeys(flag for one in found for flag in one.flags)
+    click.echo()
+    for text in [*(f"flag: {flag}" for flag in flags), gates.summary(found)]:
+        click.echo("\n".join(lines.sentence(text)))
+
+
+def _row(one: "Verdict") -> list[str]:
+    said = f"{_wanted(one)}{_known(one)}"
+    return [one.verdict, one.target, "; ".join(t for t in (said, one.where, one.reason) if t)]
+
+
+def _wanted(one: "Verdict") -> str:
+    from reports.gates import shown
+
+    if one.least is not None and one.most is not None:
+        return f"{shown(one.least, one.unit)} to {shown(one.most, one.unit)} wanted"
+    sign, limit = (">=", one.least) if one.most is None else ("<=", one.most)
+    return f"{sign} {shown(limit, one.unit)} wanted"
+
+
+def _known(one: "Verdict") -> str:
+    """Return the value, and its interval in brackets."""
+    from reports.gates import shown
+
+    if one.value is None:
+        return ""
+    ends = [shown(end, one.unit) for end in (one.low, one.high) if end is not None]
+    return f": {shown(one.value, one.unit)}" + (f" ({' to '.join(ends)})" if ends else "")

@@ -1,0 +1,378 @@
+"""Targets that results must reach, and what can be said of each: met, missed or not shown.
+
+With an interval (95 %, over launches, with the baseline's uncertainty in it: reports.statistics):
+
+    met         the whole interval reaches the target
+    missed      no part of it does
+    not-shown   it straddles the target, or no result holds the quantity
+
+Results without repeats have no interval. A cited table is then judged by its value; a measured
+point, too, unless its value is within 2 % of the target, where the next launch may fall on the
+other side: not shown. Either says "no repeat: no interval". What was expected rather than measured
+may miss a target and never meets one. A gate is passed where every target is met: since all must
+be, the chance to pass one wrongly is no larger than that of one interval, and none is widened for
+their number (Berger 1982, the intersection-union test).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any
+
+from bench import record
+from reports import facts, quantities
+from reports.comparison import Comparison
+from reports.formats import TIME_UNITS, counted, listed, number, percent
+from reports.load import Results, Row
+from reports.scaling import WITHOUT_COST, Point, Series, label, series_of
+from reports.statistics import Interval, log_interval
+from reports.targets import Reference, Targets
+
+MET, MISSED, NOT_SHOWN = "met", "missed", "not-shown"
+NO_REPEAT = "no repeat: no interval"
+# How far a single launch may be off: about what launches on a quiet machine vary by.
+SLACK = 0.02
+# Studies that bear a scaling's name, or tables that say so.
+IMPORTED = ("imported", "other")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be said of one target at one point.
+
+    Attributes:
+        target: The key of the target, with its world size where it has one.
+        where: The point, for a reader; empty where no result holds the quantity.
+        least: What the value must reach; None without a lower limit.
+        most: What the value must not exceed; None without an upper limit.
+        unit: "%" for fractions, "x" for ratios, else what the value counts.
+        reason: Why the verdict is so; empty where value and interval say it.
+    """
+
+    target: str
+    verdict: str
+    where: str = ""
+    case: str | None = None
+    world_size: int | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    least: float | None = None
+    most: float | None = None
+    unit: str = "%"
+    reason: str = ""
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A target's name and limits; `zero` is added before a tolerance in per cent is taken."""
+
+    target: str
+    least: float | None = None
+    most: float | None = None
+    unit: str = "%"
+    zero: float = 0.0
+
+    def unshown(self, reason: str) -> Verdict:
+        """Return that the target is not shown, for want of a result."""
+        return Verdict(
+            self.target, NOT_SHOWN, least=self.least, most=self.most, unit=self.unit, reason=reason
+        )
+
+    def judge(self, point: Point, where: str, value: float, interval: Interval | None) -> Verdict:
+        """Return what can be said of the target where a point has this value."""
+        row = point.rows[0]
+        low, high = interval or self._assumed(value, row.origin)
+        inside, outside = self._inside(low, high), self._outside(low, high)
+        verdict = MET if inside else MISSED if outside else NOT_SHOWN
+        reasons = [NO_REPEAT] if interval is None else []
+        if verdict == NOT_SHOWN:
+            near = f"within {100 * SLACK:g} % of the target"
+            reasons.append("the interval contains the target" if interval else near)
+        if verdict == MET and row.origin == "target":
+            verdict, reasons = NOT_SHOWN, ["expected rather than measured"]
+        if verdict == MISSED:
+            reasons.insert(0, self._shortfall(value))
+        ends = interval or (None, None)
+        return Verdict(
+            self.target, verdict, where, row.case, point.world_size, value, ends[0], ends[1],
+            self.least, self.most, self.unit, "; ".join(reasons), point.flags,
+        )  # fmt: skip
+
+    def _assumed(self, value: float, origin: str) -> Interval:
+        slack = SLACK * (value + self.zero) if origin == "measured" else 0.0
+        return value - slack, value + slack
+
+    def _inside(self, low: float, high: float) -> bool:
+        return (self.least is None or low >= self.least) and (
+            self.most is None or high <= self.most
+        )
+
+    def _outside(self, low: float, high: float) -> bool:
+        short = self.least is not None and high < self.least
+        return short or (self.most is not None and low > self.most)
+
+    def _shortfall(self, value: float) -> str:
+        """Return by how much a value misses, in its unit."""
+        short = self.least is not None and value < self.least
+        gap = abs(((self.least if short else self.most) or 0.0) - value)
+        size = f"{percent(gap)} percentage points" if self.unit == "%" else shown(gap, self.unit)
+        return f"{size} {'short' if short else 'too much'}"
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a value in its unit: fractions in per cent, counts whole."""
+    if unit == "%":
+        return f"{percent(value)} %"
+    text = str(value) if isinstance(value, int) else number(value)
+    return text if unit == "x" else f"{text} {unit}"
+
+
+def verdicts(
+    targets: Targets, results: Results, against: Comparison | None = None
+) -> list[Verdict]:
+    """Return what can be said of each target at each point that it speaks of.
+
+    Args:
+        targets: What is to be reached.
+        results: What was measured or imported.
+        against: The results compared with a base, for `throughput_gain`.
+    """
+    series = series_of(results.rows)
+    found: list[Verdict] = []
+    found += _efficiencies(targets, series)
+    found += _increases(targets, series)
+    found += _gains(targets, against)
+    found += _quantities(targets, series)
+    found += _whole(targets, results, series)
+    for one in targets.reference:
+        found += _referenced(one, results, series)
+    return found
+
+
+def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
+    for size, least in (targets.strong_efficiency or {}).items():
+        goal = Goal(f"strong_efficiency at {size}", least=least)
+        own = _scaled(series, "strong")
+        if series and not own:
+            kinds = listed(sorted({str(one.row.scaling) for one in series}))
+            yield goal.unshown(
+                f"no series is of strong scaling but {kinds}; parallel_efficiency takes any"
+            )
+            continue
+        yield from _at_size(goal, own, int(size), _efficiency)
+    for size, least in (targets.parallel_efficiency or {}).items():
+        goal = Goal(f"parallel_efficiency at {size}", least=least)
+        yield from _at_size(goal, _scaling(series), int(size), _efficiency)
+    for size, (low, high) in (targets.speedup or {}).items():
+        goal = Goal(f"speedup at {size}", low, high, "x")
+        yield from _at_size(goal, _scaling(series), int(size), _speedup)
+
+
+def _scaled(series: Sequence[Series], scaling: str) -> list[Series]:
+    """Return the series of a scaling: its own study's, and tables that say so."""
+    return [s for s in series if s.row.scaling == scaling and s.row.study in (scaling, *IMPORTED)]
+
+
+def _scaling(series: Sequence[Series]) -> list[Series]:
+    """Return the series that ask how training scales: strong, weak, and any table."""
+    return [s for s in series if s.row.study in ("strong", "weak", *IMPORTED[:1])]
+
+
+def _efficiency(point: Point) -> tuple[float, Interval | None]:
+    return point.parallel_efficiency, point.efficiency_interval
+
+
+def _speedup(point: Point) -> tuple[float, Interval | None]:
+    return point.speedup, point.speedup_interval
+
+
+def _at_size(
+    goal: Goal,
+    series: Sequence[Series],
+    world_size: int,
+    value: Callable[[Point], tuple[float, Interval | None]],
+) -> Iterator[Verdict]:
+    """Judge a ratio to the baseline in every series that was measured at a world size."""
+    points = [(one, p) for one in series for p in one.points if p.world_size == world_size]
+    if not points:
+        yield goal.unshown(f"no series was measured at world size {world_size}")
+    for one, point in points:
+        if point is one.base:
+            yield goal.unshown(
+                f"{one.label} has its baseline there, whose ratio is 1 by definition"
+            )
+        else:
+            yield _ratio(goal, one, point, *value(point))
+
+
+def _ratio(
+    goal: Goal, series: Series, point: Point, value: float, interval: Interval | None
+) -> Verdict:
+    where = f"{_name(point)} over {series.baseline}"
+    if interval is None and min(point.num_launches, series.base.num_launches) > 1:
+        return goal.unshown(f"{where}: the launches differ too much for an interval")
+    return goal.judge(point, where, value, interval)
+
+
+def _name(point: Point) -> str:
+    row = point.rows[0]
+    kind = row.study if row.origin == "measured" else f"[{row.origin}]"
+    return f"{kind} {label(row)} at {point.world_size}"
+
+
+def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
+    """Judge how much longer a weak step takes: 1 / efficiency - 1, as weak scaling has it."""
+    if targets.weak_time_increase is None:
+        return
+    goal = Goal("weak_time_increase", most=targets.weak_time_increase, zero=1.0)
+    own = _scaled(series, "weak")
+    points = [(one, p) for one in own for p in one.points if p is not one.base]
+    if not points:
+        yield goal.unshown("no series of weak scaling was measured at two world sizes")
+    for one, point in points:
+        ends = point.efficiency_interval
+        interval = (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
+        yield _ratio(goal, one, point, 1 / point.parallel_efficiency - 1, interval)
+
+
+def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
+    """Judge the gain over a base; only an interval can show one."""
+    if targets.throughput_gain is None:
+        return
+    goal = Goal("throughput_gain", least=targets.throughput_gain, zero=1.0)
+    if against is None:
+        yield goal.unshown("there is nothing to gain over; pass --against BASE")
+        return
+    pairs = [pair for pair in against.points if pair[0].b[0].study not in WITHOUT_COST]
+    if not pairs:
+        yield goal.unshown("no common point trains")
+    for pair, judged in pairs:
+        if judged.interval is None:
+            yield goal.unshown(f"{pair.label} at {pair.world_size}: {NO_REPEAT}")
+            continue
+        point = Point(pair.world_size, 0.0, pair.rates[1], pair.b, flags=pair.flags)
+        low, high = judged.interval
+        where = f"{pair.label} at {pair.world_size}"
+        yield goal.judge(point, where, judged.ratio - 1, (low - 1, high - 1))
+
+
+def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
+    least = ("mfu", "gpu_utilisation", "validation_accuracy")
+    for name, what in quantities.NAMES.items():
+        wanted = getattr(targets, name)
+        if wanted is None:
+            continue
+        goal = Goal(name, least=wanted) if name in least else Goal(name, most=wanted)
+        points = [p for one in series for p in one.points if quantities.values(p.rows, name)]
+        if not points:
+            yield goal.unshown(f"no result holds the {what}")
+        for point in points:
+            values = quantities.values(point.rows, name)
+            yield goal.judge(point, _name(point), fmean(values), quantities.interval(values))
+
+
+def _whole(targets: Targets, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
+    """Judge what is asked of all results together; it is counted, so there is no interval."""
+    if targets.num_nodes is not None:
+        goal = Goal("num_nodes", least=targets.num_nodes, unit="nodes")
+        nodes = max((row.num_nodes or 0 for row in results.rows), default=0)
+        if nodes:
+            verdict = MET if nodes >= targets.num_nodes else MISSED
+            yield replace(goal.unshown(""), verdict=verdict, where="all results", value=nodes)
+        else:
+            yield goal.unshown("no result says on how many nodes it was measured")
+    if targets.clean_runs:
+        problems = _problems(results, series)
+        verdict = MISSED if problems else MET
+        whole = Goal("clean_runs", most=0, unit="problems").unshown(listed(problems, 3))
+        yield replace(whole, verdict=verdict, where="all results", value=len(problems))
+
+
+def _problems(results: Results, series: Sequence[Series]) -> list[str]:
+    """Return what is not clean: flags, cases and launches without a result."""
+    flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
+    lost = [f"{what}: {why}" for what, why, _ in facts.lost(results)]
+    broken = [f"{one.name} is not complete" for one in results.launches if not one.complete]
+    return [*flags, *lost, *broken, *results.unread]
+
+
+def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
+    goal = Goal(
+        "reference",
+        None if one.lower is None else one.value * (1 + one.lower),
+        None if one.upper is None else one.value * (1 + one.upper),
+        one.unit,
+    )
+    points = [
+        point
+        for own in series
+        if one.case in (own.case, own.label)
+        for point in own.points
+        if point.world_size == one.world_size
+    ]
+    if not points:
+        yield goal.unshown(f"no result is of {one.case} at {one.world_size}")
+    for point in points:
+        there = _systems(point.rows, results)
+        if not any(fnmatchcase(name, one.system) for name in there):
+            yield goal.unshown(
+                f"{_name(point)} was measured on {listed(there, 3)}, not {one.system}"
+            )
+            continue
+        found = _in_unit(point, one.unit)
+        if found is None:
+            yield goal.unshown(f"{_name(point)} has no value in {one.unit}")
+        else:
+            yield goal.judge(point, _name(point), *found)
+
+
+def _systems(rows: Sequence[Row], results: Results) -> list[str]:
+    """Return the names by which a point's system may be called."""
+    launches = {row.launch for row in rows}
+    names = [str(row.details["system"]) for row in rows if row.details.get("system")]
+    for launch in results.launches:
+        if launch.name in launches:
+            known = launch.provenance
+            slurm = known.get("slurm")
+            names += [str(rank.get("host")) for rank in known.get("ranks") or []]
+            names += map(str, known.get("device_names") or [])
+            names += [str(slurm.get("SLURM_JOB_PARTITION"))] if isinstance(slurm, dict) else []
+    return list(dict.fromkeys(names)) or ["an unknown system"]
+
+
+def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
+    """Return a point's value and interval in a unit, or None where it has none in it."""
+    row = point.rows[0]
+    if unit in TIME_UNITS:
+        times = [r.step_s if r.step_s is not None else r.time_s for r in point.rows]
+        known = [t / TIME_UNITS[unit] for t in times if t is not None]
+        return (fmean(known), log_interval(known)) if len(known) == len(times) else None
+    ranks = {f"{row.sample_unit}/s": 1, f"{row.sample_unit}/s per rank": point.world_size}
+    if point.throughput_samples_per_s is None or unit not in ranks:
+        return None
+    value = point.throughput_samples_per_s / ranks[unit]
+    scale = value / point.rate
+    ends = point.rate_interval
+    return value, (ends[0] * scale, ends[1] * scale) if ends else None
+
+
+def document(found: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the verdicts as `--json` prints them."""
+    return {
+        "schema": record.SCHEMA_VERSION,
+        "met": all(one.verdict == MET for one in found),
+        "verdicts": [asdict(one) for one in found],
+    }
+
+
+def summary(found: Sequence[Verdict]) -> str:
+    """Return in a sentence whether the gate is passed, and which targets fail it."""
+    failing: Mapping[str, list[str]] = {
+        verdict: list(dict.fromkeys(one.target for one in found if one.verdict == verdict))
+        for verdict in (MISSED, NOT_SHOWN)
+    }
+    said = [f"{verdict}: {listed(names)}" for verdict, names in failing.items() if names]
+    return "; ".join(said) or f"all met: {counted(len(found), 'verdict')}"

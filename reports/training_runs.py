@@ -1,0 +1,56 @@
+"""The runs of `lockstep train` in a folder, as rows: they hold the accuracy of the training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reports.load import CAMPAIGN, IMPORTED, LAUNCHES, TRAINING_RUN, Results, Row, load, read_json
+
+SUMMARY = "summary.json"
+
+
+def gather(path: Path) -> Results:
+    """Read what `reports.load.load` reads, and the training runs in the folder.
+
+    Args:
+        path: A folder or file of results, a training run's folder, or a folder of such.
+
+    Raises:
+        ValueError: There is neither, or a file is broken.
+    """
+    found = list(rows(path)) if path.is_dir() else []
+    others = any((path / name).exists() for name in (CAMPAIGN, IMPORTED, LAUNCHES))
+    results = Results() if found and not others else load([path])
+    results.rows += found
+    return results
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Yield one row for each training run in a folder or right below it.
+
+    Raises:
+        ValueError: A summary is broken.
+    """
+    for path in sorted({*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")}):
+        document = read_json(path)
+        if isinstance(document, dict) and document.keys() >= TRAINING_RUN:
+            yield _row(path, document.get("final"))
+
+
+def _row(path: Path, final: Any) -> Row:
+    """Return a run's row from the last line of its epochs."""
+    try:
+        workload, data = str(final["workload"]), str(final["data"])
+        world_size, rate = int(final["world_size"]), float(final["samples_per_s"])
+        local_batch, global_batch = int(final["local_batch"]), int(final["global_batch"])
+        accuracy = final["val_accuracy"]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: no summary of a training run: {error}; train again") from None
+    if world_size < 1 or not 0 < rate < float("inf"):
+        raise ValueError(f"{path}: {world_size} ranks at {rate} samples/s is no run; train again")
+    return Row(
+        launch=str(path.parent), case=f"train {workload} on {data}", study="train",
+        workload=workload, world_size=world_size, rate=rate, local_batch=local_batch,
+        global_batch=global_batch, throughput_samples_per_s=rate,
+        details={"validation_accuracy": accuracy},
+    )  # fmt: skip
