@@ -157,7 +157,7 @@ def _print_all(
     if as_json:
         click.echo(json.dumps(_record(series, ladder, ranked, advice), allow_nan=False))
         return
-    _print_lines(_points(series, ladder))
+    _print_lines(_points(series, ladder, ranked))
     _print_lines(["", *_models(ladder, ranked)])
     _print_lines(["", *_advice(series, ladder, advice)])
 
@@ -173,9 +173,10 @@ def _record(
     return {
         "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
         "fixed_work": ladder.fixed, "time_of": ladder.time_noun,
-        "points": _point_records(series, ladder),
+        "points": _point_records(series, ladder, ranked),
         "models": [
-            models.as_record(c.fit) | {"held_out_error": c.error, "residual": c.residual}
+            models.as_record(c.fit)
+            | {"held_out_error": c.error, "residual": c.residual, "aicc": c.aicc}
             for c in ranked
         ],
         "chosen": ranked[0].fit.model if ranked else None,
@@ -189,12 +190,16 @@ def _record(
     }  # fmt: skip
 
 
-def _point_records(series: "Series", ladder: "Ladder") -> list[dict[str, Any]]:
+def _point_records(
+    series: "Series", ladder: "Ladder", ranked: "list[Candidate]"
+) -> list[dict[str, Any]]:
+    """Return the points; expected is what the chosen model gives, deviation what it misses."""
     from reports.models import karp_flatt, marginal_efficiencies
 
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
     local = ladder.fixed == "local"
+    expected = ranked[0].fit.times(ladder.sizes, ladder.nodes).tolist() if ranked else times
     return [
         {
             "world_size": p.world_size, "value": ladder.value(p.world_size, p.rate),
@@ -202,31 +207,38 @@ def _point_records(series: "Series", ladder: "Ladder") -> list[dict[str, Any]]:
             "karp_flatt": karp_flatt(p.speedup, p.world_size / series.baseline),
             "marginal_efficiency": gains.get(p.world_size),
             "time_s": time_s, "overhead_s": time_s - times[0] if local else None,
+            "expected": ladder.value(p.world_size, ladder.rate(p.world_size, modelled_s))
+            if ranked else None,
+            "deviation": time_s / modelled_s - 1 if ranked else None,
         }
-        for p, time_s in zip(series.points, times, strict=True)
+        for p, time_s, modelled_s in zip(series.points, times, expected, strict=True)
     ]  # fmt: skip
 
 
-def _points(series: "Series", ladder: "Ladder") -> list[str]:
+def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
     from reports.formats import duration, number, percent, ratio
 
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     lines = [
         f"{_name(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}; {kept} is fixed"
     ]
-    header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
-    rows = [[*header, "Karp-Flatt", "gain/added rank %", "overhead %"]]
-    for one in _point_records(series, ladder):
+    header = ["ranks", ladder.metric, "by model", "off %", "speed-up", "efficiency %"]
+    rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
+    for one in _point_records(series, ladder, ranked):
         over = one["overhead_s"]
         fraction = one["karp_flatt"]
         rows.append([
-            str(one["world_size"]), number(one["value"], 4), ratio(one["speedup"]),
+            str(one["world_size"]), number(one["value"], 4), number(one["expected"], 4),
+            percent(one["deviation"]), ratio(one["speedup"]),
             percent(one["parallel_efficiency"]),
             number(None) if fraction is None else f"{fraction:.4f}",
             percent(one["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
     lines += _aligned(rows)
+    if ranked:
+        lines.append(f"off: time over that of the model chosen, {ranked[0].fit.model}")
+    lines.append("gain: of speed-up per rank added since the size before")
     if ladder.fixed == "local":
         lines.append(
             f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
@@ -252,14 +264,15 @@ def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
     ]
     for index, one in enumerate(ranked):
         mark = "*" if index == 0 else " "
-        lines.append(f"{mark} {one.fit.model:10} error {percent(one.error):>5} %")
-        lines += [f"      {text}" for text in _coefficients(one.fit)]
+        told = "-" if one.aicc is None else f"{one.aicc:.1f}"
+        lines.append(f"{mark} {one.fit.model:10} error {percent(one.error):>5} %   AICc {told}")
+        lines += [f"      {text}" for text in _coefficients(one.fit, ladder.gradient_bytes)]
     lines.append(f"* chosen by that error, never by the fit to all sizes: {ranked[0].fit.model}")
     usl = next((one.fit for one in ranked if one.fit.model == USL), None)
     return lines + (_peak(usl, ladder) if usl else [])
 
 
-def _coefficients(fitted: "Fit") -> list[str]:
+def _coefficients(fitted: "Fit", gradient_bytes: float | None) -> list[str]:
     from reports.formats import number
 
     lines = []
@@ -268,19 +281,26 @@ def _coefficients(fitted: "Fit") -> list[str]:
         if value == 0:
             lines.append(f"{name}: not identifiable (at its bound of 0)")
         else:
-            lines.append(f"{name} = {number(value)}" + (f" +- {number(error)}" if error else ""))
+            line = f"{name} = {number(value)}" + (f" +- {number(error)}" if error else "")
+            if gradient_bytes and name.endswith("transfer_s"):
+                line += f" (at most {number(gradient_bytes / value / 1e9)} GB/s, if none overlaps)"
+            lines.append(line)
     return lines
 
 
 def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
+    """Say where the usl's throughput is largest, unless nobody measured near it."""
     from reports.formats import number
     from reports.models import scalability
+    from reports.prediction import FARTHEST
 
     peak = scalability(fitted).peak_size
-    if peak is None:
+    interval = fitted.interval("beta")
+    if peak is None or interval is None or interval[0] <= 0:
         return ["no peak: the usl's beta is not identifiable from these sizes"]
-    beyond = " (beyond the sizes measured)" if peak > ladder.sizes[-1] else ""
-    return [f"peak by usl: {number(peak)} ranks{beyond}"]
+    if peak > FARTHEST * ladder.sizes[-1]:
+        return [f"no peak within {FARTHEST} times the sizes measured"]
+    return [f"peak by usl: {number(peak)} ranks"]
 
 
 def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
@@ -291,6 +311,21 @@ def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
     lines = [
         f"break at {p}: {what}" for p, what in breaks(ladder.sizes, ladder.rates, ladder.nodes)
     ]
+    lines += _next(ladder)
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
     lines += [verdict] if (verdict := diminishing(series)) else []
     return [*lines, next_step(series)]
+
+
+def _next(ladder: "Ladder") -> list[str]:
+    """Say what twice the largest size would give, where that can be predicted."""
+    from reports.formats import number, span
+    from reports.prediction import FARTHEST, predict
+
+    found = predict(ladder, FARTHEST * ladder.sizes[-1])
+    if found.value is None or found.low is None or found.high is None:
+        return []
+    return [
+        f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
+        f"90 % interval {span((found.low, found.high))}"
+    ]

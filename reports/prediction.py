@@ -45,6 +45,8 @@ SCALE = 0.7
 FREEDOM = 3
 # Errors closer than this are equal: no table tells a tenth of a per cent.
 TIE = 1e-3
+WIDEST_LOG = math.log(1e9)
+SMALLEST_RESIDUAL = 1e-12
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Ladder:
         time_noun: What those seconds are of: "step", "run", or "unit of a rank's work".
         value_scale: The table's value per rate, or per work / rate where it holds times.
         value_work: Whether a time in the table is of work that grows with the ranks.
+        gradient_bytes: What each step all-reduces, where the launches say it.
     """
 
     case: str
@@ -77,6 +80,7 @@ class Ladder:
     time_noun: str
     value_scale: float
     value_work: Fixed | None
+    gradient_bytes: float | None = None
 
     @cached_property
     def times_s(self) -> Array:
@@ -123,12 +127,15 @@ class Candidate:
         held_out: Log of predicted over true time, at the largest size and at the one before.
         error: Root of the weighted mean of their squares.
         residual: Root mean square of the fit's own log residuals.
+        aicc: Akaike's criterion of the fit, corrected for few points (Hurvich and Tsai 1989): shown
+            beside the error, and not chosen by; None where there are too few points for it.
     """
 
     fit: Fit
     held_out: tuple[float, ...]
     error: float
     residual: float
+    aicc: float | None
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,7 @@ def ladder_of(series: Series, facts: dict[str, Any]) -> Ladder:
         rates=[p.rate for p in series.points], repeats=[p.rates for p in series.points],
         nodes=_nodes(series), fixed=fixed, strong=row.scaling == "strong", metric=metric, unit=unit,
         time_scale_s=seconds / base_time, time_noun=noun, value_scale=scale, value_work=value_work,
+        gradient_bytes=row.details.get("gradient_bytes") if noun == "step" else None,
     )  # fmt: skip
 
 
@@ -267,7 +275,16 @@ def _candidate(name: str, ladder: Ladder) -> Candidate | None:
     gaps = np.log(inside / ladder.times_s)
     weighted = float(np.average(np.square(errors), weights=WEIGHTS[: len(errors)]))
     residual = math.sqrt(float(np.mean(gaps**2)))
-    return Candidate(fitted, tuple(errors), math.sqrt(weighted), residual)
+    aicc = _aicc(residual, count, models.num_coefficients(name, ladder.fixed) + 1)
+    return Candidate(fitted, tuple(errors), math.sqrt(weighted), residual, aicc)
+
+
+def _aicc(residual: float, count: int, unknown: int) -> float | None:
+    """Return Akaike's corrected criterion; the residuals' variance is one of the unknown."""
+    if count <= unknown + 1:
+        return None
+    likely = 2 * count * math.log(max(residual, SMALLEST_RESIDUAL))
+    return likely + 2 * unknown + 2 * unknown * (unknown + 1) / (count - unknown - 1)
 
 
 def _fitted(name: str, ladder: Ladder, cut: int) -> Fit:
@@ -318,13 +335,14 @@ def predict(
     refused = refusal(ladder, at, force)
     if refused:
         return Prediction(at, ladder.metric, ladder.unit, None, None, None, level, None, refused)
-    ranked = chosen or candidates(ladder)
+    # Below the smallest size a model may put all of the time down to messages that are not sent.
+    ranked = [c for c in chosen or candidates(ladder) if _time(c.fit, ladder, at) > 0]
     best = ranked[0]
     time_s = _time(best.fit, ladder, at)
     spread, k = _spread(ladder, ranked, at), factor(level)
     rate = ladder.rate(at, time_s)
-    best_rate = min(rate * math.exp(spread * k), max(rate, _linear_rate(ladder, best, at, k)))
-    rates = (rate, rate / math.exp(spread * k), best_rate)
+    reach = _reach(spread * k)
+    rates = (rate, rate / reach, min(rate * reach, max(rate, _linear_rate(ladder, best, at, k))))
     value, *ends = (ladder.value(at, one) for one in rates)
     return Prediction(
         at, ladder.metric, ladder.unit, value, min(ends), max(ends), level, best.fit.model, None,
@@ -352,7 +370,12 @@ def _linear_rate(ladder: Ladder, best: Candidate, at: int, k: float) -> float:
     """Return what ranks would do that were all as fast as the fastest ever measured, with noise."""
     per_rank = max(x / p for p, x in zip(ladder.sizes, ladder.rates, strict=True))
     noise = math.sqrt(FLOOR**2 + best.residual**2 + ladder.noise**2)
-    return at * per_rank * math.exp(k * noise)
+    return at * per_rank * _reach(k * noise)
+
+
+def _reach(log: float) -> float:
+    """Return by what factor an interval reaches out, kept within the range of numbers."""
+    return math.exp(min(log, WIDEST_LOG))
 
 
 def _warnings(ladder: Ladder, at: int) -> list[str]:

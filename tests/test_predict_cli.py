@@ -135,6 +135,7 @@ def test_all_models_are_shown_with_what_they_could_not_find(cited):
         "* two-level  error", "beta: not identifiable (at its bound of 0)",
         "no peak: the usl's beta is not identifiable from these sizes",
         "chosen by that error, never by the fit to all sizes: two-level",
+        "expected at 128 (predicted, not measured): 1590 s, 90 % interval 14",
         "recommended: 64 (efficiency >= 70 %): efficiency 76.8 %, speed-up 49.12",
         "diminishing returns from 32 to 64: each added rank gains 68 %",
     ):  # fmt: skip
@@ -143,11 +144,34 @@ def test_all_models_are_shown_with_what_they_could_not_find(cited):
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("usl_oracle_specsdm91", "peak by usl: 96.5 ranks"),
+        # beta is 1.4 of its standard errors from 0, and the peak it gives seven times the sizes.
+        ("dlperf_ngcpytorch_rn50_amp", "no peak: the usl's beta is not identifiable"),
+    ],
+)
+def test_a_peak_is_said_only_where_beta_was_found(cited, case, said):
+    assert said in run(predict, cited, "--case", case).stdout
+
+
+def test_the_bandwidth_of_the_gradients_is_bounded_where_their_bytes_are_known(tmp_path):
+    for size in (1, 2, 4, 8):
+        step_s = 0.1 + 2 * (size - 1) / size * 0.01
+        case = record("weak", size, step_s, details={"gradient_bytes": 100_000_000})
+        write(tmp_path, document(f"w{size}-r0", size, {"weak[64]": case}))
+    out = run(predict, tmp_path).stdout
+    assert "* ring" in out
+    assert "transfer_s = 0.0100" in out
+    assert "(at most 10.0 GB/s, if none overlaps)" in out
+
+
 def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
     out = run(predict, cited, "--case", "cyclone").stdout
     rows = [line.split() for line in out.splitlines()]
-    assert ["2", "42.06", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
-    assert ["4", "25.61", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
+    assert ["2", "42.06", "-", "-", "1.75", "87.3", "0.1449", "74.7", "14.5"] in rows
+    assert ["4", "25.61", "-", "-", "2.87", "71.7", "0.1314", "56.1", "39.4"] in rows
     assert "no model and no prediction: 3 distinct sizes" in out
 
 
@@ -175,7 +199,12 @@ def test_the_models_are_one_json_object(cited):
     assert found["models"][0]["held_out_error"] == min(m["held_out_error"] for m in found["models"])
     assert [one["world_size"] for one in found["breaks"]] == [16]
     assert found["points"][0]["karp_flatt"] is None
-    assert found["recommendation"]["world_size"] == 32 or found["recommendation"]["why"]
+    last = found["points"][-1]
+    assert last["value"] / last["expected"] == pytest.approx(1 / (1 + last["deviation"]))
+    assert found["recommendation"] == {
+        "rule": "efficiency >= 70 %", "world_size": 8,
+        "why": "efficiency 91.4 %, speed-up 7.32",
+    }  # fmt: skip
 
 
 def test_a_measured_ladder_meets_a_deadline_by_its_samples(ladder):
