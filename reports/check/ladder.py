@@ -23,28 +23,27 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
     """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
     for one in evidence.ladders:
         for point in one.points:
-            interval = _held_together(one, point)
-            low = interval[0] if interval else point.parallel_efficiency / (1 + TOLERANCE)
-            if point.world_size != one.baseline and low > 1:
-                span = f" ({percent_span(interval)} %)" if interval else ", without an interval"
+            if point is one.base:
+                continue
+            grown, factor = _growth(one, point, one.base), point.world_size / one.baseline
+            span = (grown[0] / factor, grown[1] / factor) if grown else None
+            low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
+            if low > 1:
+                said = f" ({percent_span(span)} %)" if span else ", without an interval"
                 yield Hit(
                     at(one, point.world_size),
-                    f"efficiency is {percent(point.parallel_efficiency)} %{span}",
+                    f"efficiency is {percent(point.parallel_efficiency)} %{said}",
                 )
 
 
-def _held_together(series: Series, point: Point) -> Interval | None:
-    """Return the interval of an efficiency that holds with those of the series' other points.
+def _growth(series: Series, point: Point, other: Point) -> Interval | None:
+    """Return the interval of a ratio of rates that holds with those of the series' other points.
 
     By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
     """
-    between = welch(point.rates, series.base.rates)
-    if between is None or point is series.base:
-        return None
+    between = welch(point.rates, other.rates)
     tests = len(series.points) - 1
-    low, high = between.interval(1 - (1 - CONFIDENCE) / tests)
-    factor = point.world_size / series.baseline
-    return low / factor, high / factor
+    return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
 
 
 def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
@@ -71,8 +70,15 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
         sizes = [point.world_size for point in one.points]
         rates = [point.rate for point in one.points]
         nodes = [point.rows[0].num_nodes or 0 for point in one.points]
-        for size, what in breaks(sizes, rates, nodes if all(nodes) else None):
-            yield Hit(at(one, size), what)
+        known = nodes if all(nodes) else None
+        for size, what in breaks(sizes, rates, known):
+            index = sizes.index(size)
+            grown = _growth(one, one.points[index], one.points[index - 1])
+            # Even where noise is taken to its end, a break is one.
+            best = [*rates[:index], rates[index - 1] * grown[1]] if grown else rates
+            best += rates[len(best) :]
+            if size in dict(breaks(sizes, best, known)):
+                yield Hit(at(one, size), what)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:
