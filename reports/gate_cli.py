@@ -108,5 +108,7 @@ def _known(one: "Verdict") -> str:
 
     if one.value is None:
         return ""
-    ends = [shown(end, one.unit) for end in (one.low, one.high) if end is not None]
+    # A long unit stands once, after the value.
+    unit = one.unit if one.unit == "%" else "x"
+    ends = [shown(end, unit) for end in (one.low, one.high) if end is not None]
     return f": {shown(one.value, one.unit)}" + (f" ({' to '.join(ends)})" if ends else "")
