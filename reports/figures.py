@@ -128,6 +128,8 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
         if interval:
             # From end to end: the median may lie outside the interval of a mean.
             axes.plot([x, x], interval, color=colour, marker="_", markersize=6, linewidth=1.0)
+    if series.get("model"):
+        _modelled(axes, series["model"], colour, marker)
     joined = "-" if len(series["x"]) >= MIN_JOINED else "none"
     axes.plot(
         series["x"], series["y"], linestyle=joined, marker=marker, color=colour, linewidth=1.6,
@@ -135,9 +137,22 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
     )  # fmt: skip
 
 
+def _modelled(axes: Axes, model: dict[str, Any], colour: str, marker: str) -> None:
+    """Draw a model dashed, and the size it predicts hollow with a dotted interval."""
+    xs, ys = zip(*model["points"], strict=True)
+    axes.plot(xs, ys, linestyle=(0, (5, 3)), color=colour, linewidth=1.0, alpha=0.75)
+    axes.plot(
+        [xs[-1], xs[-1]], model["interval"], linestyle=(0, (1, 2)), color=colour, marker="_",
+        markersize=6, linewidth=1.0,
+    )  # fmt: skip
+    axes.plot(xs[-1], ys[-1], marker=marker, color=colour, markersize=5.5, markerfacecolor="none")
+
+
 def _limits(axes: Axes, spec: dict[str, Any]) -> None:
     """Keep every size inside the axis, and linear scales down to zero."""
+    models = [series["model"] for series in spec["series"] if series.get("model")]
     xs = [x for series in spec["series"] for x in series["x"]]
+    xs += [model["points"][-1][0] for model in models]
     axes.set_xlim(min(xs) / 1.25, max(xs) * 1.25)
     if spec["ylog"]:
         ticks = _log_ticks(*axes.get_ylim())
@@ -145,6 +160,7 @@ def _limits(axes: Axes, spec: dict[str, Any]) -> None:
         return
     tops = [y for s in spec["series"] for y in (*s["y"], *(d[1] for d in s["dots"]))]
     tops += [interval[1] for s in spec["series"] for interval in s["intervals"] if interval]
+    tops += [y for m in models for y in (m["interval"][1], *(point[1] for point in m["points"]))]
     tops += [line["y"] for line in spec["lines"]]
     axes.set_ylim(0, 1.08 * max(tops))
 

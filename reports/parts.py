@@ -7,8 +7,8 @@ descriptions that `reports.figures` draws. Nothing here knows HTML.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reports import formats
-from reports.formats import counted, number
+from reports import formats, prediction
+from reports.formats import counted, number, percent, percent_span
 from reports.load import OTHER
 from reports.scaling import Point, Series
 from reports.statistics import Interval
@@ -143,11 +143,15 @@ def _pairs(curve: dict[str, Any]) -> list[tuple[float, float]]:
     return list(zip(curve["x"], curve["y"], strict=True))
 
 
+def _modelled_sizes(curve: dict[str, Any]) -> list[int]:
+    return [x for x, _ in curve["model"]["points"]] if curve.get("model") else []
+
+
 def curve_figure(
     key: str, title: str, ylabel: str, curves: list[dict[str, Any]], **more: Any
 ) -> Figure:
     """Return the description of a figure of curves over world sizes."""
-    sizes = sorted({x for curve in curves for x in curve["x"]})
+    sizes = sorted({x for curve in curves for x in (*curve["x"], *_modelled_sizes(curve))})
     described = "; ".join(
         f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
         for curve in curves
@@ -171,13 +175,43 @@ def efficiency_figure(study: str, series: list[Series], threshold: float) -> Fig
         curves.append(
             curve_of(one, lambda p: p.parallel_efficiency, lambda p: p.efficiency_interval, repeats)
         )
+        curves[-1]["model"] = _modelled_efficiency(one)
     lines = [{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}]
     title = f"{TITLES.get(study, 'Imported tables')}: parallel efficiency"
     bases = dict.fromkeys(baseline_text(one) for one in series[:MAX_CURVES])
     return curve_figure(
         f"{study}-efficiency", title, "Parallel efficiency (%)", curves, lines=lines, percent=True,
-        note=f"Relative to {'; '.join(bases)}.",
+        note=f"Relative to {'; '.join(bases)}.{_modelled_text(curves)}",
     )  # fmt: skip
+
+
+def _modelled_efficiency(series: Series) -> dict[str, Any] | None:
+    """Return the efficiency by the model chosen, the last point predicted with its interval."""
+    # Only cited and measured ladders: a model of targets would foretell what nobody measured.
+    found = None if series.row.origin == "target" else prediction.curve(series)
+    if found is None:
+        return None
+    ideal = series.base.rate / series.base.world_size
+    last = found.points[-1][0]
+    return {
+        "name": found.model,
+        "points": [[size, rate / size / ideal] for size, rate in found.points],
+        "interval": [rate / last / ideal for rate in found.interval],
+    }
+
+
+def _modelled_text(curves: list[dict[str, Any]]) -> str:
+    """Say what of a figure is modelled, and what it predicts."""
+    texts = []
+    for curve in curves:
+        if model := curve["model"]:
+            (size, value), interval = model["points"][-1], model["interval"]
+            texts.append(
+                f"{curve['label']}, {model['name']}: {percent(value)} % at {size}, "
+                f"90 % interval {percent_span(tuple(interval))}"
+            )
+    said = "Dashed with a hollow mark: by the model chosen, predicted and not measured"
+    return f" {said} ({'; '.join(texts)})." if texts else ""
 
 
 def step_ms(point: Point) -> float:

@@ -30,7 +30,7 @@ import numpy as np
 from reports import models
 from reports.formats import TIME_UNITS, counted, listed
 from reports.models import Array, Fit, Fixed
-from reports.scaling import Point, Series
+from reports.scaling import WIDEST, Point, Series
 
 LEVEL = 0.9
 # Fewer distinct sizes leave nothing to hold out beside a fit (Amdahl alone needs two).
@@ -348,6 +348,36 @@ def predict(
         at, ladder.metric, ladder.unit, value, min(ends), max(ends), level, best.fit.model, None,
         spread, tuple(_warnings(ladder, at)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a figure draws of a model: its rates at the sizes measured and at twice the largest.
+
+    Attributes:
+        points: (size, rate), the last of them predicted.
+        interval: Rates between which the last one lies.
+    """
+
+    model: str
+    points: list[tuple[int, float]]
+    interval: tuple[float, float]
+
+
+def curve(series: Series) -> Curve | None:
+    """Return the curve of the model chosen, or None where nothing, or next to it, is predicted."""
+    if not can_be_modelled(series) or len(series.points) < LEAST_SIZES:
+        return None
+    ladder = ladder_of(series, {})  # without the table's unit, its values are rates
+    ranked = candidates(ladder)
+    found = predict(ladder, FARTHEST * ladder.sizes[-1], chosen=ranked)
+    assert found.low is not None and found.high is not None
+    if found.high > WIDEST * found.low:
+        return None
+    sizes = [*ladder.sizes, found.at]
+    best = ranked[0].fit
+    points = [(at, ladder.rate(at, _time(best, ladder, at))) for at in sizes]
+    return Curve(best.model, points, (found.low, found.high))
 
 
 def factor(level: float) -> float:

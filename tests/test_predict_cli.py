@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import document, full_tree, record, strong_tree, write
 
-from reports.cli import import_table
+from reports.cli import import_table, report
 from reports.predict_cli import predict
 
 ROOT = Path(__file__).parents[1]
@@ -232,3 +232,13 @@ def test_the_command_ends_with_the_code_of_what_happened(ladder, arguments, code
     assert done.returncode == code
     assert said in done.stderr
     assert bool(said) == bool(done.stderr)
+
+
+def test_the_page_draws_what_is_predicted_apart_from_what_was_measured(ladder, tmp_path):
+    run(report, ladder)
+    page = (ladder / "report.html").read_text()
+    assert "Dashed with a hollow mark: by the model chosen, predicted and not measured" in page
+    assert "global_batch=64, amdahl: 25.0 % at 16, 90 % interval" in page
+    short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,), 4: (0.04,)})
+    run(report, short)
+    assert "predicted and not measured" not in (short / "report.html").read_text()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reports import models
 from reports.load import Row
-from reports.prediction import Ladder, candidates, factor, ladder_of, predict
+from reports.prediction import Ladder, candidates, curve, factor, ladder_of, predict
 from reports.recommendation import diminishing, next_step, parse, recommend
 from reports.scaling import series_of
 
@@ -280,3 +280,18 @@ def test_a_larger_size_is_proposed_only_where_the_last_one_was_efficient():
     good, bad = ({1: [1.0], 2: [x]} for x in (1.41, 1.39))
     assert next_step(series_of(rows(good))[0]).startswith("measure 4 ranks next")
     assert next_step(series_of(rows(bad))[0]).startswith("measure no larger size")
+
+
+def test_a_figures_curve_passes_the_sizes_and_ends_at_twice_the_largest():
+    series = series_of(published.rows_of("kempner_a100_resnet50"))[0]
+    found = curve(series)
+    assert [size for size, _ in found.points] == [1, 2, 4, 8, 16, 32, 64, 128]
+    told = predict(published.ladder("kempner_a100_resnet50"), 128)
+    assert [1 / rate for _, rate in found.points[-1:]] == [pytest.approx(told.value)]
+    assert found.interval == pytest.approx((1 / told.high, 1 / told.low))
+
+
+def test_no_curve_is_drawn_where_nothing_or_next_to_it_is_known():
+    assert curve(series_of(published.rows_of("seed_cyclone_t04"))[0]) is None
+    wild = rows({1: [1.0], 2: [900.0], 4: [2.0], 8: [1e6], 16: [3.0]}, scaling="weak")
+    assert curve(series_of(wild)[0]) is None
