@@ -13,6 +13,7 @@ from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.load import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
+from reports.twelve_rules import twelve_panel
 
 # Data beyond this size stays out of the page; --json prints it.
 MAX_EMBEDDED_BYTES = 300_000
@@ -46,6 +47,7 @@ def page(
         facts.not_measured(results),
         accounts.jobs(results, hours.lower() if on_cpus else hours),
         facts.method(series, threshold),
+        twelve_panel(results, series),
         facts.provenance(results),
     )
     return {

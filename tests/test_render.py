@@ -105,13 +105,18 @@ def test_the_verdict_says_when_no_size_is_good(tmp_path):
 def test_the_sections_stand_in_the_order_of_the_page(full):
     assert [part["id"] for part in full["sections"]] == [
         "strong", "weak", "precision", "bucket", "sensitivity", "loader", "collective", "flags",
-        "gaps", "method", "provenance",
+        "gaps", "method", "twelve-rules", "provenance",
     ]  # fmt: skip
 
 
 def test_a_panel_without_input_is_absent(tmp_path):
     data = data_of(strong_tree(tmp_path))
-    assert [part["id"] for part in data["sections"]] == ["strong", "method", "provenance"]
+    assert [part["id"] for part in data["sections"]] == [
+        "strong",
+        "method",
+        "twelve-rules",
+        "provenance",
+    ]
     assert "Precision" not in html(data)
 
 

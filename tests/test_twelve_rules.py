@@ -1,0 +1,159 @@
+"""The checklist of twelve rules: what it reads off results that keep them and that do not."""
+
+import math
+
+import numpy as np
+import pytest
+from data.report_samples import document, full_tree, provenance, record, strong_tree, write
+from planted import CLEAN, PLANTED, Case, measured, ranks
+from scipy import stats
+
+from reports import figures, imports
+from reports.load import load
+from reports.page import page
+from reports.scaling import series_of
+from reports.twelve_rules import JOINED, Kept, anderson_darling, checklist, twelve_panel
+
+
+def listed(*paths):
+    results = load(paths)
+    return checklist(results, series_of(results.rows))
+
+
+def states(*paths):
+    return {one.number: one.state for one in listed(*paths)}
+
+
+def test_a_sound_campaign_holds_eleven_and_its_noise_is_checked(tmp_path):
+    peak = {"flop_per_sample": 1e9, "peak_flop_per_s": 1e13}
+    folder = measured(tmp_path, 7, (Case(changes=lambda n, r: peak),), sizes=(1, 2, 4))
+    kept = listed(folder)
+    assert [one.state for one in kept] == ["held"] * 12
+    # 2 points above the baseline, 9 launches.
+    assert kept[0].evidence.startswith("2 ratios relative to 1 rank at ")
+    assert kept[4] == Kept(
+        5, "Give an interval with what varies", "held",
+        "3 of 3 points with a 95 % interval over launches",
+    )  # fmt: skip
+    assert "of 9 launches: Anderson-Darling 0." in kept[5].evidence
+    assert kept[10].evidence == (
+        "ideal scaling is drawn; the peak of the device is known at 3 of 3 points"
+    )
+
+
+def test_two_launches_a_point_without_peak_are_told_apart(tmp_path):
+    kept = {one.number: (one.state, one.evidence) for one in listed(strong_tree(tmp_path))}
+    assert kept[1] == (
+        "held",
+        "1 ratio relative to 1 rank at 640 images/s; the base runs the same parallel program",
+    )
+    assert kept[2] == ("held", "all that was planned was measured")
+    assert kept[4] == ("held", "1 ratio, each of two summarised rates")
+    assert kept[5] == ("held", "2 of 2 points with a 95 % interval over launches")
+    assert kept[6] == (
+        "not held",
+        "assumed of the logarithms of rates: 0 launches at points of 3 or more, too few to check",
+    )
+    assert kept[9][0] == "held"
+    assert kept[11] == (
+        "not held",
+        "ideal scaling is drawn; the peak of the device is known at 0 of 2 points",
+    )
+    assert kept[12] == ("does not apply", "no line is drawn")
+
+
+def test_a_cited_table_keeps_few(tmp_path):
+    path = imports.built_in()["cyclone"]
+    imports.write(imports.read([path], 50_000), [path], tmp_path)
+    found = states(tmp_path)
+    assert {n for n, state in found.items() if state == "held"} == {4, 12}
+    assert {n for n, state in found.items() if state == "not held"} == {1, 7, 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("a launch that never ran", 2, "1 gap without a reason, first: every case at world size"),
+        ("one launch at 4", 5, "3 of 4 points"),
+        ("one launch at 4", 7, "2 of 3 points"),
+        ("nothing between 2 and 8", 12, "a line leaps from 2 to 8 ranks"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, name, number, words):
+    kept = listed(PLANTED[name].make(tmp_path / "set"))[number - 1]
+    assert kept.state == "not held"
+    assert words in kept.evidence
+
+
+def test_a_failed_case_with_its_reason_is_no_silent_gap(tmp_path):
+    kept = listed(PLANTED["a case that failed once"].make(tmp_path / "set"))[1]
+    assert (kept.state, kept.evidence[:5]) == ("held", "1 gap")
+
+
+def test_few_long_rounds_part_the_mean_from_the_median(tmp_path):
+    rounds = [[0.4, 0.4, 0.4, 0.4, 0.8]]
+    for repeat in range(2):
+        case = record(rank_round_s=rounds)
+        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": case}, repeat=repeat))
+    kept = listed(tmp_path)[7]
+    # (4 * 0.4 + 0.8) / 5 = 0.48, a fifth above 0.4.
+    assert kept.state == "not held"
+    assert "at 0 of 1 point;" in kept.evidence
+
+
+def test_a_launch_without_its_versions_is_counted(tmp_path):
+    for repeat, torch in enumerate(("2.7.0", None)):
+        facts = {"provenance": provenance(torch=torch)} if repeat == 0 else {"provenance": {}}
+        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record()}, repeat=repeat, **facts))
+    kept = listed(tmp_path)[8]
+    assert (kept.state, kept.evidence[:17]) == ("not held", "1 of 2 launches w")
+
+
+def test_heavy_tails_are_no_normal_noise(tmp_path):
+    draw = np.random.default_rng(3)
+    for repeat in range(40):
+        step_s = 0.1 * math.exp(0.02 * draw.standard_t(1.2))
+        own = {"provenance": ranks(1), "repeat": repeat}
+        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record(step_s=step_s)}, **own))
+    kept = listed(tmp_path)[5]
+    assert kept.state == "not held"
+    assert "above its 5 % point of 0.752" in kept.evidence
+
+
+@pytest.mark.filterwarnings("ignore:As of SciPy:FutureWarning")
+@pytest.mark.parametrize("count", [8, 20, 100])
+def test_the_statistic_is_scipys_with_stephens_factor(count):
+    values = list(np.random.default_rng(count).standard_normal(count))
+    expected = stats.anderson(values).statistic * (1 + 0.75 / count + 2.25 / count**2)
+    assert anderson_darling(values) == pytest.approx(expected)
+
+
+def test_normal_noise_is_called_normal_nineteen_times_in_twenty():
+    draw = np.random.default_rng(5)
+    over = sum(anderson_darling(list(draw.standard_normal(30))) > 0.752 for _ in range(1000))
+    assert 30 <= over <= 72
+
+
+def test_the_panel_stands_after_the_method_with_its_counts(tmp_path):
+    results = load([full_tree(tmp_path)])
+    series = series_of(results.rows)
+    ids = [part["id"] for part in page(results, series, 0.7)["sections"]]
+    assert ids.index("twelve-rules") == ids.index("method") + 1
+    made = twelve_panel(results, series)
+    kept = checklist(results, series)
+    (table,) = made["tables"]
+    assert [row[1] for row in table["rows"]] == [one.state for one in kept]
+    assert [row[0].partition(".")[0] for row in table["rows"]] == [str(n) for n in range(1, 13)]
+    held = sum(one.state == "held" for one in kept)
+    assert f"{held} held, " in made["lead"][0]
+
+
+@pytest.mark.parametrize("name", ["loaders", "collectives", "someone else's benchmark"])
+def test_what_has_no_ladder_gets_a_whole_list(tmp_path, name):
+    kept = listed(CLEAN[name](tmp_path / "set"))
+    assert [one.number for one in kept] == list(range(1, 13))
+    assert all(one.evidence for one in kept)
+
+
+def test_lines_are_drawn_from_as_many_points_as_the_figures_join():
+    assert figures.MIN_JOINED == JOINED
