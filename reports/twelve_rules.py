@@ -240,7 +240,12 @@ def _bounds_shown(given: _Given) -> Verdict:
     if not steps:
         return None, "no training step was measured here"
     held, share = _share(steps, lambda point: any(row.mfu is not None for row in point.rows))
-    return held, f"ideal scaling is drawn; the peak of the device is known at {share}"
+    ideal = "ideal scaling is drawn; " if _ladders(given) else ""
+    return held, f"{ideal}the peak of the device is known at {share}"
+
+
+def _ladders(given: _Given) -> list[Series]:
+    return [one for one in given.compared if one.row.study in ("strong", "weak")]
 
 
 def _lines_meant(given: _Given) -> Verdict:

@@ -1,17 +1,22 @@
 """The rules of `lockstep check`: each planted defect is named, and clean campaigns are not."""
 
+import copy
+import functools
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from data.report_samples import document, record, strong_tree, write
-from planted import CLEAN, PLANTED, always, cited, measured, table
+from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
 
 from reports import imports
 from reports.check.checker import RULES, check
 from reports.check_cli import check as command
 from reports.load import gather
+from reports.page import page
+from reports.scaling import series_of
+from reports.twelve_rules import checklist
 
 
 def run(*arguments):
@@ -175,9 +180,6 @@ def test_help_has_examples_and_the_exit_codes():
 
 
 def test_the_page_and_the_check_name_the_same_buckets(tmp_path):
-    from reports.page import page
-    from reports.scaling import series_of
-
     folder = PLANTED["bucket caps of 50 and 100 MB"].make(tmp_path / "set")
     results = gather([folder])
     shown = json.dumps(page(results, series_of(results.rows), 0.7))
@@ -189,3 +191,26 @@ def test_the_page_and_the_check_name_the_same_buckets(tmp_path):
 def test_the_tables_ship_with_the_package():
     root = Path(imports.__file__).parent
     assert {path.parent for path in imports.built_in().values()} == {root / "seeds"}
+
+
+@pytest.mark.slow
+def test_one_wrong_value_anywhere_is_checked_or_refused_by_name(tmp_path):
+    from test_load import positions
+
+    case = record("strong", 2, details={"bucket_bytes": [1]}, checks={"precision": "fp32"})
+    facts = {"provenance": ranks(2), "failed": [{"case": "z", "reason": "r"}]}
+    content = document("w2-r0", 2, {"strong[64]": case}, **facts)
+    path = tmp_path / "fuzzed.json"
+    for place in positions(content):
+        for value in (None, "x", -1, 0, [], {}, 1e308, True, [[]]):
+            changed = copy.deepcopy(content)
+            holder = functools.reduce(lambda inner, key: inner[key], place[:-1], changed)
+            holder[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            try:
+                results = gather([path])
+            except ValueError as error:
+                assert "fuzzed.json" in str(error), (place, value)
+            else:
+                assert check(results) is not None
+                assert checklist(results, series_of(results.rows))

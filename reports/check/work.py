@@ -112,9 +112,10 @@ def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.series:
         for point in one.points:
             row = point.rows[0]
-            asked = row.factors.get("global_batch") or row.global_batch
-            local = row.local_batch or (asked or 0) // point.world_size
-            if isinstance(asked, int) and asked != local * point.world_size:
+            named = row.factors.get("global_batch")
+            asked = (named if isinstance(named, int) else None) or row.global_batch or 0
+            local = row.local_batch or asked // point.world_size
+            if asked and asked != local * point.world_size:
                 yield Hit(
                     at(one, point.world_size),
                     f"a global batch of {asked} on {point.world_size} ranks is {local} each, "
