@@ -48,6 +48,7 @@ def verdicts(
     slower: np.ndarray,
     launches: int = LAUNCHES,
     in_turn: bool = True,
+    round_sd: float = noise.ROUND_SD,
 ) -> list[str]:
     """Return the verdicts on one simulated pair of campaigns.
 
@@ -58,13 +59,14 @@ def verdicts(
         slower: Step time of B over that of A in each point, shape (num_points,).
         launches: Launches of each side.
         in_turn: Whether A and B are measured in turn; otherwise first A, then B.
+        round_sd: Standard deviation of the logarithm of what a round adds.
     """
     a, b = noise.interleaved(draw, launches)
     if not in_turn:
         a, b = list(range(launches)), list(range(launches, 2 * launches))
     true_s = np.ones((2 * launches, len(slower)))
     true_s[b] = slower
-    rates = noise.rates(noise.round_times(draw, kind, launch_sd, true_s))
+    rates = noise.rates(noise.round_times(draw, kind, launch_sd, true_s, round_sd=round_sd))
     pairs = zip(rates[a].T.tolist(), rates[b].T.tolist(), strict=True)
     return [found.verdict for found in judge(list(pairs))[0]]
 
@@ -89,7 +91,7 @@ def false_claims(
 def power(
     points: int, all_slow: bool, pairs: int = PAIRS, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Slow one point or all by 5 % and return what is said.
+    """Slow one point or all by 5 %, where launches vary by 2 % in all, and return what is said.
 
     Returns:
         Share of the slow points found slower, of those called the same, and share of the pairs
@@ -98,7 +100,7 @@ def power(
     draw = np.random.default_rng(seed)
     slow = points if all_slow else 1
     factors = np.array([SLOWDOWN] * slow + [1.0] * (points - slow))
-    families = [verdicts(draw, "normal", 0.02, factors)[:slow] for _ in range(pairs)]
+    families = [verdicts(draw, "normal", 0.02, factors, round_sd=0.0)[:slow] for _ in range(pairs)]
     said = [verdict for family in families for verdict in family]
     some = sum(SLOWER in family for family in families) / pairs
     return said.count(SLOWER) / len(said), said.count(SAME) / len(said), some

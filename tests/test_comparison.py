@@ -259,6 +259,25 @@ def test_measured_is_not_compared_with_cited(tmp_path):
         compare(a, b, allowed=["workload", "scaling", "precision", "batch", "unit"])
 
 
+def test_a_side_that_mixes_measured_and_cited_is_not_compared(tmp_path):
+    case = results(strong_tree(tmp_path / "a", {1: (0.1,)})).rows[0].case
+    line = f"table_id,n,value,metric,unit\n{case},1,640,throughput,images/s\n"
+    table(tmp_path / "a", line)
+    both = results(tmp_path / "a")
+    with pytest.raises(
+        ValueError, match=r"has origin cited, measured in A and cited, measured in B"
+    ):
+        compare(both, both, allowed=["workload", "scaling", "precision", "batch", "unit"])
+
+
+def test_what_neither_side_knows_is_not_called_equal(tmp_path):
+    unknown = provenance(driver=None, image_sha256=None)
+    sides = [strong_tree(tmp_path / side, provenance=unknown) for side in "ab"]
+    made = compare(*map(results, sides))
+    assert made.environment == {}
+    assert not {"driver", "image_sha256"} & set(made.same_facts)
+
+
 def at(hour):
     return f"2026-11-20T{hour:02}:00:00+00:00"
 

@@ -289,6 +289,27 @@ def test_a_gain_is_shown_by_its_interval_alone(tmp_path, gain, verdict):
     assert (found.verdict, found.value) == (verdict, pytest.approx(gain - 1))
 
 
+def test_a_gain_of_what_does_no_training_is_not_asked_for(tmp_path):
+    for side, loader_s in (("a", 0.1), ("b", 0.2)):
+        for repeat, factor in enumerate(STEADY):
+            cases = {
+                "strong": record(step_s=factor * (0.1 if side == "a" else 0.05)),
+                "loader": record("loader", step_s=factor * loader_s, scaling=None),
+            }
+            write(tmp_path / side, document(f"w1-r{repeat}", 1, cases))
+    base, here = load([tmp_path / "a"]), load([tmp_path / "b"])
+    (found,) = verdicts(wanted(throughput_gain=0.2), here, compare(base, here))
+    assert (found.case, found.verdict) == ("strong", "met")
+
+
+def test_a_launch_that_cannot_be_read_is_not_clean(tmp_path):
+    tree = strong_tree(tmp_path)
+    (tree / "launches" / "w1-r0" / "result.json").write_text("{")
+    (found,) = judged(load([tree]), clean_runs=True)
+    assert found.verdict == "missed"
+    assert "w1-r0" in found.reason
+
+
 def test_a_gain_without_a_base_or_repeats_is_not_shown(tmp_path):
     base = load([strong_tree(tmp_path / "a", {1: (0.1,)})])
     here = load([strong_tree(tmp_path / "b", {1: (0.05,)})])
