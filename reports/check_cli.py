@@ -89,4 +89,5 @@ def _print_rules(as_json: bool) -> None:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return
     for row in rows:
-        click.echo(_wrapped(f"{row['rule']:23}{row['severity']:9}{row['what']}", ""))
+        head = f"{row['rule']:23}{row['severity']:9}"
+        click.echo(click.wrap_text(row["what"], WIDTH, head, " " * len(head)))

@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from reports.load import gather
 from reports.page import page
 from reports.scaling import series_of
 from reports.twelve_rules import checklist
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments):
@@ -214,3 +218,23 @@ def test_one_wrong_value_anywhere_is_checked_or_refused_by_name(tmp_path):
             else:
                 assert check(results) is not None
                 assert checklist(results, series_of(results.rows))
+
+
+@pytest.mark.slow
+def test_the_assembled_command_ends_as_its_help_says(tmp_path):
+    def lockstep(*arguments):
+        code = "import sys; sys.modules['torch'] = None; import lockstep; lockstep.main()"
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert lockstep("import", "guide", "--to", tmp_path / "guide").returncode == 0
+    done = lockstep("check", tmp_path / "guide", "--json")
+    assert done.returncode == 1
+    keys = {"rule", "severity", "where", "message", "action"}
+    assert all(set(one) == keys for one in json.loads(done.stdout)["findings"])
+    assert lockstep("check", CLEAN["two sizes"](tmp_path / "clean")).returncode == 0
+    (tmp_path / "x.json").write_text('{"benchmarks": [')
+    done = lockstep("check", tmp_path / "x.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert "x.json" in done.stderr

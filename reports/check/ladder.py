@@ -55,7 +55,7 @@ def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
 
 
 def no_baseline(evidence: Evidence) -> Iterator[Hit]:
-    """The smallest size is above 1, or above that of the other cases of its study."""
+    """The smallest size of a curve is above 1."""
     for one in evidence.ladders:
         if one.baseline > 1:
             yield Hit(

@@ -22,7 +22,7 @@ NOTABLE_LOSS = 0.1
 
 
 def constant_work(evidence: Evidence) -> Iterator[Hit]:
-    """Strong scaling keeps the global batch over the sizes, weak scaling the local batch."""
+    """The batch that strong or weak scaling fixes is another at another size or repeat."""
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES:
             yield Hit(conflict.where, conflict.message.partition(";")[0])
@@ -124,7 +124,7 @@ def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
 
 
 def samples_time(evidence: Evidence) -> Iterator[Hit]:
-    """Throughput times time is samples, in what is stored and in its statistics."""
+    """Stored throughput times time is not the samples, or a stored mean not that of its rounds."""
     for entry in evidence.entries():
         factor, mean = _stored_factor(entry), _mean_factor(entry)
         where = f"{_stored(entry)}"

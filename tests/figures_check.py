@@ -1,0 +1,59 @@
+"""How often `lockstep check` names what was planted, and accuses clean campaigns: beside the goals.
+
+Run it by hand, `python tests/figures_check.py --draws 20`: every measured campaign is drawn anew
+that many times with other noise. Acceptance is one draw, which `tests/test_check.py` repeats.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import planted  # noqa: E402, since the paths above make it known
+from planted import CLEAN, PLANTED, Planted  # noqa: E402
+
+from reports.check.checker import Finding, check  # noqa: E402
+from reports.load import gather  # noqa: E402
+
+
+def findings(make: Callable[[Path], Path]) -> list[Finding]:
+    with tempfile.TemporaryDirectory() as folder:
+        return check(gather([make(Path(folder) / "set")]))
+
+
+def names_it(plant: Planted, found: list[Finding]) -> bool:
+    return any(one.rule == plant.rule and plant.where in one.where for one in found)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--draws", type=int, default=5, help="How often noise is drawn anew.")
+    draws = options.parse_args().draws
+    missed: Counter[str] = Counter()
+    accused: Counter[tuple[str, str]] = Counter()
+    silent = 0
+    for draw in range(draws):
+        planted.SEED_OFFSET = 1000 * draw
+        for name, plant in PLANTED.items():
+            missed[name] += not names_it(plant, findings(plant.make))
+        for name, make in CLEAN.items():
+            rules = {one.rule for one in findings(make)}
+            silent += not rules
+            accused.update((name, rule) for rule in rules)
+    named = draws * len(PLANTED) - sum(missed.values())
+    print(f"{draws} draws of {len(PLANTED)} planted and {len(CLEAN)} clean campaigns")
+    print(f"planted and named   {named / draws / len(PLANTED):8.2%}   goal 100 % of the first draw")
+    print(f"clean and silent    {silent / draws / len(CLEAN):8.2%}   goal 100 % of the first draw")
+    for name, count in (+missed).most_common():
+        print(f"  {count:3} missed    {name}")
+    for (name, rule), count in accused.most_common():
+        print(f"  {count:3} accused   {rule}: {name}")
+
+
+if __name__ == "__main__":
+    main()
