@@ -20,8 +20,8 @@ Examples:
   lockstep compare results/before results/after --json
 
 \b
-To rule out that the machine drifted, measure A and B in turn: A B B A. Five launches a side
-find a slowdown of 5 % among launches that vary by 2 %.
+To rule out that the machine drifted, measure A and B in turn: A B B A. Where launches vary by
+2 %, five a side find a point that is slower by 5 % nine times of ten.
 Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
 """
 # Keys of reports.comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.

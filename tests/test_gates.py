@@ -276,6 +276,14 @@ def test_a_single_weak_launch_near_the_target_shows_nothing(tmp_path):
     assert said(judged(weak(tmp_path / "b", 0.07, one), weak_time_increase=0.1)) == ["met"]
 
 
+def test_targets_of_scaling_do_not_speak_of_other_studies(tmp_path):
+    for size in (1, 2):
+        case = replace(record("strong", size), study="bucket")
+        write(tmp_path, document(f"w{size}-r0", size, {"bucket[25]": case}))
+    keys = {"strong_efficiency": {"2": 0.1}, "speedup": {"2": [0.1, 9.0]}}
+    assert said(judged(load([tmp_path]), **keys)) == ["not-shown", "not-shown"]
+
+
 def test_weak_targets_do_not_speak_of_strong_series(tmp_path):
     (found,) = judged(strong(tmp_path, 0.5), weak_time_increase=0.1)
     assert found.verdict == "not-shown"
