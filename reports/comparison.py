@@ -4,7 +4,8 @@ A point is a case at one world size; its ratio is the geometric mean of B's rate
 one rate per launch, so a ratio above 1 means that B is faster. One rule, that a reader can check:
 
     error   = family_error(p-values of all points with repeats on both sides)
-    interval of each point: Welch's, at the level 1 - error (reports.statistics)
+    interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
+                           that of all points (reports.statistics)
     `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
     `faster`, `slower`     else, where the interval leaves 1 out
     `not-enough-evidence`  else, and wherever a side has fewer than two launches
@@ -24,7 +25,15 @@ from bench import record
 from reports import circumstances, formats, quantities
 from reports.load import Launch, Results, Row
 from reports.scaling import label
-from reports.statistics import CONFIDENCE, Interval, Ratio, family_error, t_quantile, welch
+from reports.statistics import (
+    CONFIDENCE,
+    Interval,
+    Ratio,
+    family_error,
+    moderated,
+    t_quantile,
+    welch,
+)
 
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
@@ -170,7 +179,9 @@ def judge(
     """
     if not 0 < margin < 1:
         raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
-    tests = [welch(b, a) for a, b in rates]
+    plain = [welch(b, a) for a, b in rates]
+    drawn = iter(moderated([test for test in plain if test]))
+    tests = [next(drawn) if test else None for test in plain]
     error = family_error([test.p_value for test in tests if test])
     pairs = zip(tests, rates, strict=True)
     return [_judged(test, error, margin, *pair) for test, pair in pairs], error
@@ -183,8 +194,7 @@ def _judged(
     if test is None or interval is None:
         means = [fmean(map(math.log, side)) for side in (a, b)]
         return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
-    spread = test.error / math.sqrt(1 / len(a) + 1 / len(b))
-    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), spread)
+    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test.spread)
 
 
 def _interval(test: Ratio | None, level: float) -> Interval | None:

@@ -10,11 +10,16 @@ logarithms holds what it says from three launches on (`tests/figures_statistics.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import median
+from statistics import fmean, median, variance
 
 CONFIDENCE = 0.95
+# Of the pull of a family's variance; the whole would let families of three launches whose points
+# differ fivefold in noise claim a difference in 7 % of cases, this in 5 % (`moderated`).
+TRUST = 0.4
+# Half the degrees of freedom of a variance that all points share.
+ALIKE = 1e6
 
 Interval = tuple[float, float]
 
@@ -27,11 +32,18 @@ class Ratio:
         log_ratio: Mean of the logarithms above, minus that below.
         error: Standard error of `log_ratio`.
         freedom: Degrees of freedom by Welch and Satterthwaite.
+        per_launch: Sum of 1 / launches over the sides; error^2 over it is a launch's variance.
     """
 
     log_ratio: float
     error: float
     freedom: float
+    per_launch: float
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of a launch's value."""
+        return self.error / math.sqrt(self.per_launch)
 
     @property
     def p_value(self) -> float:
@@ -58,12 +70,13 @@ def welch(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
         return None
     (mean_a, var_a), (mean_b, var_b) = _log_moments(above), _log_moments(below)
     part_a, part_b = var_a / len(above), var_b / len(below)
+    per_launch = 1 / len(above) + 1 / len(below)
     if part_a + part_b == 0:
-        return Ratio(mean_a - mean_b, 0.0, float(len(above) + len(below) - 2))
+        return Ratio(mean_a - mean_b, 0.0, float(len(above) + len(below) - 2), per_launch)
     # Shares of the whole, since the square of a small variance may be no number above 0.
     share = part_a / (part_a + part_b)
     freedom = 1 / (share**2 / (len(above) - 1) + (1 - share) ** 2 / (len(below) - 1))
-    return Ratio(mean_a - mean_b, math.sqrt(part_a + part_b), freedom)
+    return Ratio(mean_a - mean_b, math.sqrt(part_a + part_b), freedom, per_launch)
 
 
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
@@ -72,7 +85,7 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
         return None
     mean, variance = _log_moments(values)
     error = math.sqrt(variance / len(values))
-    return Ratio(mean, error, float(len(values) - 1)).interval(confidence)
+    return Ratio(mean, error, float(len(values) - 1), 1 / len(values)).interval(confidence)
 
 
 def ratio_interval(
@@ -81,6 +94,60 @@ def ratio_interval(
     """Return Welch's interval of a ratio of geometric means, or None without repeats."""
     ratio = welch(above, below)
     return ratio.interval(confidence) if ratio else None
+
+
+def moderated(ratios: Sequence[Ratio]) -> list[Ratio]:
+    """Return the ratios of one family with the spread of their launches told by all together.
+
+    Few launches tell little of a point's spread, many points more: each variance is drawn towards
+    the family's, as far as the family's own variances agree (Smyth 2004, as in limma). The pull is
+    `TRUST` of Smyth's, so that a family of quiet and of noisy points claims no more than it may.
+    """
+    known = [one for one in ratios if one.error > 0]
+    if len(known) < 2:
+        return list(ratios)
+    prior, common = _prior([one.spread**2 for one in known], [one.freedom for one in known])
+    most = sum(one.freedom for one in known)
+    return [_drawn(one, TRUST * prior, common, most) if one.error > 0 else one for one in ratios]
+
+
+def _drawn(one: Ratio, prior: float, common: float, most: float) -> Ratio:
+    """Return a ratio whose variance was averaged with the family's, worth so many freedoms."""
+    own = one.freedom / (one.freedom + prior)
+    spread = math.sqrt(own * one.spread**2 + (1 - own) * common)
+    error = spread * math.sqrt(one.per_launch)
+    return replace(one, error=error, freedom=min(one.freedom + prior, most))
+
+
+def _prior(variances: Sequence[float], freedoms: Sequence[float]) -> tuple[float, float]:
+    """Return how many degrees of freedom a family's variance is worth, and that variance.
+
+    By the moments of the logarithms of variances that follow a scaled F distribution.
+    """
+    from scipy.special import polygamma, psi
+
+    logs = [
+        math.log(v) - float(psi(f / 2)) + math.log(f / 2)
+        for v, f in zip(variances, freedoms, strict=True)
+    ]
+    noise = fmean(float(polygamma(1, f / 2)) for f in freedoms)
+    apart = variance(logs) - noise
+    freedom = 2 * _inverse_trigamma(apart) if apart > 1 / ALIKE else 2 * ALIKE
+    return freedom, math.exp(fmean(logs) + float(psi(freedom / 2)) - math.log(freedom / 2))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return x with trigamma(x) = value > 0, by Newton's steps on 1 / trigamma."""
+    from scipy.special import polygamma
+
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-8 * x:
+            break
+    return x
 
 
 def family_error(p_values: Sequence[float], error: float = 1 - CONFIDENCE) -> float:

@@ -25,6 +25,8 @@ LAUNCHES = 5
 PAIRS = 1000
 FAMILIES = (1, 4, 8)
 LAUNCH_SDS = (0.005, 0.02, 0.03)
+# Of points whose spread the others must not be believed to know; shape (num_points, 1).
+UNEQUAL_SDS = np.array([0.01, 0.05, 0.05, 0.05])[:, None]
 SLOWDOWN = 1.05
 SIDES = ("a", "b")
 LAUNCHES_A_SIDE = 3
@@ -44,7 +46,7 @@ steps_per_round = 20
 def verdicts(
     draw: np.random.Generator,
     kind: str,
-    launch_sd: float,
+    launch_sd: "float | np.ndarray",
     slower: np.ndarray,
     launches: int = LAUNCHES,
     in_turn: bool = True,
@@ -74,15 +76,17 @@ def verdicts(
 def false_claims(
     kind: str,
     points: int,
-    launch_sd: float,
+    launch_sd: "float | np.ndarray",
     pairs: int = PAIRS,
     seed: int = 0,
     in_turn: bool = True,
+    launches: int = LAUNCHES,
 ) -> float:
     """Return the share of pairs of equal campaigns in which some point is said to differ."""
     draw = np.random.default_rng(seed)
+    equal = np.ones(points)
     claimed = (
-        {FASTER, SLOWER} & set(verdicts(draw, kind, launch_sd, np.ones(points), in_turn=in_turn))
+        {FASTER, SLOWER} & set(verdicts(draw, kind, launch_sd, equal, launches, in_turn))
         for _ in range(pairs)
     )
     return sum(map(bool, claimed)) / pairs
@@ -115,6 +119,10 @@ def simulated(pairs: int) -> list[list[str]]:
                 share = false_claims(kind, points, sd, pairs)
                 name = f"A/A false claims, {kind}, {points} points, launches vary {100 * sd:g} %"
                 rows.append(_row(name, share, "<=", 0.05))
+    for launches in (LAUNCHES_A_SIDE, LAUNCHES):
+        share = false_claims("normal", len(UNEQUAL_SDS), UNEQUAL_SDS, pairs, launches=launches)
+        name = f"A/A false claims, normal, 1 % in one point, 5 % in three, {launches} launches"
+        rows.append(_row(name, share, "<=", 0.05))
     apart = false_claims("drift", 4, 0.02, pairs, in_turn=False)
     rows.append(
         ["A/A false claims, drift, 4 points, first all of A", f"{100 * apart:.1f} %", "", ""]

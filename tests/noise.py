@@ -60,7 +60,7 @@ KINDS: dict[str, Draw] = {
 def round_times(
     draw: np.random.Generator,
     kind: str,
-    launch_sd: float,
+    launch_sd: "float | np.ndarray",
     true_s: np.ndarray,
     rounds: int = ROUNDS,
     round_sd: float = ROUND_SD,
@@ -70,7 +70,8 @@ def round_times(
     Args:
         draw: Where the noise comes from.
         kind: A key of `KINDS`.
-        launch_sd: Standard deviation of the logarithm of what a launch adds.
+        launch_sd: Standard deviation of the logarithm of what a launch adds; of each point, with
+            shape (num_points, 1), where they differ.
         true_s: Time of each point in each launch, shape (num_launches, num_points), seconds.
         rounds: Rounds of a launch.
         round_sd: Standard deviation of the logarithm of what a round adds.

@@ -5,8 +5,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import polygamma
 
-from reports.statistics import family_error, log_interval, ratio_interval, t_quantile, welch
+from reports.statistics import (
+    Ratio,
+    _inverse_trigamma,
+    family_error,
+    log_interval,
+    moderated,
+    ratio_interval,
+    t_quantile,
+    welch,
+)
 
 positive = st.floats(1e-3, 1e6)
 probability = st.floats(0, 1)
@@ -98,3 +108,46 @@ def test_families_where_nothing_differs_are_rarely_taken_for_different():
 def test_intervals_of_efficiency_hold_what_they_say(launches):
     found = figures_statistics.hits("normal", launches, ladders=300)["t on logarithms"]
     assert 0.93 <= sum(found) / len(found) <= 0.98  # 900 intervals: a standard error of 0.7 %
+
+
+def family(spreads, launches=5):
+    """Ratios of points with such spreads, each from so many launches a side."""
+    per_launch = 2 / launches
+    return [Ratio(0.0, s * per_launch**0.5, 2.0 * launches - 2, per_launch) for s in spreads]
+
+
+def test_points_that_agree_share_what_they_know_of_their_spread():
+    drawn = moderated(family([0.02] * 4))
+    assert [one.spread for one in drawn] == pytest.approx([0.02] * 4, rel=0.1)
+    assert [one.freedom for one in drawn] == pytest.approx([32] * 4)  # of all points together
+
+
+def test_points_that_differ_are_drawn_a_little_towards_each_other():
+    quiet, middle, noisy = moderated(family([0.001, 0.01, 0.1]))
+    assert 0.001 < quiet.spread < 0.002
+    assert 0.08 < noisy.spread < 0.1
+    assert 8 < middle.freedom < 10
+
+
+def test_one_point_and_points_without_spread_are_left_alone():
+    assert moderated(family([0.02])) == family([0.02])
+    assert moderated(family([0.0, 0.02])) == family([0.0, 0.02])
+    assert moderated([]) == []
+
+
+@given(st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=8), st.integers(2, 10))
+def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
+    given_ones = family(spreads, launches)
+    drawn = moderated(given_ones)
+    most = sum(one.freedom for one in given_ones)
+    for before, after in zip(given_ones, drawn, strict=True):
+        assert before.freedom <= after.freedom <= most
+        assert after.spread > 0
+    order = sorted(range(len(spreads)), key=spreads.__getitem__)
+    found = [drawn[i].spread for i in order]
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("x", [0.01, 0.5, 1.0, 7.0, 1e4])
+def test_the_inverse_of_trigamma(x):
+    assert _inverse_trigamma(float(polygamma(1, x))) == pytest.approx(x, rel=1e-6)
