@@ -7,10 +7,10 @@ KILLS ?= 200
 SLURM_KILLS ?= 0
 SEED ?= 0
 
-.PHONY: help venv demo test unit lint format bench faults fuzz soak clean
+.PHONY: help venv demo test unit lint format bench statistics faults fuzz soak clean
 
 help: ## Show what can be made
-	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 venv: .venv/complete ## Make .venv with all that measuring, testing and reporting need
 
@@ -49,6 +49,12 @@ format: venv ## Bring all files into style
 
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/figures.py
+
+statistics: venv ## Print how often intervals, verdicts, findings and predictions hold where the truth is known
+	$(BIN)/python tests/figures_statistics.py
+	$(BIN)/python tests/figures_compare.py
+	$(BIN)/python tests/figures_models.py
+	$(BIN)/python tests/figures_check.py
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
 	$(BIN)/python tests/faults.py --page FAULTS.md
