@@ -66,8 +66,8 @@ def reason(series: Series, point: Point) -> str | None:
     if lost is None or point.step_s is None or whole < LEAST_LOSS * point.step_s:
         return None
     worst = max(CAUSES, key=lambda cause: lost[cause])
-    shares = ", ".join(f"{100 * lost[cause] / whole:.0f} % {cause}" for cause in CAUSES)
+    shares = ", ".join(f"{100 * lost[cause] / whole:.0f} % to {cause}" for cause in CAUSES)
     return (
         f"{series.label} on {point.world_size} ranks loses {100 * whole / point.step_s:.0f} % of "
-        f"a step: {shares}; {ADVICE[worst]}."
+        f"a step to the baseline; of that {shares}; {ADVICE[worst]}."
     )

@@ -52,13 +52,13 @@ def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
         "n", "Global batch", "Rows", f"Time ({unit})", "Step time (ms)",
         f"Rate ({facts.get('unit', '')})" if relative else f"Throughput ({sample}/s)", "Speed-up",
         "Efficiency (%)", "95 % interval (%)", "Weak view (%)" if fixed else "Time ratio", cost,
-        "Over the baseline (%)", cost.replace("GPU-hours", "Cost"), "Flags",
+        "Extra GPU-hours (%)", cost.replace("GPU-hours", "Cost"), "Flags",
     )  # fmt: skip
     rows = [_imported_row(p, per, fixed, relative) for p in series.points]
     said = [_scaling_text(series, facts), f"Ratios are relative to {baseline_text(series)}."]
     said += [repeat_text(series).strip()] if len(series.points) > 1 else []
     said += [f"Source: {facts['source']}."] if facts.get("source") else []
-    said += [f"Note: {note}." for note in facts.get("notes", [])[:2]]
+    said += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
     return table(series.label, columns, rows, note=" ".join(said), origin=series.row.origin)
 
 

@@ -76,7 +76,7 @@ def _scaling_table(series: Series, hours: str) -> Table:
         "Step time (ms)",
         "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
         "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})",
-        "Over the baseline (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
+        f"Extra {hours} (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
         "Memory (GB)", "Imbalance", "Flags",
     )  # fmt: skip
     note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}"

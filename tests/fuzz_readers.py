@@ -16,8 +16,9 @@ from stand_ins import keep, leave, sacct, send
 from bench import campaign, files, journal
 from bench.folder import Folder
 from containers import image
-from reports import imports
-from reports.load import load
+from reports import comparison, gates, imports, prediction, targets
+from reports.check import checker
+from reports.load import gather, load
 from reports.page import console_table, page
 from reports.render import html
 from reports.scaling import series_of, table
@@ -142,6 +143,23 @@ def _report(folder: Path) -> None:
         html(made).encode()
 
 
+def _judge(folder: Path) -> None:
+    """Ask all that judges results."""
+    results = gather([folder])
+    json.dumps([vars(one) for one in checker.check(results)], allow_nan=False)
+    found = gates.verdicts(targets.load("proposal"), results, None)
+    json.dumps(gates.document(found), allow_nan=False)
+    json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))
+    for one in filter(prediction.can_be_modelled, series_of(results.rows)):
+        ladder = prediction.ladder_of(one, results.tables.get(one.case) or {})
+        for at in (1, 2 * ladder.sizes[-1]):
+            json.dumps(prediction.predict(ladder, at, force=True).record(), allow_nan=False)
+
+
+def _report_and_judge(folder: Path) -> None:
+    _each(lambda: _report(folder), lambda: _judge(folder))
+
+
 def _beside_results(folder: Path) -> None:
     strong_tree(folder, {2: (0.06,)})
 
@@ -186,6 +204,12 @@ def _toml(facts: dict[str, object]) -> bytes:
 def _campaigns() -> list[bytes]:
     own = CAMPAIGN | {"jobs": {"allocation": "array", "max_running": 8, "launch_time": "00:15:00"}}
     return [_toml(own), *(path.read_bytes() for path in campaign.built_in().values())]
+
+
+def _targets() -> list[bytes]:
+    given = b"speedup = {4 = [3.5, 3.8]}\nnum_nodes = 2\n[[reference]]\ncase = \"a*\"\n"
+    given += b"value = 309.61\nunit = \"images/s per rank\"\nworld_size = 16\nlower = -0.1\n"
+    return [b"schema = 1\n" + given, *(path.read_bytes() for path in targets.built_in().values())]
 
 
 def _sites() -> list[bytes]:
@@ -369,12 +393,14 @@ READERS = {
     one.name: one
     for one in (
         Reader("journal", _journals, f"launches/{LAUNCH}/journal.jsonl", _read_journal),
-        Reader("result", _results, f"launches/{LAUNCH}/result.json", _report,
+        Reader("result", _results, f"launches/{LAUNCH}/result.json", _report_and_judge,
                before=_beside_results),
-        Reader("imported", _imported, "imported.json", _report),
+        Reader("imported", _imported, "imported.json", _report_and_judge),
         Reader("table", _tables, "table.csv", _read_table),
         Reader("campaign", _campaigns, "own.toml",
                lambda folder: campaign.load(str(folder / "own.toml")).facts()),
+        Reader("targets", _targets, "own.toml",
+               lambda folder: targets.load(str(folder / "own.toml"))),
         Reader("site", _sites, "own.toml", lambda folder: site.load(str(folder / "own.toml"))),
         Reader("sacct", _sacct, "said.txt", _read_sacct, (RuntimeError,)),
         Reader("squeue", _squeue, "said.txt", _read_squeue, (RuntimeError,), _squeue_stand_in),

@@ -47,7 +47,10 @@ def test_where_the_local_batch_is_fixed_the_whole_baseline_is_the_ideal():
 def test_the_sentence_names_the_largest_cause_and_what_to_try():
     series = ladder("strong", STRONG)
     said = reason(series, series.points[1])
-    assert "on 2 ranks loses 38 % of a step: 60 % exposed communication, 17 % imbalance" in said
+    assert (
+        "on 2 ranks loses 38 % of a step to the baseline; of that 60 % to exposed communication"
+        in said
+    )
     assert "try a larger batch per rank" in said
     slow = ladder("strong", [(1, 1.0, [1.0]), (2, 0.8, [0.5, 0.8])])
     assert "find the slow rank" in reason(slow, slow.points[1])
@@ -88,7 +91,7 @@ def test_the_page_says_why_and_shows_the_table(tmp_path):
         write(tmp_path, document(f"w{size}-r0", size, {"strong[64]": case}))
     results = load([tmp_path])
     made = page(results, series_of(results.rows), 0.7)
-    assert any("loses 38 % of a step" in sentence for sentence in made["verdicts"])
+    assert any("loses 38 % of a step to the baseline" in sentence for sentence in made["verdicts"])
     strong = next(one for one in made["sections"] if one["id"] == "strong")
     (shown,) = [t for t in strong["tables"] if t["caption"].startswith("Where a step's time")]
     assert shown["rows"][1][:5] == ["2", "800", "200", "50.0", "550"]

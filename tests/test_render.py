@@ -69,14 +69,14 @@ def test_the_strong_table_by_hand(tmp_path):
             "Ranks": "1", "Local batch": "64", "Launches": "2", "Step time ms": "100",
             "95 % interval ms": "100 to 100", "Throughput images/s": "640", "Speed-up": "1.00",
             "Efficiency %": "100.0", "95 % interval %": "\u2013",
-            "GPU-hours per 10\u2076 images": "0.434", "Over the baseline %": "\u2013",
+            "GPU-hours per 10\u2076 images": "0.434", "Extra GPU-hours %": "\u2013",
             "Memory GB": "1.00", "Imbalance": "1.00",
         },
         {
             "Ranks": "2", "Local batch": "32", "Launches": "2", "Step time ms": "62.5",
             "95 % interval ms": "62.5 to 62.5", "Throughput images/s": "1020", "Speed-up": "1.60",
             "Efficiency %": "80.0", "95 % interval %": "80.0 to 80.0",
-            "GPU-hours per 10\u2076 images": "0.543", "Over the baseline %": "25.0",
+            "GPU-hours per 10\u2076 images": "0.543", "Extra GPU-hours %": "25.0",
             "Memory GB": "1.00", "Imbalance": "1.00",
         },
     ]  # fmt: skip

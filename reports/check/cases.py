@@ -72,6 +72,6 @@ def not_measured(evidence: Evidence) -> Iterator[Hit]:
     """A table holds what was expected or aimed at."""
     for one in evidence.series:
         if one.row.origin == "target":
-            notes = evidence.results.tables[one.case].get("notes") or [""]
+            notes = evidence.table(one).get("notes") or [""]
             said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
             yield Hit(at(one), f"its numbers are targets{said}")

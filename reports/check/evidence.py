@@ -54,6 +54,10 @@ class Evidence:
         """Return the series of two sizes or more that are meant to show scaling."""
         return [one for one in self.series if one.row.study in LADDERS and len(one.points) > 1]
 
+    def table(self, series: Series) -> dict[str, Any]:
+        """Return what an imported table says of itself; empty where it has another name."""
+        return self.results.tables.get(series.case, {})
+
     def entries(self) -> Iterator[Entry]:
         """Yield the cases of all launches as they are stored; the files are read once more.
 

@@ -222,7 +222,7 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
 
 
 def _is_twin(evidence: Evidence, time: Series, rate: Series) -> bool:
-    facts = [evidence.results.tables[one.case] for one in (time, rate)]
+    facts = [evidence.table(one) for one in (time, rate)]
     if time.base.time_s is None or rate.base.time_s is not None or not facts[0].get("source"):
         return False
     names = ("workload", "precision", "scaling", "origin")
