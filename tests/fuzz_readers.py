@@ -207,8 +207,8 @@ def _campaigns() -> list[bytes]:
 
 
 def _targets() -> list[bytes]:
-    given = b"speedup = {4 = [3.5, 3.8]}\nnum_nodes = 2\n[[reference]]\ncase = \"a*\"\n"
-    given += b"value = 309.61\nunit = \"images/s per rank\"\nworld_size = 16\nlower = -0.1\n"
+    given = b'speedup = {4 = [3.5, 3.8]}\nnum_nodes = 2\n[[reference]]\ncase = "a*"\n'
+    given += b'value = 309.61\nunit = "images/s per rank"\nworld_size = 16\nlower = -0.1\n'
     return [b"schema = 1\n" + given, *(path.read_bytes() for path in targets.built_in().values())]
 
 
