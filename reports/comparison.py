@@ -190,19 +190,11 @@ def judge(
 def _judged(
     test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
 ) -> Judged:
-    interval = _interval(test, 1 - error)
-    if test is None or interval is None:
+    if test is None:
         means = [fmean(map(math.log, side)) for side in (a, b)]
         return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
+    interval = test.interval(1 - error)
     return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test.spread)
-
-
-def _interval(test: Ratio | None, level: float) -> Interval | None:
-    """Return the interval, or None without a test or where its end is no number any more."""
-    try:
-        return test.interval(level) if test else None
-    except OverflowError:
-        return None
 
 
 def _verdict(interval: Interval, margin: float) -> str:

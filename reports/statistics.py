@@ -18,6 +18,8 @@ CONFIDENCE = 0.95
 # Of the pull of a family's variance; the whole would let families of three launches whose points
 # differ fivefold in noise claim a difference in 7 % of cases, this in 5 % (`moderated`).
 TRUST = 0.4
+# The logarithm of an end of an interval; beyond it a number would be none, or infinite.
+WIDEST_LOG = 600.0
 # Half the degrees of freedom of a variance that all points share.
 ALIKE = 1e6
 
@@ -56,9 +58,10 @@ class Ratio:
         return 2 * float(stdtr(self.freedom, -abs(self.log_ratio) / self.error))
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return the two-sided interval of the ratio."""
+        """Return the two-sided interval of the ratio, its ends within the range of numbers."""
         half = t_quantile(self.freedom, confidence) * self.error if self.error else 0.0
-        return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
+        low, high = self.log_ratio - half, self.log_ratio + half
+        return math.exp(max(low, -WIDEST_LOG)), math.exp(min(high, WIDEST_LOG))
 
 
 def welch(above: Sequence[float], below: Sequence[float]) -> Ratio | None:

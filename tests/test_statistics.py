@@ -151,3 +151,11 @@ def test_a_drawn_spread_lies_between_its_own_and_the_familys(spreads, launches):
 @pytest.mark.parametrize("x", [0.01, 0.5, 1.0, 7.0, 1e4])
 def test_the_inverse_of_trigamma(x):
     assert _inverse_trigamma(float(polygamma(1, x))) == pytest.approx(x, rel=1e-6)
+
+
+def test_an_interval_of_launches_that_have_nothing_in_common_stays_a_number():
+    low, high = log_interval([1e-30, 1e30])
+    assert 0 < low < 1e-200
+    assert 1e200 < high < math.inf
+    low, high = ratio_interval([1e-30, 1e30], [1.0, 2.0])
+    assert 0 < low < 1 < high < math.inf
