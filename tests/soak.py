@@ -285,6 +285,8 @@ def main() -> int:
     parser.add_argument("--slurm-kills", type=int, default=0, help="on the testbed (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
     asked = parser.parse_args()
+    # A shell's background job ignores SIGINT, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
     table = soak(asked.kills, asked.seed)
     if asked.slurm_kills:
