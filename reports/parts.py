@@ -7,9 +7,10 @@ descriptions that `reports.figures` draws. Nothing here knows HTML.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reports import formats, prediction
+from reports import formats
 from reports.formats import counted, number, percent, percent_span
 from reports.load import OTHER
+from reports.predict import prediction
 from reports.scaling import Point, Series
 from reports.statistics import Interval
 

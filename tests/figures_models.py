@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 import published
 
-from reports import models
-from reports.prediction import LEVEL, factor
+from reports.predict import models
+from reports.predict.prediction import LEVEL, factor
 
 NUM_FITS = 1000
 GOAL_S = 2.0

@@ -16,10 +16,13 @@ from stand_ins import keep, leave, sacct, send
 from bench import campaign, files, journal
 from bench.folder import Folder
 from containers import image
-from reports import comparison, gates, imports, prediction, targets
+from reports import imports
 from reports.check import checker
+from reports.compare import comparison
+from reports.gate import gates, targets
 from reports.load import gather, load
 from reports.page import console_table, page
+from reports.predict import prediction
 from reports.render import html
 from reports.scaling import series_of, table
 from slurm_templates import accounting, cluster, collection, refusals, site, slurm, standing

@@ -14,7 +14,7 @@ from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
 
 from reports import imports
 from reports.check.checker import RULES, check
-from reports.check_cli import check as command
+from reports.check.cli import check as command
 from reports.load import gather
 from reports.page import page
 from reports.scaling import series_of

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import document, provenance, record, strong_tree, write
 
-from reports.compare_cli import compare
+from reports.compare.cli import compare
 from reports.lines import WIDTH
 
 ROOT = Path(__file__).parents[1]
@@ -168,9 +168,9 @@ def test_help_loads_nothing_heavy_and_comparing_no_torch(tmp_path):
     a, b = strong_tree(tmp_path / "a"), strong_tree(tmp_path / "b")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import reports.compare_cli\n"
+        "import reports.compare.cli\n"
         "assert not {'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        f"reports.compare_cli.compare([{str(a)!r}, {str(b)!r}], standalone_mode=False)\n"
+        f"reports.compare.cli.compare([{str(a)!r}, {str(b)!r}], standalone_mode=False)\n"
         "assert 'matplotlib' not in sys.modules\n"
     )
     done = subprocess.run(

@@ -11,9 +11,9 @@ from figures_compare import false_claims, power
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import comparison
 from reports.cli import import_table
-from reports.comparison import SLOWER, compare, judge, launches_needed
+from reports.compare import comparison
+from reports.compare.comparison import SLOWER, compare, judge, launches_needed
 from reports.load import load
 from reports.statistics import t_quantile
 
@@ -371,6 +371,6 @@ def test_of_each_two_launches_one_is_of_each_side():
 
 
 def test_the_command_names_what_the_library_lets_differ():
-    from reports.compare_cli import ALLOWABLE
+    from reports.compare.cli import ALLOWABLE
 
     assert tuple(comparison.MUST_AGREE) == ALLOWABLE

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import strong_tree
 
-from reports.gate_cli import gate
+from reports.gate.cli import gate
 from reports.lines import WIDTH
 
 ROOT = Path(__file__).parents[1]
@@ -117,9 +117,9 @@ def test_the_assembled_command_ends_with_its_codes(tree, file):
 def test_help_loads_nothing_heavy_and_gating_no_torch(tree, file):
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import reports.gate_cli\n"
+        "import reports.gate.cli\n"
         "assert not {'numpy', 'scipy', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
-        f"reports.gate_cli.gate([{str(tree)!r}, '--targets', {str(file(LADDER))!r}],"
+        f"reports.gate.cli.gate([{str(tree)!r}, '--targets', {str(file(LADDER))!r}],"
         " standalone_mode=False)\n"
         "assert 'matplotlib' not in sys.modules\n"
     )

@@ -10,19 +10,19 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import gates, targets, training_runs
 from reports.cli import import_table
-from reports.comparison import compare
-from reports.gates import Goal, verdicts
+from reports.compare.comparison import compare
+from reports.gate import gates, targets, training_runs
+from reports.gate.gates import Goal, verdicts
+from reports.gate.targets import Targets
 from reports.load import load
 from reports.scaling import Point, series_of
-from reports.targets import Targets
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = Path(targets.__file__).with_name("targets.schema.json")
 REGENERATE = (
-    "python -c 'import json; from reports.targets import Targets; "
-    "print(json.dumps(Targets.model_json_schema(), indent=1))' > reports/targets.schema.json"
+    "python -c 'import json; from reports.gate.targets import Targets; "
+    "print(json.dumps(Targets.model_json_schema(), indent=1))' > reports/gate/targets.schema.json"
 )
 # Published by KempnerInstitute/scalable-vision-workflows, commit 42d82e2: seconds of a training.
 KEMPNER = """table_id,n,value,metric,unit,scaling,model

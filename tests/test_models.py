@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports import models
+from reports.predict import models
 
 SIZES = [1, 2, 4, 8, 16, 32]
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from data.report_samples import document, full_tree, record, strong_tree, write
 
 from reports.cli import import_table, report
-from reports.predict_cli import predict
+from reports.predict.cli import predict
 
 ROOT = Path(__file__).parents[1]
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "refused"]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from reports.check.evidence import Evidence, Hit, at
 from reports.formats import percent, percent_span
-from reports.models import breaks
+from reports.predict.models import breaks
 from reports.scaling import Point, Series
 from reports.statistics import CONFIDENCE, Interval, welch
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from bench import record
 from reports import facts, quantities
-from reports.comparison import Comparison
+from reports.compare.comparison import Comparison
 from reports.formats import TIME_UNITS, counted, listed, number, percent
+from reports.gate.targets import Reference, Targets
 from reports.load import Results, Row
 from reports.scaling import WITHOUT_COST, Point, Series, label, series_of
 from reports.statistics import Interval, log_interval
-from reports.targets import Reference, Targets
 
 MET, MISSED, NOT_SHOWN = "met", "missed", "not-shown"
 NO_REPEAT = "no repeat: no interval"

@@ -8,9 +8,9 @@ import click
 
 if TYPE_CHECKING:
     from reports.load import Results
-    from reports.models import Fit
-    from reports.prediction import Candidate, Ladder, Prediction
-    from reports.recommendation import Rule
+    from reports.predict.models import Fit
+    from reports.predict.prediction import Candidate, Ladder, Prediction
+    from reports.predict.recommendation import Rule
     from reports.scaling import Series
 
 # Names of series in a message.
@@ -63,9 +63,9 @@ def predict(
     all models are shown with their errors at the sizes held out, and a size is recommended.
     """
     from reports.load import load
-    from reports.prediction import ladder_of
-    from reports.prediction import predict as predicted
-    from reports.recommendation import parse
+    from reports.predict.prediction import ladder_of
+    from reports.predict.prediction import predict as predicted
+    from reports.predict.recommendation import parse
 
     chosen_rule = parse(rule)
     results = load([path])
@@ -83,7 +83,7 @@ def predict(
 
 def _chosen(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
-    from reports.prediction import can_be_modelled
+    from reports.predict.prediction import can_be_modelled
     from reports.scaling import series_of
 
     series = [one for one in series_of(results.rows) if can_be_modelled(one)]
@@ -148,8 +148,8 @@ def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
 def _print_all(
     series: "Series", ladder: "Ladder", rule: "Rule", samples: float | None, as_json: bool
 ) -> None:
-    from reports.prediction import LEAST_SIZES, candidates
-    from reports.recommendation import recommend
+    from reports.predict.prediction import LEAST_SIZES, candidates
+    from reports.predict.recommendation import recommend
 
     few = len(ladder.sizes) < LEAST_SIZES
     ranked = [] if few else candidates(ladder)
@@ -167,8 +167,8 @@ def _record(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from reports import models
-    from reports.recommendation import diminishing, next_step
+    from reports.predict import models
+    from reports.predict.recommendation import diminishing, next_step
 
     return {
         "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
@@ -194,7 +194,7 @@ def _point_records(
     series: "Series", ladder: "Ladder", ranked: "list[Candidate]"
 ) -> list[dict[str, Any]]:
     """Return the points; expected is what the chosen model gives, deviation what it misses."""
-    from reports.models import karp_flatt, marginal_efficiencies
+    from reports.predict.models import karp_flatt, marginal_efficiencies
 
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
@@ -254,7 +254,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
     from reports.formats import counted, listed, percent
-    from reports.models import USL
+    from reports.predict.models import USL
 
     if not ranked:
         sizes = f"{counted(len(ladder.sizes), 'distinct size')} ({listed(ladder.sizes)})"
@@ -291,8 +291,8 @@ def _coefficients(fitted: "Fit", gradient_bytes: float | None) -> list[str]:
 def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
     """Say where the usl's throughput is largest, unless nobody measured near it."""
     from reports.formats import number
-    from reports.models import scalability
-    from reports.prediction import FARTHEST
+    from reports.predict.models import scalability
+    from reports.predict.prediction import FARTHEST
 
     peak = scalability(fitted).peak_size
     interval = fitted.interval("beta")
@@ -304,8 +304,8 @@ def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
 
 
 def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
-    from reports.models import breaks
-    from reports.recommendation import diminishing, next_step
+    from reports.predict.models import breaks
+    from reports.predict.recommendation import diminishing, next_step
 
     size = "none" if advice.world_size is None else str(advice.world_size)
     lines = [
@@ -320,7 +320,7 @@ def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
 def _next(ladder: "Ladder") -> list[str]:
     """Say what twice the largest size would give, where that can be predicted."""
     from reports.formats import number, span
-    from reports.prediction import FARTHEST, predict
+    from reports.predict.prediction import FARTHEST, predict
 
     found = predict(ladder, FARTHEST * ladder.sizes[-1])
     if found.value is None or found.low is None or found.high is None:

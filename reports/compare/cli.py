@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from reports.comparison import Comparison, Judged, Pair
+    from reports.compare.comparison import Comparison, Judged, Pair
     from reports.load import Results
 
 EXAMPLES = """
@@ -24,7 +24,7 @@ To rule out that the machine drifted, measure A and B in turn: A B B A. Where la
 2 %, five a side find a point that is slower by 5 % nine times of ten.
 Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
 """
-# Keys of reports.comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
+# Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "device")
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _BESIDE = ["beside, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
@@ -51,7 +51,7 @@ def compare(
     A and B are anything that `lockstep report` reads. A point is a case at one world size; its
     ratio is the rate of B over that of A, so above 1 B is faster.
     """
-    from reports.comparison import compare as compared
+    from reports.compare.comparison import compare as compared
     from reports.load import load
 
     if as_markdown and as_json:
@@ -77,7 +77,7 @@ def say_unread(*sides: "Results") -> None:
 def _print_json(made: "Comparison", a: Path, b: Path) -> None:
     import json
 
-    from reports.comparison import document
+    from reports.compare.comparison import document
 
     click.echo(json.dumps(document(made, (str(a), str(b))), indent=1, allow_nan=False))
 
@@ -170,7 +170,7 @@ def _rule(made: "Comparison") -> list[str]:
 
 def _beside(made: "Comparison") -> list[list[str]]:
     """Return the rows of what the points have beside their speed."""
-    from reports.comparison import beside
+    from reports.compare.comparison import beside
     from reports.formats import percent, percent_span
 
     rows = []
@@ -202,7 +202,7 @@ def _notes(made: "Comparison") -> list[str]:
 
 def _remedies(made: "Comparison") -> list[str]:
     """Say how many launches would settle what is open: those that the most varying point needs."""
-    from reports.comparison import MOST_LAUNCHES, UNKNOWN, launches_needed
+    from reports.compare.comparison import MOST_LAUNCHES, UNKNOWN, launches_needed
     from reports.formats import counted
 
     open_points = [judged for _, judged in made.points if judged.verdict == UNKNOWN]

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from reports import models
 from reports.formats import TIME_UNITS, counted, listed
-from reports.models import Array, Fit, Fixed
+from reports.predict import models
+from reports.predict.models import Array, Fit, Fixed
 from reports.scaling import WIDEST, Point, Series
 
 LEVEL = 0.9

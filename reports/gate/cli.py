@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reports.compare_cli import ALLOWABLE
+from reports.compare.cli import ALLOWABLE
 
 if TYPE_CHECKING:
-    from reports.comparison import Comparison
-    from reports.gates import Verdict
+    from reports.compare.comparison import Comparison
+    from reports.gate.gates import Verdict
     from reports.load import Results
 
 EXAMPLES = """
@@ -26,7 +26,7 @@ A targets file:
   strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
-All keys: reports/targets.schema.json and the built-in file, proposal.
+All keys: reports/gate/targets.schema.json and the built-in file, proposal.
 Exit code: 0 all targets are met, 1 one is missed or not shown, 2 a file cannot be read.
 """
 _HEADER = ["verdict", "target", "wanted: value (interval); where"]
@@ -49,10 +49,10 @@ def gate(
     DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
     where the whole 95 % interval reaches it, missed where none of it does, and not shown between.
     """
-    from reports import gates
-    from reports.compare_cli import say_unread
-    from reports.targets import load
-    from reports.training_runs import gather
+    from reports.compare.cli import say_unread
+    from reports.gate import gates
+    from reports.gate.targets import load
+    from reports.gate.training_runs import gather
 
     wanted = load(targets)
     results = gather(path)
@@ -71,14 +71,15 @@ def gate(
 def _compared(
     results: "Results", against: Path | None, allowed: tuple[str, ...]
 ) -> "Comparison | None":
-    from reports.comparison import compare
+    from reports.compare.comparison import compare
     from reports.load import load
 
     return None if against is None else compare(load([against]), results, allowed=allowed)
 
 
 def _print(found: "list[Verdict]") -> None:
-    from reports import gates, lines
+    from reports import lines
+    from reports.gate import gates
 
     for line in lines.table([_HEADER, *map(_row, found)]):
         click.echo(line)
@@ -94,7 +95,7 @@ def _row(one: "Verdict") -> list[str]:
 
 
 def _wanted(one: "Verdict") -> str:
-    from reports.gates import shown
+    from reports.gate.gates import shown
 
     if one.least is not None and one.most is not None:
         return f"{shown(one.least, one.unit)} to {shown(one.most, one.unit)} wanted"
@@ -104,7 +105,7 @@ def _wanted(one: "Verdict") -> str:
 
 def _known(one: "Verdict") -> str:
     """Return the value, and its interval in brackets."""
-    from reports.gates import shown
+    from reports.gate.gates import shown
 
     if one.value is None:
         return ""

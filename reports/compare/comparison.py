@@ -22,7 +22,8 @@ from statistics import fmean
 from typing import Any
 
 from bench import record
-from reports import circumstances, formats, quantities
+from reports import formats, quantities
+from reports.compare import circumstances
 from reports.load import Launch, Results, Row
 from reports.scaling import label
 from reports.statistics import (

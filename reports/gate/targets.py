@@ -1,6 +1,6 @@
 """What results must reach, read from a TOML file.
 
-The published JSON Schema is `reports/targets.schema.json`; `reports.gates` says what is met.
+The published JSON Schema is `reports/gate/targets.schema.json`; `gates` says what is met.
 """
 
 from importlib import resources
@@ -102,7 +102,7 @@ class Targets(BaseModel):
 
 def built_in() -> dict[str, Path]:
     """Return the targets that ship with the suite, name -> file."""
-    folder = Path(str(resources.files("reports")))
+    folder = Path(str(resources.files("reports.gate")))
     return {path.name.removesuffix(ENDING): path for path in sorted(folder.glob(f"*{ENDING}"))}
 
 

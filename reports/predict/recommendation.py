@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports.formats import duration, percent, trimmed
-from reports.models import marginal_efficiencies
+from reports.predict.models import marginal_efficiencies
 from reports.scaling import SECONDS_PER_HOUR, Series
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
