@@ -3,8 +3,8 @@
 The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
 `collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
 
-`statistics`, `rounds`, `diagnosis`, `attribution` and `quantities` hold what is computed: intervals,
-the rounds of a launch, what is odd about them, what a step's time is lost to, and shares.
+`statistics`, `rounds`, `diagnosis`, `attribution` and `quantities` hold what is computed:
+intervals, a launch's rounds, what is odd about them, what a step is lost to, and shares.
 `twelve_rules` is the page's checklist, `lines` what the terminal shows.
 
 A command that judges results has a folder of its own: `check`, `compare`, `gate`, `predict`.
