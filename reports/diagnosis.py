@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reports.statistics import t_quantile
-
 if TYPE_CHECKING:
     from reports.load import Row
 
@@ -33,6 +31,8 @@ MODE_SHARE = 0.25
 MODE_GAP = 2.0
 # Multiples of the interquartile range beyond which a value lies far out (Tukey, 1977).
 FAR_OUT = 3.0
+# Of squares of ranks, which are whole numbers or halves; less is rounding.
+TINY = 1e-9
 
 
 def of_rounds(round_s: Array) -> list[list[str]]:
@@ -71,30 +71,65 @@ def far_out(round_s: Array) -> "np.ndarray[Any, np.dtype[np.int64]]":
 def trend(values: Array) -> Array:
     """Return the change from the first third to the last, 0 where there is no sure trend.
 
-    Sure is Spearman's rank correlation with the order in time at `CHANCE`; the change is that of
-    the medians of the thirds, as a fraction of the first.
+    Sure is Spearman's rank correlation with the order in time at `CHANCE`, for as many values as
+    the rounds are worth where each resembles the one before; the change is that of the medians of
+    the thirds, as a fraction of the first.
 
     Args:
         values: In the order of time, shape (num_records, num_values).
     """
-    count = values.shape[1]
-    ranks = values.argsort(axis=1).argsort(axis=1) - (count - 1) / 2
-    order = np.arange(count) - (count - 1) / 2
-    correlation = ranks @ order / (order @ order)
-    third = count // 3
+    third = values.shape[1] // 3
     first, last = np.median(values[:, :third], axis=1), np.median(values[:, -third:], axis=1)
-    change = last / first - 1
-    sure = np.abs(correlation) > _least_correlation(count)
-    return np.where(sure & (np.abs(change) > NOTABLE), change, 0.0)
+    change = np.asarray(last / first - 1)
+    large = np.abs(change) > NOTABLE
+    large[large] = _is_sure(values[large])
+    return np.where(large, change, 0.0)
 
 
-def _least_correlation(count: int) -> float:
-    """Return the rank correlation that noise exceeds with the probability `CHANCE`.
+def _is_sure(values: Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Tell which records rise or fall in time by more than chance; shape (num_records,)."""
+    # scipy.stats takes seconds to import; the one function needed lives in scipy.special.
+    from scipy.special import stdtrit
 
-    By Student's t with count - 2 degrees of freedom (Kendall and Stuart, chapter 31).
+    middle = (values.shape[1] - 1) / 2
+    ranks, order = _mid_ranks(values) - middle, np.arange(values.shape[1]) - middle
+    slope = ranks @ order / (order @ order)
+    total = np.maximum((ranks**2).sum(axis=1), TINY)
+    correlation = np.abs(slope) * np.sqrt(order @ order / total)
+    freedom = _worth(ranks - slope[:, None] * order) - 2
+    t = correlation * np.sqrt(freedom / np.maximum(1 - correlation**2, TINY))
+    return np.asarray(t > stdtrit(freedom, 1 - CHANCE / 2))
+
+
+def _mid_ranks(values: Array) -> Array:
+    """Return each value's rank in its record from 0; equal values share the mean of theirs."""
+    order = values.argsort(axis=1, kind="stable")
+    ranked = np.take_along_axis(values, order, axis=1)
+    index = np.arange(values.shape[1])
+    starts, ends = np.ones(values.shape, dtype=bool), np.ones(values.shape, dtype=bool)
+    starts[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    ends[:, :-1] = starts[:, 1:]
+    first = np.maximum.accumulate(np.where(starts, index, 0), axis=1)
+    last = np.minimum.accumulate(np.where(ends, index, len(index))[:, ::-1], axis=1)[:, ::-1]
+    ranks = np.empty(values.shape)
+    np.put_along_axis(ranks, order, (first + last) / 2, axis=1)
+    return ranks
+
+
+def _worth(residuals: Array) -> Array:
+    """Return how many independent values each record is worth, beside its trend.
+
+    n (1 - r) / (1 + r) of n values whose residuals follow one another with the correlation r
+    (Bayley and Hammersley, 1946), to which (2 + 4 r) / n is added, by which a sample with a trend
+    taken out falls short of it (Kendall, 1954). No fewer than three, no more than n.
     """
-    t = t_quantile(count - 2, 1 - CHANCE)
-    return float(t / np.sqrt(count - 2 + t**2))
+    count = residuals.shape[1]
+    total = (residuals**2).sum(axis=1)
+    lag = (residuals[:, 1:] * residuals[:, :-1]).sum(axis=1) / np.maximum(total, TINY)
+    known = np.clip(lag + (2 + 4 * lag) / count, 0, 1)
+    # A record that falls on its trend has no residuals to follow one another.
+    worth = np.where(total > TINY, count * (1 - known) / (1 + known), count)
+    return np.asarray(np.maximum(worth, 3))
 
 
 def modes(values: Array) -> Array:
@@ -144,7 +179,8 @@ def of_launches(rows: "Sequence[Row]") -> list[str]:
         "kept: measure it again, elsewhere and there, before you drop it"
         for i in _outliers(rates)
     ]
-    if len(rates) >= FEWEST:
+    # The lines of an imported table stand in no order of time.
+    if len(rates) >= FEWEST and all(row.started for row in rows):
         change = float(trend(np.array([rates]))[0])
         if change:
             found.append(

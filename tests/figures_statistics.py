@@ -80,6 +80,14 @@ def bootstrap(
     return float(low), float(high)
 
 
+def resembling(draw: np.random.Generator, kept: float, count: int) -> np.ndarray:
+    """Return rounds that resemble the one before: a stationary AR(1), shape (100_000, count)."""
+    values = draw.standard_normal((100_000, count))
+    for i in range(1, count):
+        values[:, i] = kept * values[:, i - 1] + np.sqrt(1 - kept**2) * values[:, i]
+    return values
+
+
 def main() -> None:
     """Print both tables."""
     print(f"coverage of 95 % intervals, {NUM_LADDERS} ladders, launch noise {LAUNCH_SD:.0%}")
@@ -102,6 +110,7 @@ def main() -> None:
             ("normal", draw.standard_normal((100_000, count))),
             ("heavy tails", draw.standard_t(3, (100_000, count)) / np.sqrt(3)),
             ("skew", draw.standard_exponential((100_000, count))),
+            *((f"AR(1) {kept}", resembling(draw, kept, count)) for kept in (0.3, 0.5, 0.7)),
         ):
             odd = sum(map(bool, diagnosis.of_rounds(np.exp(0.05 * values))))
             print(f"{count:>3} rounds, {name:<12} {odd}")

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from data.report_samples import document, record, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,18 @@ def test_a_small_trend_is_no_finding():
     assert found([1 + i / 500 for i in range(12)]) == []
 
 
+def test_a_trend_of_4_percent_is_no_finding():
+    # Thirds of four: medians 1.0075 and 1.0475.
+    assert found([1 + i / 200 for i in range(12)]) == []
+
+
+@pytest.mark.parametrize(("above", "modes"), [(1.25, 0), (1.35, 1)])
+def test_two_modes_lie_twice_as_far_apart_as_the_wider_is_wide(above, modes):
+    # The lower group is 0.1 wide, so the gap is 1.5 or 2.5 times that.
+    rounds = [1.0, above, 1.1, above + 0.05] * 3
+    assert sum("two modes" in text for text in found(rounds)) == modes
+
+
 def test_few_rounds_show_nothing():
     assert found([2.0, 1.5, 1.2, 1.1, 1.0]) == []
 
@@ -66,9 +79,38 @@ def test_noise_alone_is_rarely_taken_for_a_pattern():
     assert sum(map(bool, diagnosis.of_rounds(rounds))) <= 40  # two of a thousand
 
 
+@pytest.mark.parametrize(("kept", "most"), [(0.3, 0.006), (0.5, 0.015), (0.7, 0.035)])
+def test_rounds_that_resemble_the_one_before_rarely_show_a_trend(kept, most):
+    # Taken for independent, 0.7, 2.4 and 9.4 % of these do.
+    chance = np.random.default_rng(4)
+    values = chance.standard_normal((10_000, 20))
+    for i in range(1, 20):
+        values[:, i] = kept * values[:, i - 1] + np.sqrt(1 - kept**2) * values[:, i]
+    assert (diagnosis.trend(np.exp(0.05 * values)) != 0).mean() < most
+
+
+def test_noise_of_two_values_shows_no_trend():
+    # Ties broken by place make one of 5 % of these.
+    values = 1 + 0.1 * np.random.default_rng(6).integers(0, 2, (10_000, 12))
+    assert (diagnosis.trend(values) != 0).mean() < 0.002
+
+
+def test_equal_values_share_their_rank():
+    ranks = diagnosis._mid_ranks(np.array([[3.0, 1.0, 3.0, 2.0, 3.0], [5.0] * 5]))
+    assert ranks.tolist() == [[3.0, 0.0, 3.0, 1.0, 3.0], [2.0] * 5]
+
+
 def launches(rates, **more):
     return [
-        Row(f"l{i}", "c", "strong", "w", 1, rate, started=f"2026-01-01T00:{i:02}:00", **more)
+        Row(
+            f"l{i}",
+            "c",
+            "strong",
+            "w",
+            1,
+            rate,
+            **{"started": f"2026-01-01T00:{i:02}:00"} | more,
+        )  # fmt: skip
         for i, rate in enumerate(rates)
     ]
 
@@ -85,6 +127,23 @@ def test_a_launch_far_from_the_others_is_marked_and_kept():
 def test_launches_that_agree_are_not_marked():
     assert diagnosis.of_launches(launches([100.0, 101.0, 99.0, 100.5, 98.0])) == []
     assert diagnosis.of_launches(launches([100.0, 100.0, 100.0, 100.0, 100.1])) == []
+
+
+def test_the_border_of_a_launch_far_out_is_five_standard_deviations():
+    # The median absolute deviation is 2, so the border is 5 * 1.4826 * 2 = 14.8.
+    assert diagnosis.of_launches(launches([100.0, 98.0, 102.0, 98.0, 112.0])) == []
+    assert len(diagnosis.of_launches(launches([100.0, 98.0, 102.0, 98.0, 115.0]))) == 1
+
+
+def test_no_launch_is_far_out_by_less_than_5_percent_or_of_four():
+    assert diagnosis.of_launches(launches([100.0, 100.0, 100.0, 100.0, 104.0])) == []
+    assert diagnosis.of_launches(launches([100.0, 100.5, 101.0, 70.0])) == []
+
+
+def test_lines_of_a_table_are_in_no_order_of_time():
+    falling = [100 - 2.0 * i for i in range(10)]
+    assert len(diagnosis.of_launches(launches(falling))) == 1
+    assert diagnosis.of_launches(launches(falling, started="")) == []
 
 
 def test_launches_that_get_slower_have_a_trend_whatever_order_they_are_read_in():
