@@ -169,20 +169,37 @@ def test_marginal_efficiency_of_the_guide():
 def test_breaks_of_published_tables():
     def found(table):
         ladder = published.ladder(table)
-        return models.breaks(ladder.sizes, ladder.rates, ladder.nodes)
+        return models.breaks(ladder.sizes, ladder.repeats, ladder.nodes)
 
     for table in ("cscs_inceptionv3_p2xlarge_synthetic", "cscs_inceptionv3_p2xlarge_real"):
         assert (128, "saturation") in [(p, what.partition(":")[0]) for p, what in found(table)]
     assert [p for p, _ in found("dlperf_pytorch_rn50_fp32_dali_workers8")] == [8]
     (boundary,) = found("dlperf_ngcpytorch_bertbase_amp_b64")
-    assert boundary[0] == 16 and boundary[1].startswith("node boundary: each rank does 0.76 times")
+    assert boundary[0] == 16 and boundary[1].startswith("node boundary: each rank does 24.1 % less")
     for table in ("kempner_a100_resnet50", "nv_txl_large_dgx2h_fp32"):
         assert found(table) == []
 
 
 def test_a_throughput_that_falls_is_a_break():
-    (found,) = models.breaks([8, 16], [6862.0, 6018.0])
-    assert found == (16, "throughput falls to 0.88 times that at 8")
+    (found,) = models.breaks([8, 16], [[6862.0], [6018.0]])
+    assert found == (16, "throughput falls by 12.3 % from that at 8")
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "said"),
+    [
+        ([99.9], [100.0], ["saturation: throughput falls by 0.1 % from that at 1"]),
+        ([122.0], [100.0], []),  # a true 128 would be no saturation, and no interval excludes it
+        ([90.0, 90.2, 89.8], [100.0, 100.1, 99.9], ["throughput falls by 10.0 % from that at 1"]),
+        ([118.0, 119.0, 117.0], [100.0, 101.0, 99.0], ["saturation: throughput grows by 18.0 % "]),
+        ([100.0, 140.0, 120.0], [100.0, 90.0, 110.0], []),
+        ([190.0, 110.0], [100.0], []),
+    ],
+)
+def test_a_break_is_one_even_at_the_end_of_noise(above, below, said):
+    found = models.breaks([1, 2], [below, above])
+    assert len(found) == len(said)
+    assert all(what.startswith(text) for (_, what), text in zip(found, said, strict=True))
 
 
 @given(
@@ -190,11 +207,11 @@ def test_a_throughput_that_falls_is_a_break():
     st.floats(1e-3, 1e3),
 )
 def test_a_straight_line_has_no_break(sizes, per_rank):
-    assert models.breaks(sizes, [per_rank * p for p in sizes]) == []
+    assert models.breaks(sizes, [[per_rank * p] for p in sizes]) == []
 
 
 @given(st.integers(1, 6), st.floats(0.5, 0.8))
 def test_a_planted_cliff_is_found_where_it_is(index, left):
     sizes = [2**i for i in range(7)]
-    rates = [p * (left if i >= index else 1.0) for i, p in enumerate(sizes)]
+    rates = [[p * (left if i >= index else 1.0)] for i, p in enumerate(sizes)]
     assert [size for size, _ in models.breaks(sizes, rates)] == [sizes[index]]

@@ -164,7 +164,8 @@ def test_strong_scaling_within_one_node_says_that_the_network_is_missing():
 def test_a_break_at_the_last_size_is_said():
     known = published.ladder("cscs_inceptionv3_p2xlarge_real")
     assert predict(known, 256).warnings == (
-        "the curve breaks at its last size, 128: saturation: 1.09 times the throughput at 64",
+        "the curve breaks at its last size, 128: saturation: throughput grows by "
+        "9.4 % from that at 64",
     )
 
 

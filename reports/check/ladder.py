@@ -6,14 +6,12 @@ from itertools import pairwise
 
 from reports.check.evidence import Evidence, Hit, at
 from reports.formats import percent, percent_span
-from reports.predict.models import breaks
+from reports.predict.models import TOLERANCE, breaks, growth_interval
 from reports.scaling import Point, Series
-from reports.statistics import CONFIDENCE, Interval, welch
+from reports.statistics import Interval
 
 # Between neighbouring sizes; beyond it a curve is drawn through what nobody measured.
 WIDEST_STEP = 2.0
-# By so much an efficiency without an interval may exceed 1.
-TOLERANCE = 0.05
 # By so much a point may lie below the line through its neighbours: a curve that bends downward,
 # as scaling curves do, lies above it.
 OUTLIER = 0.15
@@ -37,13 +35,8 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _growth(series: Series, point: Point, other: Point) -> Interval | None:
-    """Return the interval of a ratio of rates that holds with those of the series' other points.
-
-    By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
-    """
-    between = welch(point.rates, other.rates)
-    tests = len(series.points) - 1
-    return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
+    """Return the interval of a ratio of rates that holds with those of the series' other points."""
+    return growth_interval(point.rates, other.rates, len(series.points) - 1)
 
 
 def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
@@ -68,17 +61,10 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
     """Throughput falls, saturates, or drops at one size as it does at no other."""
     for one in evidence.ladders:
         sizes = [point.world_size for point in one.points]
-        rates = [point.rate for point in one.points]
         nodes = [point.rows[0].num_nodes or 0 for point in one.points]
-        known = nodes if all(nodes) else None
-        for size, what in breaks(sizes, rates, known):
-            index = sizes.index(size)
-            grown = _growth(one, one.points[index], one.points[index - 1])
-            # Even where noise is taken to its end, a break is one.
-            best = [*rates[:index], rates[index - 1] * grown[1]] if grown else rates
-            best += rates[len(best) :]
-            if size in dict(breaks(sizes, best, known)):
-                yield Hit(at(one, size), what)
+        repeats = [point.rates for point in one.points]
+        for size, what in breaks(sizes, repeats, nodes if all(nodes) else None):
+            yield Hit(at(one, size), what)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:

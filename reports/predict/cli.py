@@ -182,7 +182,7 @@ def _record(
         "chosen": ranked[0].fit.model if ranked else None,
         "breaks": [
             {"world_size": size, "what": what}
-            for size, what in models.breaks(ladder.sizes, ladder.rates, ladder.nodes)
+            for size, what in ladder.breaks
         ],
         "recommendation": asdict(advice),
         "diminishing_returns": diminishing(series),
@@ -304,13 +304,10 @@ def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
 
 
 def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
-    from reports.predict.models import breaks
     from reports.predict.recommendation import diminishing, next_step
 
     size = "none" if advice.world_size is None else str(advice.world_size)
-    lines = [
-        f"break at {p}: {what}" for p, what in breaks(ladder.sizes, ladder.rates, ladder.nodes)
-    ]
+    lines = [f"break at {size}: {what}" for size, what in ladder.breaks]
     lines += _next(ladder)
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
     lines += [verdict] if (verdict := diminishing(series)) else []

@@ -20,8 +20,9 @@ Gunther, Guerrilla Capacity Planning, 2007, for the Universal Scalability Law; P
 JPDC 2009, for the ring's volume.
 
 Overlap of communication with the backward pass cannot be told from a ladder: only what is exposed
-lengthens a step. So v and w are exposed bytes over bandwidth, and a bandwidth computed from them
-is an upper bound.
+lengthens a step. So v and w are exposed bytes over bandwidth, and where the work of a rank is
+fixed, a bandwidth computed from them is an upper bound. With the work fixed it is none, since v
+holds serial work as well.
 
 All but usl are linear, and fitted by non-negative least squares on relative residuals. usl is
 fitted by unweighted least squares on the throughput, as the R package usl does, so that its
@@ -37,6 +38,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reports.formats import percent
+from reports.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
 
 Array = NDArray[np.float64]
 Fixed = Literal["global", "local"]
@@ -95,9 +99,7 @@ class Fit:
         error = self.errors[name]
         if error is None:
             return None
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.freedom, 0.5 + level / 2)) * error
+        half = t_quantile(self.freedom, level) * error
         return self.coefficients[name] - half, self.coefficients[name] + half
 
 
@@ -364,51 +366,80 @@ def marginal_efficiencies(
 # Breaks: limits on what a doubling of the ranks may cost, chosen so that the published tables
 # whose authors name a cause (a network, a loader, a parameter server) show theirs.
 SATURATED_GAIN = 0.25
-CLIFF_LOSS = 0.15
+CLIFF_LOSS = 0.14
 CLIFF_TIMES_USUAL = 3.0
+# By so much a ratio of two rates may miss the truth where no interval is known.
+TOLERANCE = 0.05
+
+
+def growth_interval(above: Sequence[float], below: Sequence[float], tests: int) -> Interval | None:
+    """Return the interval of a ratio of rates that holds together with those of other points.
+
+    By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
+
+    Args:
+        above: The rates of the launches at one size.
+        below: Those at another.
+        tests: Points of the curve that are judged.
+    """
+    between = welch(above, below)
+    return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
 
 
 def breaks(
-    sizes: Sequence[int], rates: Sequence[float], nodes: Sequence[int] | None = None
+    sizes: Sequence[int], repeats: Sequence[Sequence[float]], nodes: Sequence[int] | None = None
 ) -> list[tuple[int, str]]:
-    """Return where a curve breaks: (size, what happens there), in order of size.
+    """Return where a curve breaks though noise be taken to its end: (size, what happens there).
 
     Told are a throughput that falls; one that saturates, gaining under a quarter of what the added
-    ranks could; and a cliff, where a doubling loses over 15 % per rank and three times what
+    ranks could; and a cliff, where a doubling loses over 13 % per rank and three times what
     it usually does, named a node boundary where the ranks first leave their node.
 
     Args:
         sizes: World sizes, rising.
-        rates: Work per second at each.
+        repeats: Work per second of each launch, per size.
         nodes: Nodes at each size, where known.
     """
+    rates = [median_rate(each) for each in repeats]
     losses = _losses(sizes, rates)
     found = []
     for i in range(1, len(sizes)):
-        growth = rates[i] / rates[i - 1]
-        gain = (growth - 1) / (sizes[i] / sizes[i - 1] - 1)
-        others = losses[: i - 1] + losses[i:]
-        if gain < 0:
-            what = f"throughput falls to {growth:.2f} times that at {sizes[i - 1]}"
-        elif gain < SATURATED_GAIN:
-            what = f"saturation: {growth:.2f} times the throughput at {sizes[i - 1]}"
-        elif _is_cliff(losses[i - 1], others):
-            at_boundary = nodes is not None and nodes[i - 1] == 1 < nodes[i]
-            what = "node boundary" if at_boundary else "cliff"
-            what += f": each rank does {growth * sizes[i - 1] / sizes[i]:.2f} times its work at "
-            what += str(sizes[i - 1])
+        growth, factor = rates[i] / rates[i - 1], sizes[i] / sizes[i - 1]
+        most = _most_growth(repeats[i], repeats[i - 1], len(sizes) - 1)
+        at_boundary = nodes is not None and nodes[i - 1] == 1 < nodes[i]
+        changed = f"{percent(abs(growth - 1))} % from that at {sizes[i - 1]}"
+        if most < 1:
+            what = f"throughput falls by {changed}"
+        elif (most - 1) / (factor - 1) < SATURATED_GAIN:
+            what = f"saturation: throughput {'grows' if growth > 1 else 'falls'} by {changed}"
+        elif _is_cliff(_loss(most, factor), losses[: i - 1] + losses[i:]):
+            less = percent(1 - growth / factor)
+            what = f"{'node boundary' if at_boundary else 'cliff'}: each rank does {less} % less "
+            what += f"than at {sizes[i - 1]}"
         else:
             continue
         found.append((sizes[i], what))
     return found
 
 
+def _most_growth(above: Sequence[float], below: Sequence[float], tests: int) -> float:
+    """Return the most that a throughput may have grown by, as far as launches differ."""
+    interval = growth_interval(above, below, tests)
+    if interval:
+        return interval[1]
+    ratio = median_rate(above) / median_rate(below)
+    return max(ratio * (1 + TOLERANCE), max(above) / min(below))
+
+
 def _losses(sizes: Sequence[int], rates: Sequence[float]) -> list[float]:
+    """Return the loss from each size to the next, of shape (num_sizes - 1,)."""
+    pairs = pairwise(zip(sizes, rates, strict=True))
+    return [_loss(xq / xp, q / p) for (p, xp), (q, xq) in pairs]
+
+
+def _loss(growth: float, factor: float) -> float:
     """Return the log of the time per unit of a rank's work that each doubling adds."""
-    costs = [math.log(p / x) for p, x in zip(sizes, rates, strict=True)]
-    return [
-        (costs[i] - costs[i - 1]) / math.log2(sizes[i] / sizes[i - 1]) for i in range(1, len(sizes))
-    ]
+    return (math.log(factor) - math.log(growth)) / math.log2(factor)
 
 
 def _is_cliff(loss: float, others: Sequence[float]) -> bool:

@@ -111,6 +111,11 @@ class Ladder:
         per_node = max(p / m for p, m in zip(self.sizes, self.nodes, strict=True))
         return float(math.ceil(at / per_node))
 
+    @cached_property
+    def breaks(self) -> list[tuple[int, str]]:
+        """Where the curve breaks, and how."""
+        return models.breaks(self.sizes, self.repeats, self.nodes)
+
     @property
     def noise(self) -> float:
         """Pooled standard deviation of the logarithm of the launches' rates; 0 without repeats."""
@@ -421,7 +426,7 @@ def _warnings(ladder: Ladder, at: int) -> list[str]:
             f"all sizes were measured within one node: if {at} ranks span nodes, the network "
             "between them is not in this value"
         )
-    ends = models.breaks(ladder.sizes, ladder.rates, ladder.nodes)
+    ends = ladder.breaks
     if ends and ends[-1][0] == largest and at > largest:
         found.append(f"the curve breaks at its last size, {largest}: {ends[-1][1]}")
     return found
