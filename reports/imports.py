@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -30,6 +30,7 @@ EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s",
 # The header names under which tables give the number of ranks.
 ALIASES = {"gpus": "n", "world_size": "n", "ranks": "n", "batch_per_device": "local_batch"}
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")
+SCALINGS = ("strong", "weak", "fixed-epochs")
 NOT_MEASURED = re.compile(r"EXPECTED|TARGETS?\b|NOT MEASURED")
 # A log's images/s may differ from its own epoch times by rounding, not by a fifth.
 LOGGED_TOLERANCE = 0.2
@@ -83,6 +84,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             _read_plain(path, lines, imported)
     for path, lines in epochs:
         _read_epochs(path, lines, dataset_size, imported)
+    imported.warnings += _uneven_work(imported)
     if not imported.tables:
         detail = f": {imported.warnings[0]}" if imported.warnings else ""
         raise ValueError(f"no line can be used{detail}")
@@ -157,6 +159,7 @@ def _read_plain(path: Path, lines: list[dict[str, str]], imported: Imported) -> 
             imported.warnings.append(f"{path.name} line {number} is left out: {error}")
             continue
         imported.add(name, row, facts, cells.get("note", ""))
+        _warn_of_scaling(path, number, cells, row, imported)
 
 
 REQUIRED = ("n", "value", "metric", "unit")
@@ -190,7 +193,7 @@ def _plain_row(
     facts = {
         "metric": metric, "unit": unit, "origin": row["origin"], "scaling": scaling,
         "scaling_text": cells.get("scaling", ""), "source": cells.get("source", ""),
-        "file": path.name,
+        "model": cells.get("model", ""), "file": path.name,
     }  # fmt: skip
     return cells.get("table_id") or path.stem, row, facts
 
@@ -249,10 +252,33 @@ def _from_step(seconds: float, row: Mapping[str, Any]) -> dict[str, Any]:
 def _scaling(text: str) -> str | None:
     """Return the scaling a text begins with; a batch per device fixed with epochs is neither."""
     lowered = text.lower().replace("-", " ")
-    for name in ("strong", "weak", "fixed epochs"):
-        if lowered.startswith(name):
-            return name.replace(" ", "-")
-    return None
+    return next((name for name in SCALINGS if lowered.startswith(name.replace("-", " "))), None)
+
+
+def _warn_of_scaling(
+    path: Path, number: int, cells: Mapping[str, str], row: Mapping[str, Any], imported: Imported
+) -> None:
+    """Warn of a scaling that says nothing, once for each text of a file."""
+    text = cells.get("scaling", "")
+    said = f"scaling {text!r} begins with none of {', '.join(SCALINGS)}, so it is taken as unknown"
+    known = row["scaling"] or row["study"] == "other" or not text
+    if not known and not any(w.startswith(path.name) and said in w for w in imported.warnings):
+        imported.warnings.append(f"{path.name} line {number}: {said}")
+
+
+def _uneven_work(imported: Imported) -> Iterator[str]:
+    """Yield a warning for each table of strong scaling whose runs hold different samples."""
+    for name, table in imported.tables.items():
+        samples = dict.fromkeys(
+            round(row["throughput_samples_per_s"] * row["time_s"])
+            for row in table["rows"]
+            if row.get("time_s") and row.get("throughput_samples_per_s")
+        )
+        if table["scaling"] == "strong" and len(samples) > 1:
+            yield (
+                f"table {name}: strong scaling keeps the work, but the samples are "
+                f"{', '.join(map(str, samples))}; correct them, or call it weak"
+            )
 
 
 def _origin(cells: Mapping[str, str]) -> str:

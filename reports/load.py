@@ -152,6 +152,8 @@ class Results:
     conflicts: list[Conflict] = field(default_factory=list)
 
 
+# The fact of a conflict between a launch and its copy.
+COPY = "copy"
 # How the flag of a series begins whose world sizes differ in more than the number of ranks.
 UNEQUAL = "ranks of unequal strength"
 
@@ -265,7 +267,7 @@ def gather(paths: Iterable[Path]) -> Results:
         if results.unread:
             raise ValueError(results.unread[0])
         raise ValueError("the files hold no result; measure first, or import a table")
-    results.conflicts = [*_mixed_launches(results.launches), *_mixed_cases(results.rows)]
+    results.conflicts += [*_mixed_launches(results.launches), *_mixed_cases(results.rows)]
     _order_parts(results)
     _flag_unequal_ranks(results)
     return results
@@ -425,7 +427,8 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
         if not isinstance(table, dict) or "rows" not in table:
             raise ValueError(f"{where} is incomplete: it has no rows")
         _check_types(table, _TABLE_TYPES, where)
-        results.tables[name] = {key: table[key] for key in table if key != "rows"}
+        kept = {key: table[key] for key in table if key != "rows"}
+        results.tables[name] = kept | {"path": str(path)}
         results.rows += [_imported_row(row, where) for row in table["rows"]]
 
 
@@ -500,6 +503,9 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
     facts = _launch_facts(path, document)
+    if copy := _copy(path, facts, results):
+        results.conflicts.append(copy)
+        return
     launch = Launch(_launch_name(path, facts, results), path, facts, len(entries))
     results.launches.append(launch)
     rows = _rows(path, launch.name, entries)
@@ -509,18 +515,28 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
 
 
 def _launch_name(path: Path, facts: Mapping[str, Any], results: Results) -> str:
-    """Return a name no other launch has; the same launch given twice is refused."""
-    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
-    name = str(facts.get("launch") or _printable(plain))
-    for other in results.launches:
-        same = all(facts.get(name) == other.facts.get(name) for name in _ONE_LAUNCH)
-        if facts and same:
-            raise ValueError(
-                f"{path}: launch {name} is already read from {other.path}; give each launch once, "
-                "since a copy is no repeat"
-            )
+    """Return a name no other launch has."""
+    name = _own_name(path, facts)
     taken = {other.name for other in results.launches}
     return name if name not in taken else f"{name} ({path.parent})"
+
+
+def _own_name(path: Path, facts: Mapping[str, Any]) -> str:
+    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
+    return str(facts.get("launch") or _printable(plain))
+
+
+def _copy(path: Path, facts: Mapping[str, Any], results: Results) -> Conflict | None:
+    """Return what forbids pooling a launch that is already read, or None."""
+    for other in results.launches:
+        if facts and all(facts.get(name) == other.facts.get(name) for name in _ONE_LAUNCH):
+            return Conflict(
+                COPY,
+                str(path),
+                f"{path}: launch {_own_name(path, facts)} is already read from {other.path}; give "
+                "each launch once, since a copy is no repeat",
+            )
+    return None
 
 
 def _rows(path: Path, launch: str, entries: list[Any]) -> list[Row]:

@@ -5,6 +5,7 @@ tables brought in as `lockstep import` does. All noise is drawn from a seed.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,28 @@ def cut(root: Path) -> Path:
     return root
 
 
+def folder_copied(root: Path) -> Path:
+    measured(root, 60)
+    shutil.copytree(root / "launches" / "w2-r0", root / "launches" / "w2-r0-copy")
+    return root
+
+
+def journal_left(root: Path) -> Path:
+    """Leave of one whole launch its journal only."""
+    measured(root, 61)
+    path = root / "launches" / "w2-r1" / "result.json"
+    content = json.loads(path.read_text())
+    facts, entries = content.pop(KEY), content.pop("benchmarks")
+    cases = [entry["name"] for entry in entries]
+    lines = [{"kind": "launch", "schema": facts["schema"], "launch": facts, "document": content,
+              "expected": cases}]  # fmt: skip
+    lines += [{"kind": "case", "case": entry["name"], "benchmark": entry} for entry in entries]
+    text = "".join(json.dumps(line | {"attempt": "a"}) + "\n" for line in lines)
+    path.with_name("journal.jsonl").write_text(text)
+    path.unlink()
+    return root
+
+
 def planned(root: Path, *names: str) -> Path:
     """Write a campaign file that plans launches beyond those that are there."""
     there = sorted(path.name for path in (root / "launches").iterdir())
@@ -242,6 +265,7 @@ RATES = {1: 500.0, 2: 962.0, 4: 1852.0, 8: 3448.0}
 STUDY = {"source": "one study", "model": "resnet", "scaling": "strong"}
 # CSCS, Inception v3 on p2.xlarge, synthetic images: images/s of 1 to 128 workers.
 CSCS = {1: 30.55, 2: 57.45, 4: 114.57, 8: 228.41, 16: 431.64, 32: 825.64, 64: 996.32, 128: 1077.59}
+CSCS_OF_FOUR = {size: rate for size, rate in CSCS.items() if size <= 8}
 FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
 
 PLANTED: dict[str, Planted] = {
@@ -291,7 +315,7 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 10, edit=edited((2, 0), scaled_mean)),
     ),
     "stored throughput multiplied by the ranks": Planted(
-        "doubled-world-size", "strong[64] at world size 8, launch w8-r2",
+        "doubled-world-size", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
         lambda root: measured(root, 11, edit=stored(float)),
     ),
     "samples of a step multiplied by the ranks": Planted(
@@ -371,8 +395,55 @@ PLANTED: dict[str, Planted] = {
     "one point far below its neighbours": Planted(
         "outlier", "table table0 at world size 2",
         lambda root: cited(root, table({1: 329, 2: 520.8, 4: 1249}, scaling="weak")),
-        also=("break",),
     ),
+    "one point so low that it looks saturated": Planted(
+        "outlier", "table table0 at world size 4",
+        lambda root: cited(root, table({1: 100, 2: 195, 4: 230, 8: 740}, scaling="weak")),
+    ),
+    "a cliff after which the rest is as low": Planted(
+        "break", "table table0 at world size 8",
+        lambda root: cited(root, table({1: 100, 2: 198, 4: 392, 8: 500, 16: 1010},
+                                       scaling="weak")),
+    ),
+    "repeats that differ by half": Planted(
+        "launches-apart", "table table0 at world size 2",
+        lambda root: cited(root, joined(
+            table({1: 100, 2: 190, 4: 360, 8: 700}, scaling="weak"),
+            table({2: 130}, scaling="weak"))),
+    ),
+    "strong scaling of samples that grow": Planted(
+        "samples-time", "table table0 at world size 2, 4",
+        lambda root: cited(root, table({1: 100, 2: 56, 4: 30}, "time", "s", global_batch=100,
+                                       samples=lambda n: 50_000 * n, **STUDY)),
+    ),
+    "half the samples at 2": Planted(
+        "samples-time", "table table0 at world size 2",
+        lambda root: cited(root, table({1: 100, 2: 56, 4: 30}, "time", "s", global_batch=100,
+                                       samples=lambda n: 25_000 if n == 2 else 50_000, **STUDY)),
+    ),
+    "two plain tables that part": Planted(
+        "contradiction", "table table1 at world size 4, table table0",
+        lambda root: cited(root, table({1: 12, 2: 6.5, 4: 3.5}, "time", "h"),
+                           table({1: 40, 2: 80, 4: 160}, "throughput", "samples/s")),
+    ),
+    "two plain tables, one counted once per rank": Planted(
+        "doubled-world-size", "table table1 at world size 8",
+        lambda root: cited(root, table(TIMES, "time", "s"),
+                           table({n: n * 50_000 / t for n, t in TIMES.items()})),
+        also=("super-linear",),
+    ),
+    "strong scaling of one local batch": Planted(
+        "fixed-epochs-as-strong", "table table0",
+        lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", local_batch=32)),
+    ),
+    "a launch folder given twice": Planted("duplicate", "w2-r0-copy", folder_copied),
+    "a loss that rises": Planted(
+        "wrong-result", "strong[64] at world size 4, launches w4-r0, w4-r1 and w4-r2",
+        lambda root: measured(root, 64, (Case(changes=at(4, checks={
+            "loss_first": 1.0, "loss_last": 5.0, "parameters_equal": True})),)),
+    ),
+    "a result taken away beside its journal": Planted(
+        "journal-only", "launch w2-r1", journal_left),
     "another driver in one launch": Planted(
         "mixed-provenance", "launches w1-r0 and w4-r1",
         lambda root: measured(root, 27, facts=lambda n, r: {"provenance": ranks(n) | {
@@ -389,7 +460,7 @@ PLANTED: dict[str, Planted] = {
             n, r) == (2, 2) else {}),)),
     ),
     "eight threads a rank on eight cores": Planted(
-        "oversubscription", "launch w2-r0, host node1",
+        "oversubscription", "host node1, launches w2-r0, w2-r1 and w2-r2",
         lambda root: measured(root, 30, facts=lambda n, r: {
             "provenance": ranks(n, threads=8, cores=8)}, sizes=(1, 2)),
     ),
@@ -459,7 +530,7 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 45, (Case(changes=at(4, checks={"parameters_equal": False})),)),
     ),
     "a straggler": Planted(
-        "flagged", "strong[64] at world size 8",
+        "flagged", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
         lambda root: measured(root, 46, (Case(changes=at(8, flags=[
             "straggler: rank 3 on node1 takes 1.30 times as long as the other ranks"])),)),
     ),
@@ -642,6 +713,35 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         root,
         table(TIMES, "time", "s", table_id="time", **STUDY),
         table({1: 40, 2: 70, 4: 126}, table_id="rate", **(STUDY | {"source": "another"})),
+    ),
+    "equal times of 24.1 s": lambda root: cited(
+        root, joined(table({1: 24.1, 2: 12.5}, "time", "s"), table({1: 24.1}, "time", "s"))
+    ),
+    "cited repeats a fifth apart": lambda root: cited(
+        root, joined(table(RATES, scaling="strong"), table({4: 2220}, scaling="strong"))
+    ),
+    "strong scaling of the same samples": lambda root: cited(
+        root, table(TIMES, "time", "s", global_batch=512, samples=50_000, **STUDY)
+    ),
+    "weak scaling of samples that grow": lambda root: cited(
+        root, table({1: 100, 2: 103, 4: 106}, "time", "s", scaling="weak", **FIXED,
+                    samples=lambda n: 50_000 * n)
+    ),
+    "strong scaling of a local batch that shrinks": lambda root: cited(
+        root, table(TIMES, "time", "s", scaling="strong", local_batch=lambda n: 512 // n)
+    ),
+    "plain tables that agree": lambda root: cited(
+        root, table(TIMES, "time", "s"), table({n: 1.03 * rate for n, rate in RATES.items()})
+    ),
+    "plain tables of which nobody says which belong together": lambda root: cited(
+        root, table(TIMES, "time", "s"), table(RATES),
+        table({1: 12, 2: 6.5, 4: 3.5, 8: 2}, "time", "h"), table(CSCS_OF_FOUR),
+    ),
+    "plain tables of other sizes": lambda root: cited(
+        root, table({1: 12, 2: 6.5, 4: 3.5}, "time", "h"), table(CSCS_OF_FOUR)
+    ),
+    "a loss that falls": lambda root: measured(
+        root, 140, (Case(changes=always(checks={"loss_first": 2.3, "loss_last": 2.2})),)
     ),
     "cited tables of one study and two models": lambda root: cited(
         root,

@@ -102,15 +102,7 @@ def test_equal_values_share_their_rank():
 
 def launches(rates, **more):
     return [
-        Row(
-            f"l{i}",
-            "c",
-            "strong",
-            "w",
-            1,
-            rate,
-            **{"started": f"2026-01-01T00:{i:02}:00"} | more,
-        )  # fmt: skip
+        Row(f"l{i}", "c", "strong", "w", 1, rate, **{"started": f"2026-01-01T00:{i:02}"} | more)
         for i, rate in enumerate(rates)
     ]
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from textwrap import shorten
+from typing import Any
 
 from reports.check.evidence import Evidence, Hit, at
 from reports.formats import listed
@@ -50,13 +51,21 @@ def above_peak(evidence: Evidence) -> Iterator[Hit]:
 
 
 def wrong_result(evidence: Evidence) -> Iterator[Hit]:
-    """A check of the result, made outside the timed region, did not hold."""
+    """A check of the result, made outside the timed region, did not hold, or the loss rose."""
     for one in evidence.series:
         for point in one.points:
-            failed = {name for row in point.rows for name, held in row.checks.items()
-                      if held is False}  # fmt: skip
-            if failed:
-                yield Hit(at(one, point.world_size), f"{listed(sorted(failed))} did not hold")
+            for row in point.rows:
+                failed = sorted(name for name, held in row.checks.items() if held is False)
+                where = at(one, point.world_size)
+                if failed:
+                    yield Hit(where, f"{listed(failed)} did not hold", launches=(row.launch,))
+                if _loss_rose(row.checks):
+                    yield Hit(where, "the loss rose over the timed steps", launches=(row.launch,))
+
+
+def _loss_rose(checks: dict[str, Any]) -> bool:
+    first, last = checks.get("loss_first"), checks.get("loss_last")
+    return isinstance(first, int | float) and isinstance(last, int | float) and last > first
 
 
 def flagged(evidence: Evidence) -> Iterator[Hit]:
@@ -65,7 +74,8 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
         for point in one.points:
             for flag in point.flags:
                 if not TOLD.search(flag):
-                    yield Hit(at(one, point.world_size), flag)
+                    launches = tuple(row.launch for row in point.rows if flag in row.flags)
+                    yield Hit(at(one, point.world_size), flag, launches=launches)
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:

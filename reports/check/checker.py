@@ -6,12 +6,12 @@ be concluded from it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reports.check import cases, ladder, launches, work
-from reports.check.evidence import Evidence, Hit
-from reports.formats import DASH, THIN
+from reports.check.evidence import Evidence, Hit, joined
+from reports.lines import plain
 from reports.load import Results
 
 Severity = Literal["error", "warning"]
@@ -137,6 +137,10 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Evidence], Iterator[Hit]]]
         "measure all points equally often, in turn", launches.uneven_repeats,
     ),
     (
+        "launches-apart", "warning", "the point is none of them, and no curve through it holds",
+        "find out what differs between them, and measure the point again", launches.disagree,
+    ),
+    (
         "duplicate", "error", "a copy is no repeat, and makes the interval too small",
         "remove the copy", launches.same_twice,
     ),
@@ -147,6 +151,11 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Evidence], Iterator[Hit]]]
     (
         "unfinished-launch", "error", "what failed last may be what is slow",
         "run the campaign again: it goes on where it stopped", launches.unfinished,
+    ),
+    (
+        "journal-only", "warning", "what its session wrote at its end is not what is there",
+        "find out what became of the file; keep the journal, it holds all cases",
+        launches.journal_only,
     ),
     (
         "unreadable-launch", "error", "its points are left out of every number",
@@ -195,15 +204,20 @@ def check(results: Results) -> list[Finding]:
         results: What `reports.load.gather` read, conflicts included.
     """
     evidence = Evidence(results)
-    found = [_finding(rule, hit) for rule in RULES for hit in rule.check(evidence)]
+    found = [_finding(rule, hit) for rule in RULES for hit in _merged(rule.check(evidence))]
     return sorted(dict.fromkeys(found), key=lambda one: one.severity != "error")
 
 
+def _merged(hits: Iterator[Hit]) -> list[Hit]:
+    """Return hits with those that differ in their launches alone as one."""
+    launches: dict[Hit, list[str]] = {}
+    for hit in hits:
+        launches.setdefault(replace(hit, launches=()), []).extend(hit.launches)
+    return [replace(hit, launches=tuple(dict.fromkeys(names))) for hit, names in launches.items()]
+
+
 def _finding(rule: Rule, hit: Hit) -> Finding:
-    message = _plain(f"{hit.fact}: {rule.why}")
-    return Finding(rule.name, rule.severity, _plain(hit.where), message, hit.action or rule.action)
-
-
-def _plain(text: str) -> str:
-    """Return a text without the two characters of numbers that an ASCII terminal lacks."""
-    return text.replace(THIN, "").replace(DASH, "-")
+    noun = "launch" if len(hit.launches) == 1 else "launches"
+    places = [hit.where, f"{noun} {joined(hit.launches)}" if hit.launches else ""]
+    where, message = plain(", ".join(filter(None, places))), plain(f"{hit.fact}: {rule.why}")
+    return Finding(rule.name, rule.severity, where, message, hit.action or rule.action)

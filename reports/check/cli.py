@@ -22,6 +22,8 @@ Examples:
 
 \b
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
+Of tables, times and throughput that one import brought in for the same sizes are taken for one
+run, unless a model, precision, scaling or source that they state parts them.
 --json prints {"findings": [{"rule", "severity", "where", "message", "action"}]}.
 Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read.
 """

@@ -7,19 +7,28 @@ from typing import Any
 
 from bench.record import KEY
 from reports.load import Launch, Results, document
-from reports.scaling import Series, series_of
+from reports.scaling import Point, Series, series_of
 
 # Studies whose points are meant to be compared over world sizes.
 LADDERS = ("strong", "weak", "imported")
+# Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
+APART = 1.25
 
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule has found: where, and the fact; an action of its own replaces the rule's."""
+    """What a rule has found.
+
+    Attributes:
+        where: A file, a case, a table, a size; nothing where the launches say it all.
+        action: What to do, in place of the rule's action.
+        launches: In which launches; what differs in nothing else is one finding.
+    """
 
     where: str
     fact: str
     action: str = ""
+    launches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,11 @@ def at(series: Series, *sizes: int) -> str:
     """Name a case or a table, and world sizes of it."""
     name = series.case if series.row.origin == "measured" else f"table {series.case}"
     return f"{name} at world size {', '.join(map(str, sizes))}" if sizes else name
+
+
+def are_apart(point: Point) -> bool:
+    """Tell whether launches of one point are no repeats of one another, so far apart they lie."""
+    return max(point.rates) > APART * min(point.rates)
 
 
 def batches(series: Series, name: str) -> list[int]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from reports.check.evidence import Evidence, Hit, at
+from reports.check.evidence import Evidence, Hit, are_apart, at
 from reports.formats import percent, percent_span
 from reports.predict.models import TOLERANCE, breaks, growth_interval
 from reports.scaling import Point, Series
@@ -63,22 +63,36 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
         sizes = [point.world_size for point in one.points]
         nodes = [point.rows[0].num_nodes or 0 for point in one.points]
         repeats = [point.rates for point in one.points]
+        odd = {point.world_size for _, point, _ in _dips(one)}
         for size, what in breaks(sizes, repeats, nodes if all(nodes) else None):
-            yield Hit(at(one, size), what)
+            index = sizes.index(size)
+            # Where launches disagree, nobody knows which of them the curve goes through.
+            if size not in odd and not any(map(are_apart, one.points[index - 1 : index + 1])):
+                yield Hit(at(one, size), what)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:
-    """A point lies well below the line through its neighbours."""
+    """A point lies well below the line through its neighbours, and the next is well again."""
     for one in evidence.ladders:
-        for left, point, right in zip(one.points, one.points[1:], one.points[2:], strict=False):
+        for left, point, right in _dips(one):
             expected = _between(left, right, point.world_size)
-            # At a size that falls below all before it stands a break, and no odd point.
-            if point.rate < (1 - OUTLIER) * expected and point.rate > left.rate:
-                yield Hit(
-                    at(one, point.world_size),
-                    f"{percent(1 - point.rate / expected)} % below the line through "
-                    f"{left.world_size} and {right.world_size}",
-                )
+            yield Hit(
+                at(one, point.world_size),
+                f"{percent(1 - point.rate / expected)} % below the line through "
+                f"{left.world_size} and {right.world_size}",
+            )
+
+
+def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
+    """Yield each odd point between its neighbours."""
+    points = series.points
+    for left, point, right in zip(points, points[1:], points[2:], strict=False):
+        low = point.rate < (1 - OUTLIER) * _between(left, right, point.world_size)
+        # Below all before it, or with all after it as low, stands a break and no odd point.
+        grown = right.rate / point.rate / (right.world_size / point.world_size)
+        recovers = point.rate > left.rate and grown > 1 + TOLERANCE
+        if low and recovers and not any(map(are_apart, (left, point, right))):
+            yield left, point, right
 
 
 def _between(left: Point, right: Point, size: int) -> float:

@@ -1,24 +1,27 @@
 """Rules about launches: what they have in common, where they ran, how many there are."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from reports import facts
-from reports.check.evidence import Evidence, Hit, at, joined
+from reports.check.evidence import Evidence, Hit, are_apart, at, joined
 from reports.check.work import BATCHES
-from reports.formats import counted
-from reports.load import UNEQUAL, Launch, Row
+from reports.formats import counted, percent
+from reports.load import COPY, JOURNAL, UNEQUAL, Launch, Row
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
 FEWEST_STEPS = 10
 # A point with so many times the launches of another shifts what is known of the curve to itself.
 UNEVEN = 2
+# A flag of `reports.diagnosis.of_launches`.
+FAR = re.compile("outlier: launch")
 
 
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
-        if conflict.case is None:
+        if conflict.case is None and conflict.fact != COPY:
             yield Hit(conflict.where, conflict.message.partition(" and are not pooled")[0])
 
 
@@ -35,8 +38,9 @@ def oversubscription(evidence: Evidence) -> Iterator[Hit]:
         for host, threads, cores in _crowds(launch):
             if threads > cores:
                 yield Hit(
-                    f"launch {launch.name}, host {host}",
+                    f"host {host}",
                     f"{threads} threads of ranks share {counted(cores, 'core')}",
+                    launches=(launch.name,),
                 )
 
 
@@ -89,15 +93,35 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
 
 
 def same_twice(evidence: Evidence) -> Iterator[Hit]:
-    """Two launches, or two lines of a table, hold the very same numbers."""
+    """A launch is given twice, or two launches hold the very same rounds."""
+    for conflict in evidence.results.conflicts:
+        if conflict.fact == COPY:
+            fact = conflict.message.removeprefix(f"{conflict.where}: ").partition(";")[0]
+            yield Hit(conflict.where, fact)
     for one in evidence.series:
         for point in one.points:
             seen: dict[tuple[Any, ...], list[str]] = {}
-            for row in point.rows:
+            # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
+            for row in (row for row in point.rows if row.stddev_step_s is not None):
                 seen.setdefault(_numbers(row), []).append(row.launch)
             for names in seen.values():
                 if len(names) > 1:
                     yield Hit(at(one, point.world_size), f"{joined(names)} hold the same numbers")
+
+
+def disagree(evidence: Evidence) -> Iterator[Hit]:
+    """Launches of one point lie further apart than by a quarter."""
+    for one in evidence.series:
+        for point in one.points:
+            slow = min(point.rows, key=lambda row: row.rate)
+            fast = max(point.rows, key=lambda row: row.rate)
+            # Of five launches or more a flag names those that are far from the others.
+            if are_apart(point) and not any(map(FAR.match, point.flags)):
+                yield Hit(
+                    at(one, point.world_size),
+                    f"{fast.launch} is {percent(fast.rate / slow.rate - 1)} % faster than "
+                    f"{slow.launch}",
+                )
 
 
 def _numbers(row: Row) -> tuple[Any, ...]:
@@ -124,7 +148,15 @@ def unfinished(evidence: Evidence) -> Iterator[Hit]:
     """A launch did not reach the end of its session."""
     for launch in evidence.results.launches:
         if not launch.complete:
-            yield Hit(f"launch {launch.name}", f"ended early, with {_held(launch)}")
+            yield Hit("", f"ended early, with {_held(launch)}", launches=(launch.name,))
+
+
+def journal_only(evidence: Evidence) -> Iterator[Hit]:
+    """A launch reached its end, and yet was read from its journal."""
+    for launch in evidence.results.launches:
+        if launch.complete and launch.path.name == JOURNAL:
+            fact = "its result.json is missing, cut short or older, so its journal was read"
+            yield Hit("", fact, launches=(launch.name,))
 
 
 def _held(launch: Launch) -> str:

@@ -1,8 +1,9 @@
 """Rules about the work done: the same at every point, counted once, and what its time says."""
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import permutations
 from statistics import fmean
+from typing import Any
 
 from bench import metrics
 from reports.check.evidence import Entry, Evidence, Hit, at, batches, joined
@@ -28,10 +29,11 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
             yield Hit(conflict.where, conflict.message.partition(";")[0])
     for one in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
-        kept = batches(one, name) if name else []
+        kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []
         if len(set(kept)) > 1 and not _fixed_local(one):
-            sizes = [point.world_size for point in one.points]
-            yield Hit(at(one, *sizes), f"{one.row.scaling} scaling, but {name} is {joined(kept)}")
+            yield Hit(
+                at(one, *_sizes(one)), f"{one.row.scaling} scaling, but {name} is {joined(kept)}"
+            )
         yield from _uneven_steps(one)
 
 
@@ -74,7 +76,7 @@ def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _growth(series: Series) -> str:
-    grown = f", so the global batch is {_grows(series)}" if batches(series, "global_batch") else ""
+    grown = f", so the global batch is {_grows(series)}" if _whole(series) else ""
     last = series.points[-1]
     text = f"{grown}; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
     samples = [round(p.time_s * p.throughput_samples_per_s) for p in series.points
@@ -124,18 +126,44 @@ def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
 
 
 def samples_time(evidence: Evidence) -> Iterator[Hit]:
-    """Stored throughput times time is not the samples, or a stored mean not that of its rounds."""
+    """Stored throughput times time is not the samples, or parts from a table's speed-up."""
     for entry in evidence.entries():
         factor, mean = _stored_factor(entry), _mean_factor(entry)
-        where = f"{_stored(entry)}"
-        if abs(factor - 1) > EXACT and not _is_size(factor, entry.block["world_size"], EXACT):
-            yield Hit(where, f"stored throughput times time is {factor:.4g} times the samples")
-        elif abs(mean - 1) > EXACT:
-            yield Hit(where, f"the stored mean round is {mean:.4g} times that of its rounds")
+        if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
+            yield _stored(entry, f"stored throughput times time is {factor:.4g} times the samples")
+        elif not _is_one(mean):
+            yield _stored(entry, f"the stored mean round is {mean:.4g} times that of its rounds")
+    for one in evidence.ladders:
+        yield from _parted(one)
 
 
-def _stored(entry: Entry) -> str:
-    return f"{entry.case} at world size {entry.block['world_size']}, launch {entry.launch.name}"
+def _parted(series: Series) -> Iterator[Hit]:
+    """Yield a table of times whose throughput grows otherwise than its speed-up does."""
+    points = [p for p in series.points if p.time_s and p.throughput_samples_per_s]
+    base = series.base.throughput_samples_per_s
+    if series.row.origin == "measured" or len(points) < len(series.points) or not base:
+        return
+    grown = {p.world_size: (p.throughput_samples_per_s or 0.0) / base for p in points}
+    apart = [p for p in points if abs(grown[p.world_size] / p.speedup - 1) > ROUNDED]
+    if apart:
+        samples = [round((p.time_s or 0.0) * (p.throughput_samples_per_s or 0.0)) for p in points]
+        yield Hit(
+            at(series, *(p.world_size for p in apart)),
+            f"throughput grows {joined([ratio(grown[p.world_size]) for p in apart])} times, but "
+            f"the speed-up is {joined([ratio(p.speedup) for p in apart])}, since the samples are "
+            f"{joined(samples)}",
+            "correct the samples, or the scaling: strong keeps them, weak multiplies them by n",
+        )
+
+
+def _stored(entry: Entry, fact: str) -> Hit:
+    where = f"{entry.case} at world size {entry.block['world_size']}"
+    return Hit(where, fact, launches=(entry.launch.name,))
+
+
+def _is_one(factor: float) -> bool:
+    """Tell whether a factor is 1; one that is no number is not."""
+    return abs(factor - 1) <= EXACT
 
 
 def _stored_factor(entry: Entry) -> float:
@@ -158,7 +186,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
     for entry in evidence.entries():
         if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
             size = entry.block["world_size"]
-            yield Hit(_stored(entry), f"stored throughput is {size} times samples / time")
+            yield _stored(entry, f"stored throughput is {size} times samples / time")
     for one in evidence.series:
         yield from _doubled_steps(one)
         for point in one.points:
@@ -188,7 +216,7 @@ def _doubled_steps(series: Series) -> Iterator[Hit]:
 
 
 def contradiction(evidence: Evidence) -> Iterator[Hit]:
-    """Two tables of one study give different speed-ups for the same sizes."""
+    """Two tables of one study, or of one import that says no more, give other speed-ups."""
     for (time, rate), factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if abs(factor - 1) > ROUNDED and not _is_size(factor, grown, ROUNDED):
@@ -215,19 +243,44 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
     those at the smallest size. Beside it stands how far the size has grown.
     """
     cited = [one for one in evidence.ladders if one.row.origin != "measured"]
-    for one, two in combinations(cited, 2):
-        for time, rate in ((one, two), (two, one)):
-            if _is_twin(evidence, time, rate):
-                yield (time, rate), _factors(time, rate)
+    pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
+    for time, rate in pairs:
+        rivals = [pair for pair in pairs if pair[0] is time or pair[1] is rate]
+        # What no source ties together is a pair where nothing else could be.
+        if _are_stated(evidence, time, rate) or len(rivals) == 1:
+            yield (time, rate), _factors(time, rate)
 
 
-def _is_twin(evidence: Evidence, time: Series, rate: Series) -> bool:
-    facts = [evidence.table(one) for one in (time, rate)]
-    if time.base.time_s is None or rate.base.time_s is not None or not facts[0].get("source"):
+def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
+    """Tell whether nothing stated parts a table of times from one of throughput."""
+    if time.base.time_s is None or rate.base.time_s is not None:
         return False
-    names = ("workload", "precision", "scaling", "origin")
-    alike = all(getattr(time.row, name) == getattr(rate.row, name) for name in names)
-    return alike and facts[0]["source"] == facts[1].get("source")
+    one, two = evidence.table(time), evidence.table(rate)
+    stated = [
+        (one.get("source"), two.get("source")), (_model(time, one), _model(rate, two)),
+        (time.row.precision, rate.row.precision), (time.row.scaling, rate.row.scaling),
+    ]  # fmt: skip
+    # Without a scaling, times are taken for those of fixed work.
+    if any(a and b and a != b for a, b in stated) or (None, "weak") in stated:
+        return False
+    together = one.get("path") == two.get("path") and _sizes(time) == _sizes(rate)
+    return time.row.origin == rate.row.origin and (together or _are_stated(evidence, time, rate))
+
+
+def _are_stated(evidence: Evidence, time: Series, rate: Series) -> bool:
+    """Tell whether one source gives both tables, of one workload."""
+    source = evidence.table(time).get("source")
+    same = source == evidence.table(rate).get("source")
+    return bool(source) and same and time.row.workload == rate.row.workload
+
+
+def _model(series: Series, facts: dict[str, Any]) -> object:
+    """Return a table's model, empty where it gives none; early imports tell it by the workload."""
+    return facts.get("model", series.row.workload)
+
+
+def _sizes(series: Series) -> list[int]:
+    return [point.world_size for point in series.points]
 
 
 def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
@@ -256,12 +309,20 @@ def _is_size(factor: float, size: float, tolerance: float) -> bool:
 
 def _fixed_local(series: Series) -> bool:
     """Tell whether the global batch grows as the ranks do."""
-    whole = batches(series, "global_batch")
-    sizes = [point.world_size for point in series.points]
-    each = {batch / size for batch, size in zip(whole, sizes, strict=True)} if whole else set()
+    whole = _whole(series)
+    each = {b / n for b, n in zip(whole, _sizes(series), strict=True)} if whole else set()
     return len(each) == 1
 
 
+def _whole(series: Series) -> list[int]:
+    """Return the global batch at each size, from the local where no point gives it."""
+    local = batches(series, "local_batch")
+    grown = (
+        [batch * size for batch, size in zip(local, _sizes(series), strict=True)] if local else []
+    )
+    return batches(series, "global_batch") or grown
+
+
 def _grows(series: Series) -> str:
-    whole = batches(series, "global_batch")
-    return f"{joined(whole)} at world size {joined([p.world_size for p in series.points])}"
+    whole = _whole(series)
+    return f"{joined(whole)} at world size {joined(_sizes(series))}"
