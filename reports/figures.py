@@ -33,6 +33,9 @@ LINE_IN = 0.2
 CHARACTER_IN = 0.08
 # Two points are a difference, not a trend: they are not joined.
 MIN_JOINED = 3
+# What was not measured.
+DASHED: Any = {"linestyle": (0, (5, 3)), "linewidth": 1.0, "alpha": 0.75}
+HOLLOW: Any = {"marker": "o", "markersize": 5.5, "markerfacecolor": "none"}
 MAX_TICKS = 10
 
 VARIABLES = {colour: f"var(--c{i}, {colour})" for i, colour in enumerate(SERIES_COLOURS)} | {
@@ -96,7 +99,8 @@ def _figure(
 
 
 def _curves(spec: dict[str, Any]) -> Figure:
-    legend_in = LINE_IN * len(spec["series"])
+    modelled = any(series.get("model") for series in spec["series"])
+    legend_in = LINE_IN * (len(spec["series"]) + modelled)
     figure, axes = _figure(
         HEIGHT_IN + legend_in,
         left_in=0.95,
@@ -108,6 +112,8 @@ def _curves(spec: dict[str, Any]) -> Figure:
         axes.set_yscale("log")
     for index, series in enumerate(spec["series"]):
         _one_curve(axes, series, index)
+    if modelled:
+        axes.plot([], [], **DASHED, color=INK, **HOLLOW, label="by the model, predicted")
     _limits(axes, spec)
     for line in spec["lines"]:
         _reference_line(axes, line["y"], line["label"])
@@ -120,7 +126,7 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
     colour, marker = SERIES_COLOURS[index], MARKERS[index]
     if series["ideal"]:
         xs, ys = zip(*series["ideal"], strict=True)
-        axes.plot(xs, ys, linestyle=(0, (5, 3)), color=colour, linewidth=1.0, alpha=0.75)
+        axes.plot(xs, ys, **DASHED, color=colour)
     if series["dots"]:
         xs, ys = zip(*series["dots"], strict=True)
         axes.plot(xs, ys, linestyle="none", marker=".", color=colour, alpha=0.45, markersize=8)
@@ -140,12 +146,12 @@ def _one_curve(axes: Axes, series: dict[str, Any], index: int) -> None:
 def _modelled(axes: Axes, model: dict[str, Any], colour: str, marker: str) -> None:
     """Draw a model dashed, and the size it predicts hollow with a dotted interval."""
     xs, ys = zip(*model["points"], strict=True)
-    axes.plot(xs, ys, linestyle=(0, (5, 3)), color=colour, linewidth=1.0, alpha=0.75)
+    axes.plot(xs, ys, **DASHED, color=colour)
     axes.plot(
         [xs[-1], xs[-1]], model["interval"], linestyle=(0, (1, 2)), color=colour, marker="_",
         markersize=6, linewidth=1.0,
     )  # fmt: skip
-    axes.plot(xs[-1], ys[-1], marker=marker, color=colour, markersize=5.5, markerfacecolor="none")
+    axes.plot(xs[-1], ys[-1], color=colour, **{**HOLLOW, "marker": marker})
 
 
 def _limits(axes: Axes, spec: dict[str, Any]) -> None:

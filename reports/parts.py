@@ -21,6 +21,7 @@ Figure = dict[str, Any]
 # What a page can hold and still be read; the rest is in --csv.
 MAX_CURVES = 6
 MAX_ITEMS = 12
+MAX_NAMED = 3  # in one sentence
 MAX_TABLES = 80
 MAX_ROWS = 200
 
@@ -88,7 +89,10 @@ def repeat_text(series: Series) -> str:
         return " No repeat: no interval."
     if series.base.num_launches == 1:
         return " The baseline has no repeat: no interval of ratios."
-    if any(point.rate_interval is None for point in series.points if point.num_launches > 1):
+    bare = [p for p in series.points if p.num_launches > 1 and p.rate_interval is None]
+    if any(len(set(point.rates)) == 1 for point in bare):
+        return " No interval where launches are equal to the last digit: no spread is known."
+    if bare:
         return " No interval where the launches differ too much for their number: repeat them."
     return ""
 
@@ -211,6 +215,8 @@ def _modelled_text(curves: list[dict[str, Any]]) -> str:
                 f"{curve['label']}, {model['name']}: {percent(value)} % at {size}, "
                 f"90 % interval {percent_span(tuple(interval))}"
             )
+    if len(texts) > MAX_NAMED:
+        texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
     said = "Dashed with a hollow mark: by the model chosen, predicted and not measured"
     return f" {said} ({'; '.join(texts)})." if texts else ""
 

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from reports.cli import import_table, report
 from reports.predict.cli import predict
 
 ROOT = Path(__file__).parents[1]
+SIZES = (1, 2, 4, 8)
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "refused"]
 
 
@@ -156,15 +158,34 @@ def test_a_peak_is_said_only_where_beta_was_found(cited, case, said):
     assert said in run(predict, cited, "--case", case).stdout
 
 
-def test_the_bandwidth_of_the_gradients_is_bounded_where_their_bytes_are_known(tmp_path):
+@pytest.mark.parametrize(
+    ("study", "said"), [("weak", "(at most 10.0 GB/s)"), ("strong", "transfer_s = 0.0")]
+)
+def test_the_bandwidth_of_the_gradients_is_bounded_where_a_ranks_work_is_fixed(
+    tmp_path, study, said
+):
     for size in (1, 2, 4, 8):
-        step_s = 0.1 + 2 * (size - 1) / size * 0.01
-        case = record("weak", size, step_s, details={"gradient_bytes": 100_000_000})
-        write(tmp_path, document(f"w{size}-r0", size, {"weak[64]": case}))
+        step_s = 0.1 / (size if study == "strong" else 1) + 2 * (size - 1) / size * 0.01
+        case = record(study, size, step_s, details={"gradient_bytes": 100_000_000})
+        write(tmp_path, document(f"w{size}-r0", size, {f"{study}[64]": case}))
     out = run(predict, tmp_path).stdout
-    assert "* ring" in out
-    assert "transfer_s = 0.0100" in out
-    assert "(at most 10.0 GB/s, if none overlaps)" in out
+    assert " ring " in out
+    assert said in out
+    # With the work fixed, serial work is in it too.
+    assert ("GB/s" in out) == (study == "weak")
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"), [("44.7 MB", False), ("nan", False), ("-1", False), ("44700000", True)]
+)
+def test_a_tables_gradient_bytes_are_a_number_or_unknown(tmp_path, stated, said):
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "GPUs,value,metric,unit,scaling,gradient_bytes\n"
+        + "".join(f"{n},{0.1 + 0.02 * (n - 1) / n},step_time,s,weak,{stated}\n" for n in SIZES)
+    )
+    run(import_table, table, "--to", tmp_path / "out")
+    assert ("(at most 4.47 GB/s)" in run(predict, tmp_path / "out").stdout) == said
 
 
 def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
@@ -220,7 +241,15 @@ def test_a_measured_ladder_meets_a_deadline_by_its_samples(ladder):
         (["--at", "16", "--case", "nothing"], 2, "Error: no series has 'nothing' in its name"),
         (["--rule", "cheap"], 2, "Error: --rule cheap is no rule; give efficiency=FRACTION"),
         (["--at", "0"], 2, "Error: "),
-        (["--level", "1"], 2, "Error: "),
+        (["--at", "99999999999999999999"], 2, "Error: --at 99999999999999999999 is no world size"),
+        (["--level", "1"], 2, "Error: --level 1 is no share"),
+        (["--level", "nan"], 2, "Error: --level nan is no share"),
+        (["--rule", "deadline=9", "--samples", "nan"], 2, "Error: --samples nan is no positive"),
+        (["--samples", "9"], 2, "Error: --samples serves a deadline or a budget"),
+        (["--force"], 2, "Error: --force allows sizes far from those measured; add --at"),
+        (["--at", "16", "--rule", "fastest"], 2, "Error: --rule chooses of the sizes measured"),
+        (["--at", "16", "--samples", "9"], 2, "Error: --samples chooses of the sizes measured"),
+        (["--rule", "efficiency=0"], 2, "Error: --rule efficiency=0: 0 is no positive number"),
         (["--rule", "budget=1"], 2, "Error: test_strong_scaling[workload=mlp-global_batch=64]: "),
     ],
 )
@@ -234,11 +263,37 @@ def test_the_command_ends_with_the_code_of_what_happened(ladder, arguments, code
     assert bool(said) == bool(done.stderr)
 
 
+def test_the_level_is_that_of_the_size_expected_next(ladder):
+    out = run(predict, ladder, "--level", 0.5).stdout
+    assert "50 % interval " in out and "90 % interval" not in out
+
+
+def test_the_criterion_says_what_it_is_worth(ladder):
+    assert "AICc: of the relative residuals at all sizes" in run(predict, ladder).stdout
+
+
 def test_the_page_draws_what_is_predicted_apart_from_what_was_measured(ladder, tmp_path):
     run(report, ladder)
     page = (ladder / "report.html").read_text()
     assert "Dashed with a hollow mark: by the model chosen, predicted and not measured" in page
     assert "global_batch=64, amdahl: 25.0 % at 16, 90 % interval" in page
+    assert ">by the model, predicted</text>" in page
     short = strong_tree(tmp_path / "short", {1: (0.1,), 2: (0.06,), 4: (0.04,)})
     run(report, short)
     assert "predicted and not measured" not in (short / "report.html").read_text()
+
+
+def test_a_caption_names_three_predictions_and_counts_the_rest(tmp_path):
+    for count, more in ((3, None), (5, "; and 2 more")):
+        tables = [tmp_path / f"{count}-{i}.csv" for i in range(count)]
+        for table in tables:
+            lines = "".join(f"{n},{1 + 11 / n},time,h,strong\n" for n in SIZES)
+            table.write_text(f"GPUs,value,metric,unit,scaling\n{lines}")
+        out = tmp_path / f"out-{count}"
+        run(import_table, *tables, "--to", out)
+        run(report, out)
+        (caption,) = re.findall(
+            r"predicted and not measured \((.*?)\)\.", (out / "report.html").read_text()
+        )
+        assert caption.count("90 % interval") == 3
+        assert caption.endswith(more) if more else " more" not in caption

@@ -21,7 +21,7 @@ def last():
     return list(published.cases(is_last=True))
 
 
-def rows(rates, scaling="strong", nodes=1, **changes):
+def rows(rates, scaling="strong", nodes: int | None = 1, **changes):
     return [
         Row(
             launch=f"w{size}-r{i}", case="c", study=scaling or "imported", workload="mlp",
@@ -154,6 +154,20 @@ def test_beyond_twice_the_value_says_so():
     assert "32 is beyond 2 times the largest size measured, 8" in found.warnings
 
 
+def test_below_the_smallest_size_the_interval_grows_and_the_value_says_so():
+    costs = {p: 1.4 + 0.02 * math.log2(p) for p in (64, 128, 256, 512)}
+    known = ladder({p: [p / cost] for p, cost in costs.items()}, scaling="weak", nodes=None)
+    assert predict(known, 1).refused.startswith("1 is below the smallest size measured, 64")
+    found = [predict(known, at, force=True) for at in (64, 32, 8, 1)]
+    spreads = [one.spread / found[0].spread for one in found]
+    assert spreads == sorted(spreads) and spreads[1] > 1.9 and spreads[-1] > 6
+    assert found[0].warnings == ()
+    assert found[-1].warnings[0].startswith("1 is below the smallest size measured, 64")
+    # Ranks without a network may be faster than any that was measured: no cut at linear scaling.
+    best = found[-1]
+    assert best.high / best.value == pytest.approx(best.value / best.low)
+
+
 def test_strong_scaling_within_one_node_says_that_the_network_is_missing():
     inside = ladder(amdahl(0.01, (1, 2, 4, 8)))
     assert "within one node" in predict(inside, 16).warnings[0]
@@ -254,12 +268,22 @@ def test_a_deadline_or_budget_picks_a_size(rule, size):
     assert recommend(guide(), parse(rule)).world_size == size
 
 
-def test_no_size_meets_a_floor_that_none_reaches():
-    bad = series_of(rows({1: [100.0], 2: [60.0]}), baseline=2)[0]
-    assert recommend(bad, parse("efficiency=1")).world_size == 2
-    kept = replace(bad, points=[replace(bad.base, parallel_efficiency=0.2)])
-    found = recommend(kept, parse("efficiency=0.5"))
-    assert found.world_size is None and found.why == "the best is 20.0 %"
+def test_the_baseline_meets_any_floor():
+    bad = series_of(rows({1: [100.0], 2: [60.0]}))[0]
+    assert recommend(bad, parse("efficiency=1")).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"), [(0.001, " %)"), (0.02, ", which straddles the floor)"), (0.0, None)]
+)
+def test_a_recommendation_says_how_sure_its_efficiency_is(spread, said):
+    three = (1 - spread, 1.0, 1 + spread) if spread else (1.0,)
+    series = series_of(rows({1: [100 * f for f in three], 2: [142 * f for f in three]}))[0]
+    found = recommend(series, parse("efficiency=0.7"))
+    assert found.world_size == 2
+    assert found.why.startswith("efficiency 71.0 %" + (" (95 % interval " if said else ","))
+    assert said is None or said in found.why.partition(", speed-up")[0]
+    assert ("straddles" in next_step(series)) == ("straddles" in found.why)
 
 
 def test_a_throughput_needs_the_samples_of_the_run():
@@ -270,7 +294,17 @@ def test_a_throughput_needs_the_samples_of_the_run():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cheap", "efficiency", "efficiency=80", "deadline=soon", "budget=-1", "budget=nan"]
+    "text",
+    [
+        "",
+        "cheap",
+        "efficiency",
+        "efficiency=80",
+        "efficiency=0",
+        "deadline=soon",
+        "budget=-1",
+        "budget=nan",
+    ],
 )
 def test_what_is_no_rule_is_refused(text):
     with pytest.raises(ValueError, match=f"--rule {text}"):
@@ -283,12 +317,11 @@ def test_a_larger_size_is_proposed_only_where_the_last_one_was_efficient():
     assert next_step(series_of(rows(bad))[0]).startswith("measure no larger size")
 
 
-def test_a_figures_curve_passes_the_sizes_and_ends_at_twice_the_largest():
+def test_a_figures_curve_goes_from_the_last_size_measured_to_twice_that():
     series = series_of(published.rows_of("kempner_a100_resnet50"))[0]
     found = curve(series)
-    assert [size for size, _ in found.points] == [1, 2, 4, 8, 16, 32, 64, 128]
     told = predict(published.ladder("kempner_a100_resnet50"), 128)
-    assert [1 / rate for _, rate in found.points[-1:]] == [pytest.approx(told.value)]
+    assert found.points == [(64, series.points[-1].rate), (128, pytest.approx(1 / told.value))]
     assert found.interval == pytest.approx((1 / told.high, 1 / told.low))
 
 

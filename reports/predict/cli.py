@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from reports.load import Results
     from reports.predict.models import Fit
     from reports.predict.prediction import Candidate, Ladder, Prediction
-    from reports.predict.recommendation import Rule
     from reports.scaling import Series
 
 # Names of series in a message.
 MOST_NAMES = 40
-WIDTH = 100
+LARGEST_SIZE = 10_000_000
+RULE = "efficiency=0.7"
 
 PREDICT_EXAMPLES = """
 \b
@@ -27,30 +27,34 @@ Examples:
 
 \b
 Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS, fastest.
-A size beyond twice the largest measured is refused (exit code 1) unless --force is given.
+A size below the smallest or beyond twice the largest measured is refused (exit code 1) unless
+--force is given.
 """
 
 
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--at", type=click.IntRange(min=1), help="World size to predict.")
+@click.option("--at", type=int, help="World size to predict.")
 @click.option("--case", help="Series, by its name or a part that no other name has.")
-@click.option("--rule", default="efficiency=0.7", show_default=True, help="What a size must meet.")
+@click.option("--rule", help=f"What a size must meet, without --at.  [default: {RULE}]")
 @click.option(
-    "--samples", type=click.FloatRange(min=0, min_open=True),
+    "--samples", type=float,
     help="Samples of the whole run, for a deadline or budget over measured throughputs.",
 )  # fmt: skip
 @click.option(
-    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
-    show_default=True, help="Share of truths that the interval shall contain.",
+    "--level", type=float, default=0.9, show_default=True,
+    help="Share of truths that the interval shall contain.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Predict beyond twice the largest size measured.")
+@click.option(
+    "--force", is_flag=True,
+    help="With --at: predict below the smallest and beyond twice the largest size measured.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def predict(
     path: Path,
     at: int | None,
     case: str | None,
-    rule: str,
+    rule: str | None,
     samples: float | None,
     level: float,
     force: bool,
@@ -63,22 +67,51 @@ def predict(
     all models are shown with their errors at the sizes held out, and a size is recommended.
     """
     from reports.load import load
-    from reports.predict.prediction import ladder_of
+    from reports.predict.prediction import LEAST_SIZES, candidates, ladder_of
     from reports.predict.prediction import predict as predicted
-    from reports.predict.recommendation import parse
+    from reports.predict.recommendation import parse, recommend
 
-    chosen_rule = parse(rule)
+    _refuse_ignored(at, rule, samples, force)
+    _refuse_numbers(at, samples, level)
+    chosen_rule = parse(rule or RULE)
     results = load([path])
     for why in results.unread:
         click.echo(f"left out: {why}", err=True)
     series = _chosen(results, case)
     ladder = ladder_of(series, results.tables.get(series.case, {}))
     if at is None:
-        _print_all(series, ladder, chosen_rule, samples, as_json)
+        advice = recommend(series, chosen_rule, samples)
+        ranked = candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
+        if as_json:
+            record = _record(series, ladder, ranked, advice)
+            click.echo(json.dumps(record, allow_nan=False))
+        else:
+            _print_all(series, ladder, ranked, advice, level)
         return 0
     found = predicted(ladder, at, level, force)
     click.echo(json.dumps(found.record())) if as_json else _print_lines(_said(found, ladder))
     return 1 if found.refused else 0
+
+
+def _refuse_ignored(at: int | None, rule: str | None, samples: float | None, force: bool) -> None:
+    """Refuse options that would change nothing."""
+    if at is None and force:
+        raise ValueError("--force allows sizes far from those measured; add --at, or leave it out")
+    if at is not None and (rule is not None or samples is not None):
+        given = "--samples" if rule is None else "--rule"
+        raise ValueError(f"{given} chooses of the sizes measured; leave it out, or leave out --at")
+    if samples is not None and not (rule or "").startswith(("deadline", "budget")):
+        raise ValueError("--samples serves a deadline or a budget; add --rule with one of them")
+
+
+def _refuse_numbers(at: int | None, samples: float | None, level: float) -> None:
+    """Refuse what is no size, no count and no share; a NaN passes every range."""
+    if at is not None and not 1 <= at <= LARGEST_SIZE:
+        raise ValueError(f"--at {at} is no world size; give one from 1 to {LARGEST_SIZE}")
+    if samples is not None and not 0 < samples < float("inf"):
+        raise ValueError(f"--samples {samples:g} is no positive number; give the samples of a run")
+    if not 0 < level < 1:
+        raise ValueError(f"--level {level:g} is no share; give one between 0 and 1, as 0.9")
 
 
 def _chosen(results: "Results", case: str | None) -> "Series":
@@ -115,15 +148,12 @@ def _name(series: "Series") -> str:
     return f"{series.row.study} {series.label}" if measured else series.label
 
 
-def _print_lines(lines: list[str]) -> None:
-    from textwrap import fill
+def _print_lines(texts: list[str]) -> None:
+    from reports.lines import sentence
 
-    from reports.formats import DASH, THIN
-
-    for line in lines:
-        # A terminal may know no more than ASCII.
-        text = line.replace(DASH, "-").replace(THIN, "").rstrip()
-        click.echo(text if len(text) <= WIDTH else fill(text, WIDTH, subsequent_indent="  "))
+    for text in texts:
+        for line in sentence(text) or [""]:
+            click.echo(line)
 
 
 def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
@@ -146,20 +176,11 @@ def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
 
 
 def _print_all(
-    series: "Series", ladder: "Ladder", rule: "Rule", samples: float | None, as_json: bool
+    series: "Series", ladder: "Ladder", ranked: "list[Candidate]", advice: Any, level: float
 ) -> None:
-    from reports.predict.prediction import LEAST_SIZES, candidates
-    from reports.predict.recommendation import recommend
-
-    few = len(ladder.sizes) < LEAST_SIZES
-    ranked = [] if few else candidates(ladder)
-    advice = recommend(series, rule, samples)
-    if as_json:
-        click.echo(json.dumps(_record(series, ladder, ranked, advice), allow_nan=False))
-        return
     _print_lines(_points(series, ladder, ranked))
     _print_lines(["", *_models(ladder, ranked)])
-    _print_lines(["", *_advice(series, ladder, advice)])
+    _print_lines(["", *_advice(series, ladder, advice, level)])
 
 
 def _record(
@@ -266,13 +287,22 @@ def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
         mark = "*" if index == 0 else " "
         told = "-" if one.aicc is None else f"{one.aicc:.1f}"
         lines.append(f"{mark} {one.fit.model:10} error {percent(one.error):>5} %   AICc {told}")
-        lines += [f"      {text}" for text in _coefficients(one.fit, ladder.gradient_bytes)]
+        lines += [f"      {text}" for text in _coefficients(one.fit, _moved_bytes(ladder))]
     lines.append(f"* chosen by that error, never by the fit to all sizes: {ranked[0].fit.model}")
+    lines.append(
+        "AICc: of the relative residuals at all sizes, counting coefficients at their bound; usl "
+        "is fitted to the throughput instead, so its own is too large beside the others'"
+    )
     usl = next((one.fit for one in ranked if one.fit.model == USL), None)
     return lines + (_peak(usl, ladder) if usl else [])
 
 
-def _coefficients(fitted: "Fit", gradient_bytes: float | None) -> list[str]:
+def _moved_bytes(ladder: "Ladder") -> float | None:
+    """Return the bytes behind the transfer terms; with the work fixed, they hold serial work."""
+    return ladder.gradient_bytes if ladder.fixed == "local" else None
+
+
+def _coefficients(fitted: "Fit", moved_bytes: float | None) -> list[str]:
     from reports.formats import number
 
     lines = []
@@ -282,8 +312,8 @@ def _coefficients(fitted: "Fit", gradient_bytes: float | None) -> list[str]:
             lines.append(f"{name}: not identifiable (at its bound of 0)")
         else:
             line = f"{name} = {number(value)}" + (f" +- {number(error)}" if error else "")
-            if gradient_bytes and name.endswith("transfer_s"):
-                line += f" (at most {number(gradient_bytes / value / 1e9)} GB/s, if none overlaps)"
+            if moved_bytes and name.endswith("transfer_s"):
+                line += f" (at most {number(moved_bytes / value / 1e9)} GB/s)"
             lines.append(line)
     return lines
 
@@ -303,26 +333,26 @@ def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
     return [f"peak by usl: {number(peak)} ranks"]
 
 
-def _advice(series: "Series", ladder: "Ladder", advice: Any) -> list[str]:
+def _advice(series: "Series", ladder: "Ladder", advice: Any, level: float) -> list[str]:
     from reports.predict.recommendation import diminishing, next_step
 
     size = "none" if advice.world_size is None else str(advice.world_size)
     lines = [f"break at {size}: {what}" for size, what in ladder.breaks]
-    lines += _next(ladder)
+    lines += _next(ladder, level)
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
     lines += [verdict] if (verdict := diminishing(series)) else []
     return [*lines, next_step(series)]
 
 
-def _next(ladder: "Ladder") -> list[str]:
+def _next(ladder: "Ladder", level: float) -> list[str]:
     """Say what twice the largest size would give, where that can be predicted."""
-    from reports.formats import number, span
+    from reports.formats import number, span, trimmed
     from reports.predict.prediction import FARTHEST, predict
 
-    found = predict(ladder, FARTHEST * ladder.sizes[-1])
+    found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
     if found.value is None or found.low is None or found.high is None:
         return []
     return [
         f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
-        f"90 % interval {span((found.low, found.high))}"
+        f"{trimmed(100 * level)} % interval {span((found.low, found.high))}"
     ]

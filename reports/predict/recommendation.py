@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.formats import duration, percent, trimmed
+from reports.formats import duration, percent, percent_span, ratio_span, trimmed
 from reports.predict.models import marginal_efficiencies
-from reports.scaling import SECONDS_PER_HOUR, Series
+from reports.scaling import SECONDS_PER_HOUR, Point, Series
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
 RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
@@ -58,10 +58,7 @@ def parse(text: str) -> Rule:
     if text == "fastest":
         return Rule("fastest")
     if kind == "efficiency":
-        fraction = _positive(limit, text)
-        if fraction > 1:
-            raise ValueError(f"--rule {text}: {limit} is no fraction; give one from 0 to 1")
-        return Rule("efficiency", fraction)
+        return Rule("efficiency", _fraction(limit, text))
     if kind == "deadline":
         return Rule("deadline", _seconds(limit, text))
     if kind == "budget":
@@ -76,6 +73,15 @@ def _positive(limit: str, text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"--rule {text}: {limit or 'nothing'} is no positive number; give {RULES}")
+    return value
+
+
+def _fraction(limit: str, text: str) -> float:
+    value = _positive(limit, text)
+    if value > 1:
+        raise ValueError(
+            f"--rule {text}: {limit} is no fraction; give one above 0 and up to 1, as 0.8"
+        )
     return value
 
 
@@ -100,7 +106,7 @@ def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recom
     """
     if rule.limit is None:
         best = max(series.points, key=lambda p: (p.rate, -p.world_size))
-        return Recommendation(rule.text, best.world_size, f"speed-up {best.speedup:.2f}")
+        return Recommendation(rule.text, best.world_size, _speedup(best))
     if rule.kind == "efficiency":
         return _efficient(series, rule, rule.limit)
     times = _run_times_s(series, samples)
@@ -110,13 +116,25 @@ def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recom
 
 
 def _efficient(series: Series, rule: Rule, least: float) -> Recommendation:
-    good = [p for p in series.points if p.parallel_efficiency >= least]
-    if not good:
-        best = max(p.parallel_efficiency for p in series.points)
-        return Recommendation(rule.text, None, f"the best is {percent(best)} %")
-    last = good[-1]
-    why = f"efficiency {percent(last.parallel_efficiency)} %, speed-up {last.speedup:.2f}"
-    return Recommendation(rule.text, last.world_size, why)
+    # The baseline's efficiency is 1 by definition, so that one is always good.
+    last = [p for p in series.points if p.parallel_efficiency >= least][-1]
+    return Recommendation(
+        rule.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
+    )
+
+
+def _efficiency(point: Point, floor: float) -> str:
+    """Return a point's efficiency with its interval, and whether that straddles a floor."""
+    said, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
+    if span is None:
+        return said
+    said += f" (95 % interval {percent_span(span)} %"
+    return said + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
+
+
+def _speedup(point: Point) -> str:
+    span = point.speedup_interval
+    return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
 
 
 def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
@@ -173,7 +191,7 @@ def diminishing(series: Series) -> str | None:
 def next_step(series: Series) -> str:
     """Say which size to measure next, which only a good last size earns."""
     last = series.points[-1]
-    said = f"efficiency at {last.world_size} is {percent(last.parallel_efficiency)} %"
-    if len(series.points) > 1 and last.parallel_efficiency < WORTHWHILE:
+    said = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
+    if last.parallel_efficiency < WORTHWHILE:
         return f"measure no larger size: {said}, under {100 * WORTHWHILE:.0f} %"
     return f"measure {2 * last.world_size} ranks next: {said}"
