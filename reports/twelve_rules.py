@@ -15,7 +15,7 @@ from typing import Literal
 from reports import facts
 from reports.check.ladder import WIDEST_STEP
 from reports.diagnosis import NOTABLE
-from reports.formats import counted, listed
+from reports.formats import DASH, counted, listed
 from reports.load import OTHER, Results
 from reports.parts import Panel, baseline_text, panel, table
 from reports.scaling import Point, Series
@@ -30,6 +30,7 @@ CRITICAL = 0.752
 JOINED = 3
 # Facts without which nobody could set the measurement up again.
 SETUP = ("torch", "device_names", "ranks", "environment")
+MARKS: dict[State, str] = {"held": "\u2713", "not held": "\u2717", "does not apply": DASH}
 Verdict = tuple[bool | None, str]
 
 
@@ -91,7 +92,10 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
         f"{counts['held']} held, {counts['not held']} not, "
         f"{len(kept) - sum(counts.values())} without a case here."
     ]
-    rows = [[f"{one.number}. {one.rule}", one.state, one.evidence] for one in kept]
+    rows = [
+        [f"{one.number}. {one.rule}", f"{MARKS[one.state]} {one.state}", one.evidence]
+        for one in kept
+    ]
     made["tables"] = [table("Rules and their evidence", ("Rule", "State", "Evidence"), rows, 3)]
     return made
 
@@ -109,7 +113,10 @@ def _base_named(given: _Given) -> Verdict:
     cited = [one for one in given.compared if one.row.origin != "measured"]
     text = f"{counted(len(given.ratios), 'ratio')} relative to {listed(bases, 3)}"
     if cited:
-        return False, f"{text}; of {counted(len(cited), 'table')} no source says if that is serial"
+        return False, (
+            f"{text}; {counted(len(cited), 'cited table')}: whether the base is the serial program "
+            "or one rank of the parallel one is not said"
+        )
     return True, f"{text}; the base runs the same parallel program"
 
 
@@ -130,15 +137,16 @@ def _means(given: _Given) -> Verdict:
     if not given.measured:
         return None, "nothing was averaged here"
     return True, (
-        f"rates of {counted(len(given.measured), 'point')} are work over the median time, costs "
-        "follow from the arithmetic mean; no rate is averaged"
+        f"by construction: rates of {counted(len(given.measured), 'point')} are work over the "
+        "median time, costs follow from the arithmetic mean; no rate is averaged"
     )
 
 
 def _no_mean_of_ratios(given: _Given) -> Verdict:
     if not given.ratios:
         return None, "no ratio is given"
-    return True, f"{counted(len(given.ratios), 'ratio')}, each of two summarised rates"
+    text = f"{counted(len(given.ratios), 'ratio')}, each of two summarised rates"
+    return True, f"by construction: {text}"
 
 
 def _intervals(given: _Given) -> Verdict:
@@ -256,9 +264,9 @@ def _lines_meant(given: _Given) -> Verdict:
         for small, large in pairwise(point.world_size for point in one.points):
             if large > WIDEST_STEP * small:
                 return False, f"a line leaps from {small} to {large} ranks: {one.label}"
+    shown = "launches and intervals are drawn; " if given.measured else ""
     return True, (
-        f"launches and intervals are drawn; lines of {counted(len(drawn), 'curve')} join measured "
-        "sizes at most a factor of 2 apart"
+        f"{shown}lines of {counted(len(drawn), 'curve')} join sizes at most a factor of 2 apart"
     )
 
 

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from data.report_samples import document, record, strong_tree, write
-from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
+from planted import CLEAN, PLANTED, Case, always, cited, measured, ranks, table
 
 from reports import imports
 from reports.check.checker import RULES, check
 from reports.check.cli import check as command
-from reports.load import gather
+from reports.check.evidence import Evidence
+from reports.check.ladder import super_linear
+from reports.check.work import _is_one
+from reports.load import Results, Row, gather, load
 from reports.page import page
 from reports.scaling import series_of
 from reports.twelve_rules import checklist
@@ -62,6 +65,57 @@ def seed(tmp_path, name):
     path = imports.built_in()[name]
     imports.write(imports.read([path], 50_000), [path], tmp_path)
     return found(tmp_path)
+
+
+def test_a_falling_throughput_is_a_break_and_no_odd_point(tmp_path):
+    # 200 is below 210, and 37 % below the line through 210 and 480.
+    text = table({1: 110, 2: 210, 4: 200, 8: 480}, scaling="weak")
+    assert [rule for rule, _ in found(cited(tmp_path, text))] == ["break"]
+
+
+def test_an_efficiency_is_held_against_an_interval_for_all_sizes_together(tmp_path):
+    # Of 2 launches 5 % above those of the base, one interval of 95 % leaves out 1, three hold it.
+    def points(*sizes):
+        return series_of(
+            Row(f"l{i}", "c", "weak", "w", size, size * rate * (1.05 if size > 1 else 1))
+            for size in (1, *sizes)
+            for i, rate in enumerate((0.995, 1.005))
+        )
+
+    assert accused(points(2)) == [2]
+    assert accused(points(2, 4, 8)) == []
+
+
+def accused(series):
+    evidence = Evidence(Results())
+    vars(evidence)["series"] = series
+    return [int(hit.where.split()[-1]) for hit in super_linear(evidence)]
+
+
+def test_a_straggler_and_an_early_end_name_their_launches_once(tmp_path):
+    flag = "straggler: rank 3 takes 1.30 times as long"
+    changes = lambda size, repeat: {"flags": [flag]} if (size, repeat) == (2, 1) else {}  # noqa: E731
+    facts = lambda size, repeat: {"complete": repeat == 0}  # noqa: E731
+    made = found(measured(tmp_path, 1, (Case(changes=changes),), sizes=(1, 2), facts=facts))
+    assert set(made) == {
+        ("flagged", "strong[64] at world size 2, launch w2-r1"),
+        ("unfinished-launch", "launches w1-r1, w1-r2, w2-r1 and w2-r2"),
+    }
+
+
+def test_a_copied_launch_is_a_finding_with_its_place_and_pooling_it_is_refused(tmp_path):
+    folder = PLANTED["a launch folder given twice"].make(tmp_path / "set")
+    done = run(folder, "--json")
+    (one,) = json.loads(done.stdout)["findings"]
+    assert done.exit_code == 1
+    assert one["where"].endswith("w2-r0-copy/result.json")
+    assert one["message"].startswith("launch w2-r0 is already read from ")
+    with pytest.raises(ValueError, match="a copy is no repeat"):
+        load([folder])
+
+
+def test_a_stored_number_that_is_none_is_not_taken_for_right():
+    assert not _is_one(float("nan"))
 
 
 def test_the_guides_throughput_contradicts_its_hours(tmp_path):

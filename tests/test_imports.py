@@ -129,6 +129,27 @@ def test_a_line_that_says_nothing_is_left_out_by_number(tmp_path, line, reason):
     assert sum(len(t["rows"]) for t in imported.tables.values()) == 1
 
 
+def test_a_scaling_that_says_nothing_is_named_once(tmp_path):
+    lines = "1,10,time,s,stong\n2,6,time,s,stong\n1,10,time,s,strong\n4,3,time,s,\n"
+    imported = table_of(tmp_path, "n,value,metric,unit,scaling\n" + lines)
+    assert imported.warnings == [
+        "table.csv line 2: scaling 'stong' begins with none of strong, weak, fixed-epochs, so it "
+        "is taken as unknown"
+    ]
+
+
+@pytest.mark.parametrize(("scaling", "samples", "warned"), [
+    ("strong", (1000, 2000), ["table t: strong scaling keeps the work, but the samples are 1000, "
+                              "2000; correct them, or call it weak"]),
+    ("strong", (1000, 1000), []),
+    ("weak", (1000, 2000), []),
+])  # fmt: skip
+def test_strong_scaling_of_other_samples_is_warned_of(tmp_path, scaling, samples, warned):
+    text = f"table_id,n,value,metric,unit,scaling,samples\nt,1,10,time,s,{scaling},{samples[0]}\n"
+    imported = table_of(tmp_path, text + f"t,2,6,time,s,{scaling},{samples[1]}\n")
+    assert imported.warnings == warned
+
+
 def test_a_table_without_a_usable_line_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no line can be used: table\.csv line 2"):
         table_of(tmp_path, "n,value,metric,unit\n0,10,time,s\n")

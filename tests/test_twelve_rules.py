@@ -9,19 +9,22 @@ from planted import CLEAN, PLANTED, Case, measured, ranks
 from scipy import stats
 
 from reports import figures, imports
-from reports.load import load
+from reports.load import Row, load
 from reports.page import page
 from reports.scaling import series_of
-from reports.twelve_rules import JOINED, Kept, anderson_darling, checklist, twelve_panel
+from reports.twelve_rules import (
+    JOINED,
+    Kept,
+    _residuals,
+    anderson_darling,
+    checklist,
+    twelve_panel,
+)
 
 
 def listed(*paths):
     results = load(paths)
     return checklist(results, series_of(results.rows))
-
-
-def states(*paths):
-    return {one.number: one.state for one in listed(*paths)}
 
 
 def test_a_sound_campaign_holds_eleven_and_its_noise_is_checked(tmp_path):
@@ -48,7 +51,8 @@ def test_two_launches_a_point_without_peak_are_told_apart(tmp_path):
         "1 ratio relative to 1 rank at 640 images/s; the base runs the same parallel program",
     )
     assert kept[2] == ("held", "all that was planned was measured")
-    assert kept[4] == ("held", "1 ratio, each of two summarised rates")
+    assert kept[3][1].startswith("by construction: rates of 2 points are work over the median")
+    assert kept[4] == ("held", "by construction: 1 ratio, each of two summarised rates")
     assert kept[5] == ("held", "2 of 2 points with a 95 % interval over launches")
     assert kept[6] == (
         "not held",
@@ -65,7 +69,14 @@ def test_two_launches_a_point_without_peak_are_told_apart(tmp_path):
 def test_a_cited_table_keeps_few(tmp_path):
     path = imports.built_in()["cyclone"]
     imports.write(imports.read([path], 50_000), [path], tmp_path)
-    found = states(tmp_path)
+    kept = listed(tmp_path)
+    found = {one.number: one.state for one in kept}
+    assert kept[0].evidence.endswith(
+        "; 1 cited table: whether the base is the serial program or one rank of the parallel one "
+        "is not said"
+    )
+    # Nothing was launched, so none is drawn.
+    assert kept[11].evidence == "lines of 1 curve join sizes at most a factor of 2 apart"
     assert {n for n, state in found.items() if state == "held"} == {4, 12}
     assert {n for n, state in found.items() if state == "not held"} == {1, 7, 9}
 
@@ -120,6 +131,20 @@ def test_heavy_tails_are_no_normal_noise(tmp_path):
     assert "above its 5 % point of 0.752" in kept.evidence
 
 
+def test_a_launch_of_a_point_of_few_counts_for_what_its_mean_takes_up():
+    sizes = {1: (-1, 0, 1), 2: (-1, 0, 0, 0, 1)}
+    rows = [
+        Row(f"l{size}-{i}", "c", "strong", "w", size, math.exp(0.01 * value))
+        for size, values in sizes.items()
+        for i, value in enumerate(values)
+    ]
+    (series,) = series_of(rows)
+    found = list(_residuals(series))
+    # A value 1 from the mean of 3 stands for sqrt(3 / 2), of 5 for sqrt(5 / 4).
+    assert found[2] / found[-1] == pytest.approx(math.sqrt(6 / 5))
+    assert found[1] == pytest.approx(0)
+
+
 @pytest.mark.filterwarnings("ignore:As of SciPy:FutureWarning")
 @pytest.mark.parametrize("count", [8, 20, 100])
 def test_the_statistic_is_scipys_with_stephens_factor(count):
@@ -142,7 +167,9 @@ def test_the_panel_stands_after_the_method_with_its_counts(tmp_path):
     made = twelve_panel(results, series)
     kept = checklist(results, series)
     (table,) = made["tables"]
-    assert [row[1] for row in table["rows"]] == [one.state for one in kept]
+    marks = {"held": "\u2713 held", "not held": "\u2717 not held"}
+    shown = [marks.get(one.state, "\u2013 does not apply") for one in kept]
+    assert [row[1] for row in table["rows"]] == shown
     assert [row[0].partition(".")[0] for row in table["rows"]] == [str(n) for n in range(1, 13)]
     held = sum(one.state == "held" for one in kept)
     assert f"{held} held, " in made["lead"][0]
