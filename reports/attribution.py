@@ -7,14 +7,16 @@ nobody. With a_r the seconds of rank r in that step, and s the step time of the 
     imbalance               max over ranks of a_r - mean
     exposed communication   s - max over ranks of a_r
 
-which add up to s. With f the time an ideal step has over the baseline's (p0/p for strong scaling,
-1 where the local batch is fixed), a cause's loss is its time less f times its time at the
-baseline; the losses add up to s - f s0, the whole loss: 1 - efficiency of the step.
+which add up to s. Their shares of the step are taken in each launch; a point's are the means. With
+f the time an ideal step has over the baseline's (p0/p for strong scaling, 1 where the local batch
+is fixed), a cause's loss is its time less f times its time at the baseline; the losses add up to
+s - f s0, the whole loss: 1 - efficiency of the step.
 """
 
 from collections.abc import Mapping
-from statistics import fmean, median
+from statistics import fmean
 
+from reports.load import Row
 from reports.scaling import Point, Series
 
 OWN, IMBALANCE, EXPOSED = "own work", "imbalance", "exposed communication"
@@ -35,15 +37,24 @@ Split = Mapping[str, float]
 def split(point: Point) -> Split | None:
     """Return the seconds of a step by cause; None where no launch timed a step alone.
 
-    Each is the median over launches; the exposed communication is what is left of the step.
+    Each is the mean over launches of its share, of the point's step; so they add up to the step,
+    and the exposed communication is the communication share that a gate judges.
     """
-    alone = [row.details.get("alone_step_s") for row in point.rows]
-    known = [times for times in alone if times]
+    known = [found for row in point.rows if (found := shares(row))]
     if point.step_s is None or not known:
         return None
-    own = median(fmean(times) for times in known)
-    slowest = median(max(times) for times in known)
-    return {EXPOSED: point.step_s - slowest, IMBALANCE: slowest - own, OWN: own}
+    return {cause: point.step_s * fmean(one[cause] for one in known) for cause in CAUSES}
+
+
+def shares(row: Row) -> Split | None:
+    """Return the share of a launch's median step by cause; None where no step was timed alone."""
+    alone = row.details.get("alone_step_s")
+    if not isinstance(alone, list) or not alone or not row.step_s:
+        return None
+    if not all(isinstance(seconds, int | float) for seconds in alone):
+        return None
+    slowest, own = max(alone) / row.step_s, fmean(alone) / row.step_s
+    return {EXPOSED: 1 - slowest, IMBALANCE: slowest - own, OWN: own}
 
 
 def losses(series: Series, point: Point) -> Split | None:

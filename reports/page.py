@@ -209,7 +209,7 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
 
 def _is_wide(point: Point) -> bool:
     if point.rate_interval is None:
-        return point.num_launches > 1
+        return len(set(point.rates)) > 1
     return point.rate_interval[1] > WIDE * point.rate_interval[0]
 
 

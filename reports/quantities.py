@@ -5,12 +5,16 @@ an imported table, bear its name, that value counts; else it is worked out where
 
     mfu                   model FLOP per second over the datasheet's peak
     communication_share   1 - t_alone / t_step: t_alone is the slowest rank's step without gradient
-                          synchronisation, t_step the median step (reports.attribution)
+                          synchronisation, t_step the launch's median step (reports.attribution);
+                          noise may take a launch below 0
+
+A point's value is the mean over launches, its interval Student's t, its ends kept within 0 to 1.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
+from reports import attribution
 from reports.load import Row
 from reports.statistics import Interval, log_interval
 
@@ -31,10 +35,18 @@ def values(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def interval(found: Sequence[float]) -> Interval | None:
-    """Return the Student t interval of a quantity's mean, or None for fewer than two launches."""
+    """Return the Student t interval of a quantity's mean, within 0 to 1.
+
+    None for fewer than two launches, and for launches equal to the last digit.
+    """
     # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
     ends = log_interval([math.exp(value) for value in found])
-    return (math.log(ends[0]), math.log(ends[1])) if ends else None
+    return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None
+
+
+def _kept(end: float) -> float:
+    """Return an end of an interval, within what a fraction can be."""
+    return min(max(end, 0.0), 1.0)
 
 
 def _value(row: Row, name: str) -> float | None:
@@ -53,12 +65,8 @@ def _fraction(given: object) -> float | None:
 
 
 def _communication_share(row: Row) -> float | None:
-    alone = row.details.get("alone_step_s")
-    if not isinstance(alone, list) or not alone or not row.step_s or row.world_size < 2:
-        return None
-    if not all(isinstance(seconds, int | float) for seconds in alone):
-        return None
-    return max(0.0, 1 - float(max(alone)) / row.step_s)
+    found = attribution.shares(row) if row.world_size > 1 else None
+    return found[attribution.EXPOSED] if found else None
 
 
 _DERIVED: dict[str, Callable[[Row], float | None]] = {

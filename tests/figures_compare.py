@@ -27,6 +27,9 @@ FAMILIES = (1, 4, 8)
 LAUNCH_SDS = (0.005, 0.02, 0.03)
 # Of points whose spread the others must not be believed to know; shape (num_points, 1).
 UNEQUAL_SDS = np.array([0.01, 0.05, 0.05, 0.05])[:, None]
+# One noisy point of eight; shape (num_points, 1).
+ONE_NOISY = np.array([0.01] * 7 + [0.05])[:, None]
+ONE_NOISY_QUIET = np.array([0.005] * 7 + [0.05])[:, None]
 SLOWDOWN = 1.05
 SIDES = ("a", "b")
 LAUNCHES_A_SIDE = 3
@@ -123,6 +126,11 @@ def simulated(pairs: int) -> list[list[str]]:
         share = false_claims("normal", len(UNEQUAL_SDS), UNEQUAL_SDS, pairs, launches=launches)
         name = f"A/A false claims, normal, 1 % in one point, 5 % in three, {launches} launches"
         rows.append(_row(name, share, "<=", 0.05))
+    for sds in (ONE_NOISY_QUIET, ONE_NOISY):
+        for launches in (2, LAUNCHES_A_SIDE, LAUNCHES):
+            share = false_claims("normal", len(sds), sds, pairs, launches=launches)
+            name = f"A/A false claims, normal, 5 % in one point, {100 * sds[0, 0]:g} % in seven"
+            rows.append(_row(f"{name}, {launches} launches", share, "<=", 0.05))
     apart = false_claims("drift", 4, 0.02, pairs, in_turn=False)
     rows.append(
         ["A/A false claims, drift, 4 points, first all of A", f"{100 * apart:.1f} %", "", ""]

@@ -95,6 +95,24 @@ def test_without_repeats_the_json_has_no_interval_and_the_text_says_what_to_do(s
     assert "measure five launches a side" in run(*trees).stdout
 
 
+def test_launches_equal_to_the_last_digit_are_said_and_never_slower(sides):
+    done = run(*sides((0.11, 0.11), (0.1, 0.1)))
+    assert done.return_value == 0
+    said = " ".join(done.stdout.split())
+    assert "launches equal to the last digit: rounded or copied, no spread known" in said
+    assert "no repeat: no interval" not in said
+
+
+def test_what_stands_beside_the_speed_says_that_it_is_not_corrected(tmp_path):
+    for side, share in (("a", 0.8), ("b", 0.7)):
+        for repeat in range(2):
+            case = record(details={"gpu_utilisation": share + 0.01 * repeat})
+            write(tmp_path / side, document(f"w1-r{repeat}", 1, {"case": case}))
+    out = run(tmp_path / "a", tmp_path / "b").stdout
+    assert "none is corrected for the number of points" in out
+    assert "none is corrected" not in run(*[strong_tree(tmp_path / "c")] * 2).stdout
+
+
 def test_the_launches_that_would_settle_it_are_named(sides):
     out = run(*sides((0.1, 0.11, 0.095), (0.1, 0.105, 0.1))).stdout
     assert "to find a difference of 3 % nine times of ten takes" in " ".join(out.split())

@@ -53,6 +53,13 @@ def test_the_exit_code_is_1_where_a_target_is_not_met(tree, file, least, code, v
     assert done.stdout.rstrip().endswith(end)
 
 
+def test_clean_runs_want_no_problem(tree, file):
+    assert (
+        "no problem wanted: 0 problems"
+        in run(tree, "--targets", file("schema = 1\nclean_runs = true\n")).stdout
+    )
+
+
 def test_what_is_not_shown_fails_the_gate_and_is_named(tree, file):
     done = run(tree, "--targets", file(LADDER + "gpu_utilisation = 0.8\n"))
     assert done.return_value == 1

@@ -10,6 +10,7 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.attribution import EXPOSED, split
 from reports.cli import import_table
 from reports.compare.comparison import compare
 from reports.gate import gates, targets, training_runs
@@ -106,11 +107,30 @@ def test_all_that_the_shipped_file_mentions_is_a_target(tmp_path):
     [
         ("schema = 1", "holds no target; give at least one"),
         ("mfu = 0.5", "key 'schema' is missing"),
-        ("schema = 1\nmfu = 50", "mfu = 50: input should be less than or equal to 1"),
+        ("schema = 1\nmfu = 50", "mfu = 50: not a fraction: 0.10 is ten per cent"),
+        ("schema = 1\nweak_time_increase = 10", "weak_time_increase = 10: not a fraction: 0.10"),
+        ("schema = 1\nthroughput_gain = 20.0", "throughput_gain = 20.0: not a fraction: 0.10"),
+        ("schema = 1\nstrong_efficiency = {2 = 90}", "strong_efficiency.2 = 90: not a fraction"),
         ("schema = 1\nmfu = true", "mfu = true"),
         ("schema = 1\nmfu = nan", "mfu = nan"),
         ("schema = 1\nstrong_eficiency = {2 = 0.9}", "did you mean 'strong_efficiency'"),
-        ("schema = 1\nstrong_efficiency = {two = 0.9}", "two"),
+        (
+            "schema = 1\nstrong_efficiency = {two = 0.9}",
+            r"strong_efficiency: two is no world size; they are whole numbers, as \{2 = 0.9\}$",
+        ),
+        ("schema = 1\nspeedup = {2.5 = [1, 2]}", "speedup: 2.5 is no world size"),
+        ('schema = 1\nparallel_efficiency = {"2.5" = 0.9}', "parallel_efficiency: 2.5 is no world"),
+        ("schema = 1\nparallel_efficiency = {0 = 0.9}", "parallel_efficiency: 0 is no world size"),
+        (
+            'schema = 1\n[[reference]]\ncase = "a"\nworld_size = 1\nvalue = 1\nunit = "s"\n'
+            "lower = -10",
+            "lower = -10: not a fraction: 0.10 is ten per cent",
+        ),
+        (
+            'schema = 1\n[[reference]]\ncase = "a"\nworld_size = 1\nvalue = 1\nunit = "s"\n'
+            "upper = 10",
+            "upper = 10: not a fraction: 0.10 is ten per cent",
+        ),
         ("schema = 1\nspeedup = {4 = [3.8, 3.5]}", "from 3.8 to 3.5; turn it round"),
         ("schema = 1\nspeedup = {4 = 3.5}", "speedup.4 = 3.5"),
         ("schema = 1\nclean_runs = false", "clean_runs = false"),
@@ -157,11 +177,10 @@ def test_a_least_target_is_judged_by_the_whole_interval(interval, verdict):
 @pytest.mark.parametrize(
     ("value", "origin", "verdict"),
     [
-        (0.919, "measured", "met"),  # 0.919 x 0.98 = 0.9006
-        (0.917, "measured", "not-shown"),
-        (0.883, "measured", "not-shown"),  # 0.883 x 1.02 = 0.9007
-        (0.881, "measured", "missed"),
+        (0.999, "measured", "not-shown"),
+        (0.001, "measured", "not-shown"),
         (0.9, "cited", "met"),
+        (0.9 * (1 - 1e-12), "cited", "met"),
         (0.899, "cited", "missed"),
         (0.95, "target", "not-shown"),
         (0.899, "target", "missed"),
@@ -176,12 +195,59 @@ def test_without_an_interval_a_value_counts_for_what_it_is(value, origin, verdic
     )
 
 
+def test_launches_equal_to_the_last_digit_say_why_there_is_no_interval(tmp_path):
+    results = strong(tmp_path, 0.95, launches=np.ones(3))
+    (found,) = judged(results, strong_efficiency={"2": 0.9})
+    assert (found.verdict, found.value) == ("not-shown", pytest.approx(0.95))
+    assert found.reason == "equal to the last digit: rounded or copied, no spread known"
+
+
+def test_a_baseline_without_repeat_leaves_no_interval(tmp_path):
+    results = load([strong_tree(tmp_path, {1: (0.1,), 2: (0.05, 0.051)})])
+    (found,) = judged(results, strong_efficiency={"2": 0.9})
+    assert (found.verdict, found.reason) == ("not-shown", "no repeat: no interval")
+
+
+def test_what_is_judged_and_printed_is_what_the_interval_is_of(tmp_path):
+    # Of five launches of two ranks two are twice as slow: the median is 94.8 %, the geometric mean
+    # 94.8 / 4^(1/5) = 71.8 %.
+    slow = np.array([1.0, 1.0, 1.0, 2.0, 2.0])
+    steps = {1: tuple(0.1 * np.ones(5)), 2: tuple(0.05 / 0.948 * slow)}
+    results = load([strong_tree(tmp_path, steps)])
+    mean = 0.948 / 4**0.2
+    for key in ("strong_efficiency", "parallel_efficiency"):
+        (found,) = judged(results, **{key: {"2": 0.9}})
+        assert found.value == pytest.approx(mean)
+        assert found.low * found.high == pytest.approx(mean**2)
+    (found,) = judged(results, speedup={"2": [2.99, 3.0]})
+    assert (found.verdict, found.value) == ("missed", pytest.approx(2 * mean))
+    assert found.reason == f"{2.99 - 2 * mean:.2f} short"
+    case = {"case": results.rows[0].case, "world_size": 2}
+    for unit, value in (("images/s", 64 / 0.05 * mean), ("ms", 50 / mean)):
+        (found,) = judged(
+            results, reference=[case | {"value": value, "unit": unit, "lower": -1.0, "upper": 1.0}]
+        )
+        assert found.value == pytest.approx(value)
+        assert found.low * found.high == pytest.approx(value**2)
+
+
+def test_the_increase_of_skewed_launches_is_of_their_geometric_mean(tmp_path):
+    launches = np.array([1.0, 1.0, 1.0, 1.1, 1.1])
+    for size in (1, 2):
+        for repeat, factor in enumerate(launches if size == 2 else np.ones(5)):
+            case = record("weak", size, 0.1 * factor)
+            write(tmp_path, document(f"w{size}-r{repeat}", size, {"weak[64]": case}))
+    (found,) = judged(load([tmp_path]), weak_time_increase=0.0)
+    assert found.value == pytest.approx(1.1**0.4 - 1)
+    assert found.low < found.value < found.high
+
+
 @given(st.floats(0, 2), st.floats(0, 1), st.floats(0, 1), st.floats(0, 2), st.floats(0, 2))
 def test_a_target_is_met_or_missed_by_every_value_of_the_interval(value, below, above, one, two):
     least, most = sorted((one, two))
     low, high = value - below, value + above
     found = Goal("t", least, most, "x").judge(point(), "", value, (low, high)).verdict
-    inside = [least <= v <= most for v in np.linspace(low, high, 9)]
+    inside = [least * (1 - 1e-9) <= v <= most * (1 + 1e-9) for v in np.linspace(low, high, 9)]
     if found == "met":
         assert all(inside)
     if found == "missed":
@@ -243,7 +309,13 @@ def test_a_published_ladder_meets_and_misses_its_targets(tmp_path):
 def test_fixed_epochs_are_not_strong_scaling(tmp_path):
     (found,) = judged(imported(tmp_path, KEMPNER), strong_efficiency={"8": 0.7})
     assert found.verdict == "not-shown"
-    assert found.reason.startswith("no series is of strong scaling but fixed-epochs")
+    assert found.reason.startswith("no series is of strong scaling but of fixed-epochs scaling;")
+
+
+def test_a_table_that_names_no_scaling_is_not_strong(tmp_path):
+    results = imported(tmp_path, "n,value,metric,unit\n1,9,time,s\n2,5,time,s\n")
+    (found,) = judged(results, strong_efficiency={"2": 0.7})
+    assert "but of unnamed scaling" in found.reason
 
 
 def test_an_expected_range_is_missed_with_the_shortfall(tmp_path):
@@ -258,7 +330,7 @@ def test_an_expected_range_is_missed_with_the_shortfall(tmp_path):
 def test_a_speedup_beyond_its_range_is_missed_too(tmp_path):
     (found,) = judged(strong(tmp_path, 1.2), speedup={"2": [1.8, 1.9]})
     assert (found.verdict, found.value) == ("missed", pytest.approx(2.4))
-    assert "too much" in found.reason
+    assert found.reason == "0.500 too much"
 
 
 @pytest.mark.parametrize(
@@ -269,11 +341,11 @@ def test_the_increase_of_a_weak_step(tmp_path, increase, verdict):
     assert (found.verdict, found.value) == (verdict, pytest.approx(increase))
 
 
-def test_a_single_weak_launch_near_the_target_shows_nothing(tmp_path):
-    # 1.09 x 1.02 = 1.112: the tolerance is of the time, not of the increase.
-    one = np.array([1.0])
-    assert said(judged(weak(tmp_path / "a", 0.09, one), weak_time_increase=0.1)) == ["not-shown"]
-    assert said(judged(weak(tmp_path / "b", 0.07, one), weak_time_increase=0.1)) == ["met"]
+@pytest.mark.parametrize("increase", [0.0, 0.9])
+def test_a_single_launch_shows_nothing(tmp_path, increase):
+    (found,) = judged(weak(tmp_path, increase, np.array([1.0])), weak_time_increase=0.1)
+    assert (found.verdict, found.value) == ("not-shown", pytest.approx(increase))
+    assert found.reason == "no repeat: no interval"
 
 
 def test_targets_of_scaling_do_not_speak_of_other_studies(tmp_path):
@@ -329,8 +401,14 @@ def test_a_gain_without_a_base_or_repeats_is_not_shown(tmp_path):
 
 
 def detailed(tmp_path, world_size=2, launches=3, **details):
+    """Load launches a hair apart: equal ones have no interval."""
     for repeat in range(launches):
-        case = record(world_size=world_size, step_s=0.1, details=details)
+        own = {
+            name: [(1 + 1e-7 * repeat) * one for one in value] if name == "alone_step_s"
+            else value + 1e-7 * repeat if isinstance(value, float) else value
+            for name, value in details.items()
+        }  # fmt: skip
+        case = record(world_size=world_size, step_s=0.1, details=own)
         write(tmp_path, document(f"w-r{repeat}", world_size, {"case": case}))
     return load([tmp_path])
 
@@ -342,7 +420,23 @@ def test_communication_is_what_the_slowest_rank_alone_leaves_of_the_step(
     tmp_path, alone, verdict, share
 ):
     (found,) = judged(detailed(tmp_path, alone_step_s=alone), communication_share=0.2)
-    assert (found.verdict, found.value) == (verdict, pytest.approx(share))
+    assert (found.verdict, found.value) == (verdict, pytest.approx(share, rel=1e-5))
+
+
+def test_the_share_of_communication_is_the_mean_of_the_launches_and_the_pages(tmp_path):
+    # Noise: alone, the slowest rank took longer than the step of the second launch.
+    for repeat, (step_s, alone) in enumerate(((0.1, 0.09), (0.1, 0.103), (0.2, 0.196))):
+        case = record("strong", 2, step_s, details={"alone_step_s": [alone, alone / 2]})
+        write(tmp_path, document(f"w2-r{repeat}", 2, {"strong[64]": case}))
+    results = load([tmp_path])
+    (found,) = judged(results, communication_share=0.2)
+    assert found.value == pytest.approx((0.1 - 0.03 + 0.02) / 3)
+    # Standard deviation 0.0656, t of 2 degrees of freedom 4.3027: from -0.13, which no share is.
+    assert (found.low, found.high) == (0.0, pytest.approx(0.193, abs=5e-4))
+    (point,) = series_of(results.rows)[0].points
+    parts = split(point)
+    assert parts[EXPOSED] / sum(parts.values()) == pytest.approx(found.value)
+    assert sum(parts.values()) == pytest.approx(point.step_s)
 
 
 def test_one_rank_communicates_with_nobody(tmp_path):
@@ -362,7 +456,7 @@ def test_one_rank_communicates_with_nobody(tmp_path):
 def test_a_quantity_is_judged_where_results_hold_it(tmp_path, name, good, bad, limit):
     for folder, value, verdict in (("a", good, "met"), ("b", bad, "missed")):
         (found,) = judged(detailed(tmp_path / folder, **{name: value}), **{name: limit})
-        assert (found.verdict, found.value) == (verdict, pytest.approx(value))
+        assert (found.verdict, found.value) == (verdict, pytest.approx(value, rel=1e-4))
     (found,) = judged(detailed(tmp_path / "c"), **{name: limit})
     assert found.verdict == "not-shown"
     assert found.reason.startswith("no result holds the ")
@@ -389,6 +483,16 @@ def test_a_quantity_that_one_launch_lacks_is_no_value_of_the_point(tmp_path):
 @pytest.mark.parametrize(("wanted_nodes", "verdict"), [(1, "met"), (2, "missed")])
 def test_the_nodes_are_counted(tmp_path, wanted_nodes, verdict):
     assert said(judged(strong(tmp_path, 0.9), num_nodes=wanted_nodes)) == [verdict]
+
+
+@pytest.mark.parametrize("keys", [{"num_nodes": 1}, {"clean_runs": True}])
+def test_what_was_expected_was_on_no_node_and_never_clean(tmp_path, keys):
+    results = imported_files(tmp_path, DATA / "hours.csv")
+    for row in results.rows:
+        row.num_nodes = 4
+    assert {row.origin for row in results.rows} == {"target"}
+    (found,) = judged(results, **keys)
+    assert (found.verdict, found.reason) == ("not-shown", "expected rather than measured")
 
 
 def test_a_table_without_nodes_shows_none(tmp_path):
@@ -430,7 +534,7 @@ def test_a_reference_has_a_tolerance_below_and_above(tmp_path, rate, verdict):
         ({"system": "daint"}, "was measured on Cyclone, not daint"),
         ({"unit": "tokens/s"}, "has no value in tokens/s"),
         ({"world_size": 8}, "no result is of resnet50 at 8"),
-        ({"case": "vgg"}, "no result is of vgg at 16"),
+        ({"case": "vgg"}, "no result is of vgg at 16; known: resnet50 at 16"),
     ],
 )
 def test_a_reference_for_something_else_shows_nothing(tmp_path, changes, reason):
@@ -453,7 +557,7 @@ def test_a_measured_system_is_its_hosts_devices_and_partition(tmp_path, system):
     known = {"case": results.rows[0].case, "world_size": 1, "value": 100, "unit": "ms"}
     one = known | {"system": system, "upper": 0.05}
     (found,) = judged(results, reference=[one])
-    assert (found.verdict, found.value) == ("met", pytest.approx(100))
+    assert (found.verdict, found.value) == ("met", pytest.approx(100, rel=1e-4))
     assert found.low < 100 < found.high
 
 
@@ -475,9 +579,16 @@ def summary(folder, accuracy, **final):
     ("accuracy", "verdict"), [(0.75, "met"), (0.64, "missed"), (None, "not-shown")]
 )
 def test_the_accuracy_of_training_runs(tmp_path, accuracy, verdict):
-    summary(tmp_path / "run", accuracy)
+    for run in range(3):
+        summary(tmp_path / f"run{run}", accuracy and accuracy + 0.001 * run)
+    assert said(judged(training_runs.gather(tmp_path), validation_accuracy=0.7)) == [verdict]
+
+
+def test_a_single_training_run_has_a_value_and_shows_nothing(tmp_path):
+    summary(tmp_path / "run", 0.75)
     for folder in (tmp_path, tmp_path / "run"):
-        assert said(judged(training_runs.gather(folder), validation_accuracy=0.7)) == [verdict]
+        (found,) = judged(training_runs.gather(folder), validation_accuracy=0.7)
+        assert (found.verdict, found.value) == ("not-shown", 0.75)
 
 
 def test_equal_training_runs_are_repeats(tmp_path):
@@ -491,7 +602,8 @@ def test_equal_training_runs_are_repeats(tmp_path):
 
 def test_training_runs_beside_a_campaign_are_read_too(tmp_path):
     strong(tmp_path, 0.9)
-    summary(tmp_path / "run", 0.8)
+    for run in range(3):
+        summary(tmp_path / f"run{run}", 0.8 + 0.001 * run)
     results = training_runs.gather(tmp_path)
     found = judged(results, strong_efficiency={"2": 0.8}, validation_accuracy=0.7)
     assert said(found) == ["met", "met"]

@@ -42,8 +42,12 @@ def test_welch_by_hand():
     assert (math.log(low), math.log(high)) == pytest.approx((-half, half))
 
 
-def test_equal_launches_have_an_interval_of_no_width():
-    assert ratio_interval([4.0, 4.0], [2.0, 2.0]) == pytest.approx((2.0, 2.0))
+@pytest.mark.parametrize("equal", [[0.1, 0.1], [0.1, 0.1, 0.1 * (1 + 1e-15)]])
+def test_launches_equal_to_the_last_digit_have_no_interval(equal):
+    assert log_interval(equal) is None
+    assert ratio_interval(equal, [2.0, 2.0]) is None
+    assert ratio_interval(equal, [2.0, 2.1]) is not None
+    assert log_interval([0.1, 0.1 * (1 + 1e-9)]) is not None
 
 
 @pytest.mark.parametrize(("above", "below"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
@@ -55,6 +59,8 @@ def test_without_repeats_there_is_no_interval(above, below):
 @given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6),
        st.floats(1e-2, 1e2))  # fmt: skip
 def test_ratios_do_not_depend_on_the_unit(above, below, scale):
+    if max(max(side) / min(side) for side in (above, below)) < 1 + 1e-9:
+        return  # equal but for rounding, which the unit may change
     scaled = ratio_interval([scale * a for a in above], [scale * b for b in below])
     assert scaled == pytest.approx(ratio_interval(above, below), rel=1e-6)
 
@@ -66,15 +72,14 @@ def test_the_p_value_by_hand():
     assert ratio.p_value == pytest.approx(1 - t / math.sqrt(2 + t**2))
 
 
-def test_values_without_spread_differ_for_certain_or_not_at_all():
-    assert welch([2.0, 2.0], [1.0, 1.0]).p_value == 0.0
-    assert welch([2.0, 2.0], [2.0, 2.0]).p_value == 1.0
+def test_values_without_spread_show_no_difference():
+    assert welch([2.0, 2.0], [1.0, 1.0]).p_value == 1.0
 
 
 @given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2, max_size=6))
 def test_the_interval_leaves_1_out_where_the_test_says_so(above, below):
     ratio = welch(above, below)
-    error = 0.9 * ratio.p_value
+    error = 0.9 * ratio.p_value if ratio.error else 0.0
     if 1e-6 < error < 0.8:
         low, high = ratio.interval(1 - error)
         assert low <= 1 <= high
@@ -119,7 +124,7 @@ def family(spreads, launches=5):
 def test_points_that_agree_share_what_they_know_of_their_spread():
     drawn = moderated(family([0.02] * 4))
     assert [one.spread for one in drawn] == pytest.approx([0.02] * 4, rel=0.1)
-    assert [one.freedom for one in drawn] == pytest.approx([32] * 4)  # of all points together
+    assert [one.freedom for one in drawn] == pytest.approx([16] * 4)  # their own, and as many again
 
 
 def test_points_that_differ_are_drawn_a_little_towards_each_other():
@@ -129,10 +134,23 @@ def test_points_that_differ_are_drawn_a_little_towards_each_other():
     assert 8 < middle.freedom < 10
 
 
-def test_one_point_and_points_without_spread_are_left_alone():
+def test_the_pull_of_a_family_is_a_part_of_smyths():
+    # Logarithms of variances vary by ln(6.25)^2 / 3 = 1.1195, by trigamma(4) = 0.2838 of them as
+    # noise does; the rest, 0.8357, is trigamma(1.6333), so Smyth's prior is worth 3.2665.
+    drawn = moderated(family([0.02, 0.02, 0.05]))
+    assert [one.freedom for one in drawn] == pytest.approx([8 + 0.4 * 3.2665] * 3, rel=1e-4)
+
+
+def test_too_few_points_to_tell_a_spread_by_are_left_alone():
     assert moderated(family([0.02])) == family([0.02])
     assert moderated(family([0.0, 0.02])) == family([0.0, 0.02])
     assert moderated([]) == []
+
+
+def test_a_point_of_no_spread_is_drawn_like_the_rest_and_draws_nobody():
+    equal, *others = moderated(family([0.0, 0.02, 0.03]))
+    assert others == moderated(family([0.02, 0.03]))
+    assert 0.01 < equal.spread < 0.03
 
 
 @given(st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=8), st.integers(2, 10))

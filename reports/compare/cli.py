@@ -28,6 +28,7 @@ Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be co
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "device")
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _BESIDE = ["beside, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
+_BESIDE_RULE = "Each interval beside holds alone: none is corrected for the number of points."
 
 
 @click.command("compare", epilog=EXAMPLES)
@@ -94,9 +95,10 @@ def _lines(made: "Comparison", names: tuple[str, str], as_markdown: bool) -> lis
         table([_HEADER, *(_row(*point) for point in made.points)]),
         _listed(_rule(made), as_markdown),
         table([_BESIDE, *beside]) if beside else [],
+        _listed([_BESIDE_RULE], as_markdown) if beside else [],
         _listed(_notes(made), as_markdown),
     ]
-    return [line for part in parts if part for line in (*part, "")][:-1]
+    return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
 
 def _listed(texts: list[str], as_markdown: bool) -> list[str]:
@@ -160,7 +162,7 @@ def _rule(made: "Comparison") -> list[str]:
 
     tested = sum(judged.interval is not None for _, judged in made.points)
     if not tested:
-        return ["No repeat on both sides: no interval; measure five launches a side."]
+        return ["No interval without repeats that differ; measure five launches a side."]
     low, high = 1 / (1 + made.margin), 1 + made.margin
     return [
         f"Intervals at {100 * (1 - made.error):.3g} %, corrected for {counted(tested, 'point')}; "
@@ -205,10 +207,15 @@ def _remedies(made: "Comparison") -> list[str]:
     from reports.compare.comparison import MOST_LAUNCHES, UNKNOWN, launches_needed
     from reports.formats import counted
 
-    open_points = [judged for _, judged in made.points if judged.verdict == UNKNOWN]
-    spreads = [judged.spread for judged in open_points if judged.spread is not None]
-    alone = len(open_points) - len(spreads)
+    spreads = [one.spread for _, one in made.points if one.verdict == UNKNOWN and one.spread]
+    fewest = [min(len(p.a), len(p.b)) for p, judged in made.points if judged.interval is None]
+    alone = fewest.count(1)
     said = [f"no repeat: no interval: {counted(alone, 'point')}"] if alone else []
+    if alone < len(fewest):
+        said.append(
+            "launches equal to the last digit: rounded or copied, no spread known, no interval: "
+            f"{counted(len(fewest) - alone, 'point')}"
+        )
     if spreads:
         needed = launches_needed(max(spreads), made.margin, made.error)
         many = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)

@@ -8,7 +8,8 @@ one rate per launch, so a ratio above 1 means that B is faster. One rule, that a
                            that of all points (reports.statistics)
     `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
     `faster`, `slower`     else, where the interval leaves 1 out
-    `not-enough-evidence`  else, and wherever a side has fewer than two launches
+    `not-enough-evidence`  else, and wherever a side has fewer than two launches, or the launches
+                           of both are equal to the last digit and no two other points tell a spread
 
 The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
 differs, at most 5 % of families of points hold a `faster` or `slower`
@@ -59,7 +60,7 @@ class Judged:
 
     Attributes:
         ratio: Geometric mean of B's rates over that of A's.
-        interval: Of the ratio, at the family's level; None without repeats on both sides.
+        interval: Of the ratio, at the family's level; None where no spread is known.
         verdict: `faster`, `slower`, `same` or `not-enough-evidence`.
         spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
     """
@@ -183,7 +184,7 @@ def judge(
     plain = [welch(b, a) for a, b in rates]
     drawn = iter(moderated([test for test in plain if test]))
     tests = [next(drawn) if test else None for test in plain]
-    error = family_error([test.p_value for test in tests if test])
+    error = family_error([test.p_value for test in tests if test and test.error])
     pairs = zip(tests, rates, strict=True)
     return [_judged(test, error, margin, *pair) for test, pair in pairs], error
 
@@ -191,10 +192,10 @@ def judge(
 def _judged(
     test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
 ) -> Judged:
-    if test is None:
+    interval = test.interval(1 - error) if test else None
+    if test is None or interval is None:
         means = [fmean(map(math.log, side)) for side in (a, b)]
         return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
-    interval = test.interval(1 - error)
     return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test.spread)
 
 
@@ -317,7 +318,8 @@ def _launches(side: Results, points: Iterable[list[Row]]) -> list[Launch]:
 
 def _shown(values: Collection[Any]) -> str:
     """Return the values of a fact for a sentence."""
-    return formats.listed(sorted(map(str, values)), 4) or "none"
+    known = sorted("unknown" if value is None else str(value) for value in values)
+    return formats.listed(known, 4) or "unknown"
 
 
 def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
@@ -356,7 +358,7 @@ def beside(pair: Pair) -> dict[str, dict[str, float | None]]:
 
     Returns:
         Quantity -> a, b: the means over launches; difference: b - a; low, high: its Welch
-        interval at 95 %, None without repeats. It is not corrected for the number of points.
+        interval at 95 %, None where no spread is known; not corrected for the number of points.
     """
     found = {}
     for name in quantities.NAMES:
@@ -370,7 +372,7 @@ def _difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | Non
     # A difference is the logarithm of a ratio of exponentials, so the test of ratios serves it.
     test = welch([math.exp(value) for value in b], [math.exp(value) for value in a])
     gap = fmean(b) - fmean(a)
-    if test is None:
+    if test is None or test.error == 0:
         return {"difference": gap, "low": None, "high": None}
     half = t_quantile(test.freedom, CONFIDENCE) * test.error
     return {"difference": gap, "low": gap - half, "high": gap + half}

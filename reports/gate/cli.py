@@ -99,6 +99,8 @@ def _wanted(one: "Verdict") -> str:
 
     if one.least is not None and one.most is not None:
         return f"{shown(one.least, one.unit)} to {shown(one.most, one.unit)} wanted"
+    if one.most == 0 and one.unit == "problems":
+        return "no problem wanted"
     sign, limit = (">=", one.least) if one.most is None else ("<=", one.most)
     return f"{sign} {shown(limit, one.unit)} wanted"
 

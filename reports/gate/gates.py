@@ -6,18 +6,19 @@ With an interval (95 %, over launches, with the baseline's uncertainty in it: re
     missed      no part of it does
     not-shown   it straddles the target, or no result holds the quantity
 
-Results without repeats have no interval. A cited table is then judged by its value; a measured
-point, too, unless its value is within 2 % of the target, where the next launch may fall on the
-other side: not shown. Either says "no repeat: no interval". What was expected rather than measured
-may miss a target and never meets one. A gate is passed where every target is met: since all must
-be, the chance to pass one wrongly is no larger than that of one interval, and none is widened for
-their number (Berger 1982, the intersection-union test).
+Value and interval are of the geometric mean over launches, while a report's points are medians.
+Results without repeats have no interval, nor have launches equal to the last digit. A cited table
+is then judged by its value; a measured point is not shown, since nobody knows where the next launch
+falls. What was expected rather than measured may miss a target and never meets one. A gate is
+passed where every target is met: among verdicts with intervals all must be, so the chance to pass
+one wrongly is no larger than that of one interval, and none is widened for their number (Berger
+1982, the intersection-union test).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from bench import record
@@ -27,12 +28,14 @@ from reports.formats import TIME_UNITS, counted, listed, number, percent
 from reports.gate.targets import Reference, Targets
 from reports.load import Results, Row
 from reports.scaling import WITHOUT_COST, Point, Series, label, series_of
-from reports.statistics import Interval, log_interval
+from reports.statistics import Interval, log_interval, welch
 
 MET, MISSED, NOT_SHOWN = "met", "missed", "not-shown"
 NO_REPEAT = "no repeat: no interval"
-# How far a single launch may be off: about what launches on a quiet machine vary by.
-SLACK = 0.02
+NO_SPREAD = "equal to the last digit: rounded or copied, no spread known"
+EXPECTED = "expected rather than measured"
+# Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
+ROUNDING = 1e-9
 # Studies that bear a scaling's name, or tables that say so.
 IMPORTED = ("imported", "other")
 
@@ -67,13 +70,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Goal:
-    """A target's name and limits; `zero` is added before a tolerance in per cent is taken."""
+    """A target's name and limits."""
 
     target: str
     least: float | None = None
     most: float | None = None
     unit: str = "%"
-    zero: float = 0.0
 
     def unshown(self, reason: str) -> Verdict:
         """Return that the target is not shown, for want of a result."""
@@ -81,18 +83,34 @@ class Goal:
             self.target, NOT_SHOWN, least=self.least, most=self.most, unit=self.unit, reason=reason
         )
 
-    def judge(self, point: Point, where: str, value: float, interval: Interval | None) -> Verdict:
-        """Return what can be said of the target where a point has this value."""
+    def judge(
+        self,
+        point: Point,
+        where: str,
+        value: float,
+        interval: Interval | None,
+        launches: int | None = None,
+    ) -> Verdict:
+        """Return what can be said of the target where a point has this value.
+
+        Args:
+            point: Whose value it is.
+            where: The point, for a reader.
+            value: What is judged.
+            interval: Of the value; None where nothing is known of its spread.
+            launches: Fewest launches behind the value, where those of the point are not all.
+        """
         row = point.rows[0]
-        low, high = interval or self._assumed(value, row.origin)
+        low, high = interval or (value, value)
         inside, outside = self._inside(low, high), self._outside(low, high)
         verdict = MET if inside else MISSED if outside else NOT_SHOWN
-        reasons = [NO_REPEAT] if interval is None else []
+        reasons = [] if interval else [why_none(launches or point.num_launches)]
         if verdict == NOT_SHOWN:
-            near = f"within {100 * SLACK:g} % of the target"
-            reasons.append("the interval contains the target" if interval else near)
+            reasons.append("the interval contains the target")
+        if interval is None and row.origin == "measured":
+            verdict = NOT_SHOWN
         if verdict == MET and row.origin == "target":
-            verdict, reasons = NOT_SHOWN, ["expected rather than measured"]
+            verdict, reasons = NOT_SHOWN, [EXPECTED]
         if verdict == MISSED:
             reasons.insert(0, self._shortfall(value))
         ends = interval or (None, None)
@@ -101,25 +119,28 @@ class Goal:
             self.least, self.most, self.unit, "; ".join(reasons), point.flags,
         )  # fmt: skip
 
-    def _assumed(self, value: float, origin: str) -> Interval:
-        slack = SLACK * (value + self.zero) if origin == "measured" else 0.0
-        return value - slack, value + slack
-
     def _inside(self, low: float, high: float) -> bool:
-        return (self.least is None or low >= self.least) and (
-            self.most is None or high <= self.most
+        return (self.least is None or low >= self.least * (1 - ROUNDING)) and (
+            self.most is None or high <= self.most * (1 + ROUNDING)
         )
 
     def _outside(self, low: float, high: float) -> bool:
-        short = self.least is not None and high < self.least
-        return short or (self.most is not None and low > self.most)
+        short = self.least is not None and high < self.least * (1 - ROUNDING)
+        return short or (self.most is not None and low > self.most * (1 + ROUNDING))
 
     def _shortfall(self, value: float) -> str:
-        """Return by how much a value misses, in its unit."""
-        short = self.least is not None and value < self.least
-        gap = abs(((self.least if short else self.most) or 0.0) - value)
+        """Return how far a value is from the limit that it misses, in its unit."""
+        if self.least is not None and value < self.least:
+            gap, word = self.least - value, "short"
+        else:
+            gap, word = value - (self.most or 0.0), "too much"
         size = f"{percent(gap)} percentage points" if self.unit == "%" else shown(gap, self.unit)
-        return f"{size} {'short' if short else 'too much'}"
+        return f"{size} {word}"
+
+
+def why_none(launches: int) -> str:
+    """Say why a value of so many launches has no interval."""
+    return NO_REPEAT if launches == 1 else NO_SPREAD
 
 
 def shown(value: float | None, unit: str) -> str:
@@ -157,9 +178,10 @@ def _efficiencies(targets: Targets, series: Sequence[Series]) -> Iterator[Verdic
         goal = Goal(f"strong_efficiency at {size}", least=least)
         own = _scaled(series, "strong")
         if series and not own:
-            kinds = listed(sorted({str(one.row.scaling) for one in series}))
+            kinds = listed(sorted({one.row.scaling or "unnamed" for one in series}))
             yield goal.unshown(
-                f"no series is of strong scaling but {kinds}; parallel_efficiency takes any"
+                f"no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
+                "takes any"
             )
             continue
         yield from _at_size(goal, own, int(size), _efficiency)
@@ -181,19 +203,21 @@ def _scaling(series: Sequence[Series]) -> list[Series]:
     return [s for s in series if s.row.study in ("strong", "weak", *IMPORTED[:1])]
 
 
-def _efficiency(point: Point) -> tuple[float, Interval | None]:
-    return point.parallel_efficiency, point.efficiency_interval
+def _efficiency(point: Point, base: Point) -> tuple[float, Interval | None]:
+    speedup = _speedup(point, base)[0]
+    return speedup * base.world_size / point.world_size, point.efficiency_interval
 
 
-def _speedup(point: Point) -> tuple[float, Interval | None]:
-    return point.speedup, point.speedup_interval
+def _speedup(point: Point, base: Point) -> tuple[float, Interval | None]:
+    """Return the ratio of geometric means, which is what the interval is of."""
+    return geometric_mean(point.rates) / geometric_mean(base.rates), point.speedup_interval
 
 
 def _at_size(
     goal: Goal,
     series: Sequence[Series],
     world_size: int,
-    value: Callable[[Point], tuple[float, Interval | None]],
+    value: Callable[[Point, Point], tuple[float, Interval | None]],
 ) -> Iterator[Verdict]:
     """Judge a ratio to the baseline in every series that was measured at a world size."""
     points = [(one, p) for one in series for p in one.points if p.world_size == world_size]
@@ -205,16 +229,18 @@ def _at_size(
                 f"{one.label} has its baseline there, whose ratio is 1 by definition"
             )
         else:
-            yield _ratio(goal, one, point, *value(point))
+            yield _ratio(goal, one, point, *value(point, one.base))
 
 
 def _ratio(
     goal: Goal, series: Series, point: Point, value: float, interval: Interval | None
 ) -> Verdict:
     where = f"{_name(point)} over {series.baseline}"
-    if interval is None and min(point.num_launches, series.base.num_launches) > 1:
+    spread = welch(point.rates, series.base.rates)
+    if interval is None and spread and spread.error:
         return goal.unshown(f"{where}: the launches differ too much for an interval")
-    return goal.judge(point, where, value, interval)
+    launches = min(point.num_launches, series.base.num_launches)
+    return goal.judge(point, where, value, interval, launches)
 
 
 def _name(point: Point) -> str:
@@ -227,22 +253,22 @@ def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
     """Judge how much longer a weak step takes: 1 / efficiency - 1, as weak scaling has it."""
     if targets.weak_time_increase is None:
         return
-    goal = Goal("weak_time_increase", most=targets.weak_time_increase, zero=1.0)
+    goal = Goal("weak_time_increase", most=targets.weak_time_increase)
     own = _scaled(series, "weak")
     points = [(one, p) for one in own for p in one.points if p is not one.base]
     if not points:
         yield goal.unshown("no series of weak scaling was measured at two world sizes")
     for one, point in points:
-        ends = point.efficiency_interval
+        efficiency, ends = _efficiency(point, one.base)
         interval = (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
-        yield _ratio(goal, one, point, 1 / point.parallel_efficiency - 1, interval)
+        yield _ratio(goal, one, point, 1 / efficiency - 1, interval)
 
 
 def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
     """Judge the gain over a base; only an interval can show one."""
     if targets.throughput_gain is None:
         return
-    goal = Goal("throughput_gain", least=targets.throughput_gain, zero=1.0)
+    goal = Goal("throughput_gain", least=targets.throughput_gain)
     if against is None:
         yield goal.unshown("there is nothing to gain over; pass --against BASE")
         return
@@ -251,7 +277,8 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         yield goal.unshown("no common point trains")
     for pair, judged in pairs:
         if judged.interval is None:
-            yield goal.unshown(f"{pair.label} at {pair.world_size}: {NO_REPEAT}")
+            why = why_none(min(len(pair.a), len(pair.b)))
+            yield goal.unshown(f"{pair.label} at {pair.world_size}: {why}")
             continue
         point = Point(pair.world_size, 0.0, pair.rates[1], pair.b, flags=pair.flags)
         low, high = judged.interval
@@ -275,19 +302,24 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
 
 
 def _whole(targets: Targets, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
-    """Judge what is asked of all results together; it is counted, so there is no interval."""
+    """Judge what is asked of all results together; it is counted, so there is no interval.
+
+    What was expected rather than measured was on no node, and never clean.
+    """
+    real = [row for row in results.rows if row.origin != "target"]
+    unreal = EXPECTED if results.rows and not real else ""
     if targets.num_nodes is not None:
         goal = Goal("num_nodes", least=targets.num_nodes, unit="nodes")
-        nodes = max((row.num_nodes or 0 for row in results.rows), default=0)
+        nodes = max((row.num_nodes or 0 for row in real), default=0)
         if nodes:
             verdict = MET if nodes >= targets.num_nodes else MISSED
             yield replace(goal.unshown(""), verdict=verdict, where="all results", value=nodes)
         else:
-            yield goal.unshown("no result says on how many nodes it was measured")
+            yield goal.unshown(unreal or "no result says on how many nodes it was measured")
     if targets.clean_runs:
         problems = _problems(results, series)
-        verdict = MISSED if problems else MET
-        whole = Goal("clean_runs", most=0, unit="problems").unshown(listed(problems, 3))
+        verdict = MISSED if problems else NOT_SHOWN if unreal else MET
+        whole = Goal("clean_runs", most=0, unit="problems").unshown(listed(problems, 3) or unreal)
         yield replace(whole, verdict=verdict, where="all results", value=len(problems))
 
 
@@ -314,7 +346,10 @@ def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> I
         if point.world_size == one.world_size
     ]
     if not points:
-        yield goal.unshown(f"no result is of {one.case} at {one.world_size}")
+        known = listed((f"{own.label} at {p.world_size}" for own in series for p in own.points), 4)
+        yield goal.unshown(
+            f"no result is of {one.case} at {one.world_size}; known: {known or 'none'}"
+        )
     for point in points:
         there = _systems(point.rows, results)
         if not any(fnmatchcase(name, one.system) for name in there):
@@ -344,19 +379,18 @@ def _systems(rows: Sequence[Row], results: Results) -> list[str]:
 
 
 def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
-    """Return a point's value and interval in a unit, or None where it has none in it."""
+    """Return a point's geometric mean and its interval, or None where it has none in the unit."""
     row = point.rows[0]
     if unit in TIME_UNITS:
         times = [r.step_s if r.step_s is not None else r.time_s for r in point.rows]
         known = [t / TIME_UNITS[unit] for t in times if t is not None]
-        return (fmean(known), log_interval(known)) if len(known) == len(times) else None
-    ranks = {f"{row.sample_unit}/s": 1, f"{row.sample_unit}/s per rank": point.world_size}
-    if point.throughput_samples_per_s is None or unit not in ranks:
+    else:
+        ranks = {f"{row.sample_unit}/s": 1, f"{row.sample_unit}/s per rank": point.world_size}
+        rates = [r.throughput_samples_per_s if unit in ranks else None for r in point.rows]
+        known = [rate / ranks[unit] for rate in rates if rate is not None]
+    if len(known) < point.num_launches:
         return None
-    value = point.throughput_samples_per_s / ranks[unit]
-    scale = value / point.rate
-    ends = point.rate_interval
-    return value, (ends[0] * scale, ends[1] * scale) if ends else None
+    return geometric_mean(known), log_interval(known)
 
 
 def document(found: Sequence[Verdict]) -> dict[str, Any]:

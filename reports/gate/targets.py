@@ -3,20 +3,40 @@
 The published JSON Schema is `reports/gate/targets.schema.json`; `gates` says what is met.
 """
 
+import re
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from bench import inputs
 
 ENDING = ".targets.toml"
 
-Fraction = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
+
+def _no_per_cent(given: Any) -> Any:
+    if isinstance(given, int | float) and abs(given) > 1:
+        raise ValueError("not a fraction: 0.10 is ten per cent")
+    return given
+
+
+NoPerCent = BeforeValidator(_no_per_cent)
+Fraction = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False), NoPerCent]
+Gain = Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False), NoPerCent]
 Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[StrictInt, Field(ge=1)]
-WorldSize = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+WORLD_SIZE = r"^[1-9][0-9]{0,8}$"
+WorldSize = Annotated[str, Field(pattern=WORLD_SIZE)]
 
 
 class Reference(BaseModel):
@@ -36,10 +56,10 @@ class Reference(BaseModel):
         description="unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, min, h of a step "
         "or run"
     )
-    lower: Annotated[StrictFloat, Field(ge=-1, le=0)] | None = Field(
+    lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
         default=None, description="how far below, as a fraction: -0.1; none by default"
     )
-    upper: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] | None = Field(
+    upper: Fraction | None = Field(
         default=None, description="how far above, as a fraction: 0.1; none by default"
     )
 
@@ -62,13 +82,13 @@ class Targets(BaseModel):
     parallel_efficiency: dict[WorldSize, Fraction] | None = Field(
         default=None, description="least parallel efficiency of any scaling, by world size"
     )
-    weak_time_increase: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] | None = Field(
+    weak_time_increase: Fraction | None = Field(
         default=None, description="most that a step of weak scaling may take longer, a fraction"
     )
     speedup: dict[WorldSize, tuple[Positive, Positive]] | None = Field(
         default=None, description="range in which the speed-up is expected, by world size"
     )
-    throughput_gain: Positive | None = Field(
+    throughput_gain: Gain | None = Field(
         default=None, description="least gain of throughput over --against, a fraction"
     )
     mfu: Fraction | None = Field(default=None, description="least fraction of peak FLOP/s")
@@ -89,6 +109,16 @@ class Targets(BaseModel):
         default=None, description="true: no flag, no failed case, no launch without a result"
     )
     reference: tuple[Reference, ...] = Field(default=(), description="values of single cases")
+
+    @field_validator("strong_efficiency", "parallel_efficiency", "speedup", mode="before")
+    @classmethod
+    def _by_world_size(cls, given: Any) -> Any:
+        for size, value in given.items() if isinstance(given, dict) else ():
+            # TOML reads the bare key 2.5 as a table 2 that holds a 5.
+            name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
+            if not re.fullmatch(WORLD_SIZE, name):
+                raise ValueError(f"{name} is no world size; they are whole numbers, as {{2 = 0.9}}")
+        return given
 
     @model_validator(mode="after")
     def _with_a_target(self) -> Self:
