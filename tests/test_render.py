@@ -88,6 +88,12 @@ def test_a_baseline_without_repeat_is_said(tmp_path):
     assert table["note"].endswith("No repeat: no interval.")
 
 
+def test_launches_equal_to_the_last_digit_are_said(tmp_path):
+    data = data_of(strong_tree(tmp_path, {1: (0.1, 0.1), 2: (0.06, 0.06)}))
+    (table,) = [t for t in section(data, "strong")["tables"] if "Ratios are" in t["note"]]
+    assert table["note"].endswith("equal to the last digit: no spread is known.")
+
+
 def test_the_verdict_names_size_efficiency_and_baseline(tmp_path):
     (sentence,) = data_of(strong_tree(tmp_path))["verdicts"]
     assert sentence == (
