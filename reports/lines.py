@@ -21,6 +21,15 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def numbers(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows, the header first, as aligned lines: names to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        plain("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])).rstrip()
+        for row in rows
+    ]
+
+
 def _hung(head: str, text: str) -> list[str]:
     """Return a text after its head, its further lines below its first."""
     wide = max(WIDTH - len(head), LEAST)

@@ -60,6 +60,9 @@ def _print_calibration(cases: list[published.Case]) -> None:
     for level in (0.5, 0.8, LEVEL, 0.95):
         share = sum(case.score <= factor(level) for case in cases) / len(cases)
         click.echo(f"level {level:.2f}: k = {factor(level):.2f} covers {share:.3f}")
+    ranked = sorted(case.score for case in cases)
+    quantile = ranked[math.ceil(LEVEL * len(ranked)) - 1]
+    click.echo(f"{LEVEL} quantile of error / (s g): {quantile:.2f}, beside k({LEVEL}) above")
     inside = total = last = last_inside = 0
     for source in sorted({case.source for case in cases}):
         own = [case.score for case in cases if case.source == source]

@@ -156,6 +156,8 @@ def test_all_models_are_shown_with_what_they_could_not_find(cited):
 )
 def test_a_peak_is_said_only_where_beta_was_found(cited, case, said):
     assert said in run(predict, cited, "--case", case).stdout
+    found = json.loads(run(predict, cited, "--case", case, "--json").stdout)
+    assert found["peak_world_size"] == (pytest.approx(96.52, abs=5e-3) if "96.5" in said else None)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,8 @@ def test_the_command_ends_with_the_code_of_what_happened(ladder, arguments, code
 def test_the_level_is_that_of_the_size_expected_next(ladder):
     out = run(predict, ladder, "--level", 0.5).stdout
     assert "50 % interval " in out and "90 % interval" not in out
+    found = json.loads(run(predict, ladder, "--level", 0.5, "--json").stdout)["expected"]
+    assert found == json.loads(run(predict, ladder, "--at", 16, "--level", 0.5, "--json").stdout)
 
 
 def test_the_criterion_says_what_it_is_worth(ladder):

@@ -83,7 +83,7 @@ def predict(
         advice = recommend(series, chosen_rule, samples)
         ranked = candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
         if as_json:
-            record = _record(series, ladder, ranked, advice)
+            record = _record(series, ladder, ranked, advice, level)
             click.echo(json.dumps(record, allow_nan=False))
         else:
             _print_all(series, ladder, ranked, advice, level)
@@ -184,11 +184,12 @@ def _print_all(
 
 
 def _record(
-    series: "Series", ladder: "Ladder", ranked: "list[Candidate]", advice: Any
+    series: "Series", ladder: "Ladder", ranked: "list[Candidate]", advice: Any, level: float
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     from reports.predict import models
+    from reports.predict.prediction import FARTHEST, predict
     from reports.predict.recommendation import diminishing, next_step
 
     return {
@@ -201,10 +202,12 @@ def _record(
             for c in ranked
         ],
         "chosen": ranked[0].fit.model if ranked else None,
+        "peak_world_size": _peak(ranked),
         "breaks": [
             {"world_size": size, "what": what}
             for size, what in ladder.breaks
         ],
+        "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
         "recommendation": asdict(advice),
         "diminishing_returns": diminishing(series),
         "next_step": next_step(series),
@@ -238,6 +241,7 @@ def _point_records(
 
 def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
     from reports.formats import duration, number, percent, ratio
+    from reports.lines import numbers
 
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     lines = [
@@ -256,7 +260,7 @@ def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> li
             percent(one["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
-    lines += _aligned(rows)
+    lines += numbers(rows)
     if ranked:
         lines.append(f"off: time over that of the model chosen, {ranked[0].fit.model}")
     lines.append("gain: of speed-up per rank added since the size before")
@@ -268,14 +272,8 @@ def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> li
     return lines
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-
-
 def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
     from reports.formats import counted, listed, percent
-    from reports.predict.models import USL
 
     if not ranked:
         sizes = f"{counted(len(ladder.sizes), 'distinct size')} ({listed(ladder.sizes)})"
@@ -293,8 +291,7 @@ def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
         "AICc: of the relative residuals at all sizes, counting coefficients at their bound; usl "
         "is fitted to the throughput instead, so its own is too large beside the others'"
     )
-    usl = next((one.fit for one in ranked if one.fit.model == USL), None)
-    return lines + (_peak(usl, ladder) if usl else [])
+    return [*lines, _peak_text(_peak(ranked), ladder)]
 
 
 def _moved_bytes(ladder: "Ladder") -> float | None:
@@ -318,19 +315,24 @@ def _coefficients(fitted: "Fit", moved_bytes: float | None) -> list[str]:
     return lines
 
 
-def _peak(fitted: "Fit", ladder: "Ladder") -> list[str]:
-    """Say where the usl's throughput is largest, unless nobody measured near it."""
+def _peak(ranked: "list[Candidate]") -> float | None:
+    """Return where the usl's throughput is largest, or None where its beta was not found."""
+    from reports.predict.models import USL, scalability
+
+    usl = next((one.fit for one in ranked if one.fit.model == USL), None)
+    interval = usl.interval("beta") if usl else None
+    return scalability(usl).peak_size if usl and interval and interval[0] > 0 else None
+
+
+def _peak_text(peak: float | None, ladder: "Ladder") -> str:
     from reports.formats import number
-    from reports.predict.models import scalability
     from reports.predict.prediction import FARTHEST
 
-    peak = scalability(fitted).peak_size
-    interval = fitted.interval("beta")
-    if peak is None or interval is None or interval[0] <= 0:
-        return ["no peak: the usl's beta is not identifiable from these sizes"]
+    if peak is None:
+        return "no peak: the usl's beta is not identifiable from these sizes"
     if peak > FARTHEST * ladder.sizes[-1]:
-        return [f"no peak within {FARTHEST} times the sizes measured"]
-    return [f"peak by usl: {number(peak)} ranks"]
+        return f"no peak within {FARTHEST} times the sizes measured"
+    return f"peak by usl: {number(peak)} ranks"
 
 
 def _advice(series: "Series", ladder: "Ladder", advice: Any, level: float) -> list[str]:
