@@ -11,6 +11,7 @@ from typing import Any
 from reports import accounts, attribution, facts, formats, panels, parts
 from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
+from reports.lines import numbers
 from reports.load import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
 from reports.twelve_rules import twelve_panel
@@ -273,15 +274,7 @@ def console_table(results: Results, series: Sequence[Series]) -> list[str]:
     header.append("baseline")
     rows = [header]
     rows += [_console_row(one, p, costs, times, weak_view) for one in shown for p in one.points]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    return [_aligned(row, widths) for row in rows]
-
-
-def _aligned(row: list[str], widths: list[int]) -> str:
-    cells = [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
-    line = "  ".join([row[0].ljust(widths[0]), *cells])
-    # A terminal may know no more than ASCII.
-    return line.replace(formats.DASH, "-").replace(formats.THIN, "").rstrip()
+    return numbers(rows)
 
 
 def _console_row(
