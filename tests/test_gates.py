@@ -462,6 +462,15 @@ def test_a_quantity_is_judged_where_results_hold_it(tmp_path, name, good, bad, l
     assert found.reason.startswith("no result holds the ")
 
 
+def test_the_ends_of_a_quantity_are_fractions(tmp_path):
+    for repeat, share in enumerate((0.9, 1.0, 1.0)):
+        case = record(world_size=2, details={"gpu_utilisation": share})
+        write(tmp_path, document(f"w-r{repeat}", 2, {"case": case}))
+    (found,) = judged(load([tmp_path]), gpu_utilisation=0.8)
+    # Standard error 0.0333, t of 2 degrees of freedom 4.3027: to 1.11, which no share is.
+    assert (found.low, found.high) == (pytest.approx(0.8232, abs=1e-4), 1.0)
+
+
 @pytest.mark.parametrize("value", ["high", 1.5, -0.1, "nan", None, [0.9]])
 def test_what_is_no_fraction_is_no_quantity(tmp_path, value):
     results = detailed(tmp_path, gpu_utilisation=value)

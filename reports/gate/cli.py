@@ -47,7 +47,8 @@ def gate(
     """Say of each target whether the results meet it, miss it, or do not show it.
 
     DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
-    where the whole 95 % interval reaches it, missed where none of it does, and not shown between.
+    where the whole 95 % interval reaches it, missed where none of it does, and not shown between,
+    nor by a single launch. Value and interval are of the geometric mean over launches.
     """
     from reports.compare.cli import say_unread
     from reports.gate import gates
