@@ -202,6 +202,11 @@ def test_a_break_is_one_even_at_the_end_of_noise(above, below, said):
     assert all(what.startswith(text) for (_, what), text in zip(found, said, strict=True))
 
 
+def test_breaks_of_rates_at_the_ends_of_the_numbers():
+    found = models.breaks([1, 2, 4, 8], [[1e-300], [1e300], [1e-300], [1e300, 1e-300]])
+    assert [size for size, _ in found] == [4]
+
+
 @given(
     st.lists(st.integers(1, 512), min_size=1, max_size=8, unique=True).map(sorted),
     st.floats(1e-3, 1e3),

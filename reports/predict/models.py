@@ -412,7 +412,7 @@ def breaks(
             what = f"throughput falls by {changed}"
         elif (most - 1) / (factor - 1) < SATURATED_GAIN:
             what = f"saturation: throughput {'grows' if growth > 1 else 'falls'} by {changed}"
-        elif _is_cliff(_loss(most, factor), losses[: i - 1] + losses[i:]):
+        elif _is_cliff(_loss(math.log(most), factor), losses[: i - 1] + losses[i:]):
             less = percent(1 - growth / factor)
             what = f"{'node boundary' if at_boundary else 'cliff'}: each rank does {less} % less "
             what += f"than at {sizes[i - 1]}"
@@ -434,12 +434,13 @@ def _most_growth(above: Sequence[float], below: Sequence[float], tests: int) -> 
 def _losses(sizes: Sequence[int], rates: Sequence[float]) -> list[float]:
     """Return the loss from each size to the next, of shape (num_sizes - 1,)."""
     pairs = pairwise(zip(sizes, rates, strict=True))
-    return [_loss(xq / xp, q / p) for (p, xp), (q, xq) in pairs]
+    # A ratio of rates may be no number above 0, or infinite; its logarithm is neither.
+    return [_loss(math.log(xq) - math.log(xp), q / p) for (p, xp), (q, xq) in pairs]
 
 
-def _loss(growth: float, factor: float) -> float:
+def _loss(log_growth: float, factor: float) -> float:
     """Return the log of the time per unit of a rank's work that each doubling adds."""
-    return (math.log(factor) - math.log(growth)) / math.log2(factor)
+    return (math.log(factor) - log_growth) / math.log2(factor)
 
 
 def _is_cliff(loss: float, others: Sequence[float]) -> bool:
