@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from data.report_samples import document, record, strong_tree, write
-from planted import CLEAN, PLANTED, Case, always, cited, measured, ranks, table
+from planted import CLEAN, PLANTED, Case, always, cited, measured, ranks, strong, table
 
 from reports import imports
 from reports.check.checker import RULES, check
@@ -71,6 +71,60 @@ def test_a_falling_throughput_is_a_break_and_no_odd_point(tmp_path):
     # 200 is below 210, and 37 % below the line through 210 and 480.
     text = table({1: 110, 2: 210, 4: 200, 8: 480}, scaling="weak")
     assert [rule for rule, _ in found(cited(tmp_path, text))] == ["break"]
+
+
+@pytest.mark.parametrize(("rates", "repeat"), [
+    # The launch of 385 lies on the curve, that of 230 saturates.
+    ({1: 100, 2: 195, 4: 230, 8: 460}, {4: 385}),
+    # Saturation at 4 as seen from the launch of 200 at 2, and none from that of 150.
+    ({1: 100, 2: 200, 4: 235, 8: 470}, {2: 150}),
+])  # fmt: skip
+def test_launches_that_disagree_make_no_break_beside_them(tmp_path, rates, repeat):
+    tables = (table(rates, scaling="weak"), table(repeat, scaling="weak"))
+    text = "\n".join([tables[0].strip(), *tables[1].splitlines()[1:]])
+    assert [rule for rule, _ in found(cited(tmp_path, text))] == ["launches-apart"]
+
+
+def test_a_launch_far_from_five_is_flagged_and_no_disagreement(tmp_path):
+    slow = Case(step_s=strong, changes=lambda size, repeat: {
+        "rank_round_s": [[0.6 + 0.001 * k for k in range(8)]]} if repeat == 4 else {})  # fmt: skip
+    made = found(measured(tmp_path, 1, (slow,), sizes=(1,), launches=lambda size: 5))
+    assert [rule for rule, _ in made] == ["flagged"]
+
+
+TIME = "n,value,metric,unit,model,scaling\n1,12,time,h,{0},{1}\n2,6.5,time,h,{0},{1}\n"
+RATE = "n,value,metric,unit,model,scaling\n1,40,throughput,samples/s,{0},{1}\n" \
+       "2,80,throughput,samples/s,{0},{1}\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(("time", "rate", "twins"), [
+    (("", ""), ("", ""), True),
+    (("vgg", ""), ("", "strong"), True),
+    (("vgg", ""), ("gpt", ""), False),
+    (("", "strong"), ("", "weak"), False),
+    # Times of unknown scaling are read as those of fixed work, which weak scaling is not.
+    (("", ""), ("", "weak"), False),
+])  # fmt: skip
+def test_tables_of_one_import_are_one_study_where_nothing_stated_parts_them(
+    tmp_path, time, rate, twins
+):
+    made = found(cited(tmp_path, TIME.format(*time), RATE.format(*rate)))
+    assert ("contradiction" in {rule for rule, _ in made}) == twins
+
+
+def test_tables_of_two_imports_are_no_study(tmp_path):
+    cited(tmp_path / "a", TIME.format("", ""))
+    folder = cited(tmp_path / "b", "table_id," + RATE.format("", "").replace("\n", "\nr,")[:-2])
+    assert check(gather([tmp_path / "a" / "imported", folder])) == []
+
+
+def test_an_unfinished_launch_is_read_from_its_journal_without_a_warning(tmp_path):
+    folder = PLANTED["a result taken away beside its journal"].make(tmp_path / "set")
+    journal = folder / "launches" / "w2-r1" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"expected": [', '"expected": ["late", '))
+    rules = {rule for rule, _ in found(folder)}
+    assert "unfinished-launch" in rules
+    assert "journal-only" not in rules
 
 
 def test_an_efficiency_is_held_against_an_interval_for_all_sizes_together(tmp_path):
