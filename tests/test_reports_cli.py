@@ -88,6 +88,15 @@ def test_a_baseline_may_be_chosen(tmp_path):
     assert "8 devices at 16.0 tokens/s" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize("baseline", ["2.5", "0"])
+def test_a_baseline_that_is_no_world_size_is_refused_plainly(tmp_path, baseline):
+    done = CliRunner().invoke(report, [str(full_tree(tmp_path)), "--baseline", baseline])
+    assert done.exit_code != 0
+    assert "range" not in done.output
+    said = done.output or str(done.exception)
+    assert "'2.5' is not a valid integer." in said or "no series has the baseline 0" in said
+
+
 def test_series_that_lack_the_baseline_are_named_on_stderr(tmp_path):
     done = run(report, full_tree(tmp_path), "--baseline", 1)
     assert "2 series have no point at 1" in done.stderr

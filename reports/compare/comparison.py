@@ -3,7 +3,7 @@
 A point is a case at one world size; its ratio is the geometric mean of B's rates over that of A's,
 one rate per launch, so a ratio above 1 means that B is faster. One rule, that a reader can check:
 
-    error   = family_error(p-values of all points with repeats on both sides)
+    error   = family_error(p-values of all points whose spread of launches is known)
     interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
                            that of all points (reports.statistics)
     `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
