@@ -65,7 +65,9 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
         repeats = [point.rates for point in one.points]
         odd = {point.world_size for _, point, _ in _dips(one)}
         for size, what in breaks(sizes, repeats, nodes if all(nodes) else None):
-            if size not in odd:
+            index = sizes.index(size)
+            # Where launches disagree, nobody knows which of them the curve goes through.
+            if size not in odd and not any(map(are_apart, one.points[index - 1 : index + 1])):
                 yield Hit(at(one, size), what)
 
 
