@@ -19,7 +19,7 @@ import pytest
 
 from bench import options, refusals, session, sizes, world
 from bench.record import KEY, STUDIES
-from bench.session import EXIT_IO, EXIT_LOST, EXIT_STOPPED
+from bench.session import EXIT_IO, EXIT_STOPPED
 from bench.watchdog import GRACE_S
 
 LAST_WORD_S = 2 * GRACE_S
@@ -141,6 +141,9 @@ def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
     """Join the other ranks and return the cases that are left to measure."""
+    # There is one timer, the watchdog's; pytest's own plugin would cancel it at each failure.
+    if config.pluginmanager.hasplugin("faulthandler"):
+        config.pluginmanager.unregister(name="faulthandler")
     launch = config.stash[SESSION] = session.join(_settings(config))
     chosen = launch.prepare(expected)
     launch.open_journal([item.nodeid for item in expected], _document(config))
@@ -299,9 +302,7 @@ def _last_word(launch: session.LaunchSession) -> None:
     """Say why, also where there is no summary, and let rank 0 and the watchdogs go first."""
     assert launch.ending is not None
     launch.watchdog.disarm()
-    if launch.ending.code in (EXIT_LOST, EXIT_IO):
-        sys.stderr.write(f"lockstep: {launch.ending.reason}\n")
-        sys.stderr.flush()
+    launch.ending.say()
     time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)
     launch.watchdog.close()
 

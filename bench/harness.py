@@ -4,7 +4,7 @@ import gc
 import json
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # A precision that is asked for is given up after so many times the fixed rounds.
 MAX_BATCHES = 20
-NUM_ALONE = 5
+NUM_ALONE = 3
 # A rank that computes so much longer than the others sets the pace of all.
 STRAGGLER_RATIO = 1.15
 
@@ -57,6 +57,7 @@ class Harness:
         goal: When there are enough rounds; None for the fixed number.
         benchmark: pytest-benchmark's fixture.
         clock: The timer through which pytest-benchmark sees our durations.
+        slowed: Flags of devices that held their clocks back at the end of a batch of rounds.
     """
 
     world: World
@@ -71,6 +72,7 @@ class Harness:
     goal: Goal | None
     benchmark: Any
     clock: timing.ReplayClock
+    slowed: list[str] = field(default_factory=list)
 
     @property
     def device(self) -> "torch.device":
@@ -123,7 +125,11 @@ class Harness:
             rounds=warmup + self.plan.rounds,
             steps_per_round=self.plan.steps_per_round,
         )
-        return self.exchange(f"rounds {number}", own[warmup:])
+        slowdowns = nvml.slowdowns(self.device)  # before the device cools down
+        told = {"rounds": own[warmup:], "slowdowns": slowdowns, "host": socket.gethostname()}
+        ranks = self.exchange(f"rounds {number}", told)
+        self.slowed.extend(_slowdown_flags(ranks))
+        return [rank["rounds"] for rank in ranks]
 
     def _wants_more(self, rank_round_s: list[list[float]], batch_s: float, number: int) -> bool:
         """Return whether another batch is to come; equal on all ranks, for rank 0 decides."""
@@ -157,8 +163,9 @@ class Harness:
         """
         if not self.measures:
             return [], []
-        own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=1)
-        there = self.exchange("alone", [median(own), socket.gethostname()])
+        steps = self.plan.steps_per_round  # as the step is timed, or more of its launch would show
+        own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=steps)
+        there = self.exchange("alone", [median(own) / steps, socket.gethostname()])
         alone_s = [seconds for seconds, _ in there]
         return alone_s, _straggler_flags(alone_s, [host for _, host in there])
 
@@ -174,13 +181,8 @@ class Harness:
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
         """
         flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
-        own = {
-            "peak_bytes": memory.peak_bytes(self.device),
-            "slowdowns": nvml.slowdowns(self.device),
-            "host": socket.gethostname(),
-        }
-        ranks = self.exchange("device", own)
-        flags += _slowdown_flags(ranks)
+        flags += dict.fromkeys(self.slowed)
+        peaks = self.exchange("memory", memory.peak_bytes(self.device) or 0)
         record = CaseRecord(
             study=self.study,
             world_size=self.world.world_size,
@@ -188,7 +190,7 @@ class Harness:
             factors=self.factors,
             steps_per_round=self.plan.steps_per_round,
             rank_round_s=rank_round_s,
-            peak_memory_bytes=[rank["peak_bytes"] for rank in ranks],
+            peak_memory_bytes=[peak or None for peak in peaks],
             flags=flags,
             **facts,
         )

@@ -57,12 +57,20 @@ SIGNS_OF_ANOTHERS_FAULT = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ending:
     """Why a launch ends before its last case, and the exit code that says so."""
 
     code: int
     reason: str
+    is_said: bool = False
+
+    def say(self) -> None:
+        """Say why on standard error, once, where no summary will."""
+        if self.code in (EXIT_LOST, EXIT_IO) and not self.is_said:
+            sys.stderr.write(f"lockstep: {self.reason}\n")
+            sys.stderr.flush()
+            self.is_said = True
 
 
 @dataclass
@@ -297,6 +305,8 @@ class LaunchSession:
             self._say(reason)
         own = {"outcome": outcome, "reason": reason[-MAX_REASON_CHARACTERS:]}
         found = self._exchange(phase, own | {"broken": self.broken})
+        if self.ending:
+            self.ending.say()  # now, for the teardown may hang
         if found and found[0] and found[0]["broken"]:
             self.end(EXIT_IO, found[0]["broken"])
         outcomes = {rank["outcome"] if rank else "silent" for rank in found}
