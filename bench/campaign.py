@@ -5,6 +5,7 @@ The published JSON Schema is `bench/campaign.schema.json`.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -138,9 +139,9 @@ class Campaign(BaseModel):
     @field_validator("studies", "world_sizes")
     @classmethod
     def _no_doubles(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        doubled = [value for value in values if values.count(value) > 1]
-        if doubled:
-            raise ValueError(f"{doubled[0]!r} stands twice")
+        value, count = Counter(values).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{value!r} stands twice")
         return values
 
     @model_validator(mode="after")
