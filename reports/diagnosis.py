@@ -5,11 +5,14 @@ effect that matters (`NOTABLE`) and a pattern that noise alone shows in about on
 of rounds (`tests/figures_statistics.py` prints how often).
 """
 
+import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from reports.statistics import t_quantile
 
 if TYPE_CHECKING:
     from reports.load import Row
@@ -21,8 +24,10 @@ NOTABLE = 0.05
 # Fewer values show no trend, and no two modes, that noise would not show too.
 FEWEST = 8
 MODE_FEWEST = 12
-# Of four launches the median absolute deviation says little.
+# Four launches tell too little of their spread to call one of them far.
 OUTLIER_FEWEST = 5
+# Share of points of normal noise alone that hold an outlier.
+OUTLIER_CHANCE = 0.001
 # Share of noise alone that is taken for a trend.
 CHANCE = 0.0005
 # Of two modes each holds at least this share of the values.
@@ -191,14 +196,20 @@ def of_launches(rows: "Sequence[Row]") -> list[str]:
 
 
 def _outliers(rates: Sequence[float]) -> list[int]:
-    """Return which launches are far from the others' median, of five or more.
+    """Return which launches, of five or more, are far from the others.
 
-    Far is five times the median absolute deviation, scaled by 1.4826 to the standard deviation of
-    normal noise (Hampel, 1974), and `NOTABLE`.
+    Far is `NOTABLE`, and further from the mean of the others' logarithms than Student's t allows
+    one launch of them all, with the probability `OUTLIER_CHANCE` (Grubbs 1969, as the externally
+    studentised residual). The spread is that of the others, which one launch cannot widen.
     """
     if len(rates) < OUTLIER_FEWEST:
         return []
-    centre = median(rates)
-    spread = 1.4826 * median([abs(rate - centre) for rate in rates])
-    limit = max(5 * spread, NOTABLE * centre)
-    return [i for i, rate in enumerate(rates) if abs(rate - centre) > limit]
+    logs = [math.log(rate) for rate in rates]
+    border = t_quantile(len(rates) - 2, 1 - OUTLIER_CHANCE / len(rates))
+    border *= math.sqrt(1 + 1 / (len(rates) - 1))
+    far = []
+    for i, value in enumerate(logs):
+        others = logs[:i] + logs[i + 1 :]
+        if abs(value - fmean(others)) > max(border * stdev(others), math.log1p(NOTABLE)):
+            far.append(i)
+    return far

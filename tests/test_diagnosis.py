@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from data.report_samples import document, record, write
@@ -121,10 +123,20 @@ def test_launches_that_agree_are_not_marked():
     assert diagnosis.of_launches(launches([100.0, 100.0, 100.0, 100.0, 100.1])) == []
 
 
-def test_the_border_of_a_launch_far_out_is_five_standard_deviations():
-    # The median absolute deviation is 2, so the border is 5 * 1.4826 * 2 = 14.8.
-    assert diagnosis.of_launches(launches([100.0, 98.0, 102.0, 98.0, 112.0])) == []
-    assert len(diagnosis.of_launches(launches([100.0, 98.0, 102.0, 98.0, 115.0]))) == 1
+def test_the_border_of_a_launch_far_out_by_hand():
+    # The others' logarithms are -a, a, -a, a: standard deviation 2a / sqrt 3. Student's t of three
+    # degrees of freedom beyond 0.001 / 10 is 22.2, so the border is 22.2 sqrt(5/4) 2a / sqrt 3.
+    a = 0.01
+    others = [math.exp(x) for x in (-a, a, -a, a)]
+    border = 22.2037 * math.sqrt(1.25) * 2 * a / math.sqrt(3)
+    assert diagnosis.of_launches(launches([*others, math.exp(0.99 * border)])) == []
+    assert len(diagnosis.of_launches(launches([*others, math.exp(1.01 * border)]))) == 1
+
+
+def test_launches_of_noise_alone_rarely_hold_an_outlier():
+    draws = np.exp(0.05 * np.random.default_rng(5).standard_normal((4000, 5)))
+    found = sum(bool(diagnosis.of_launches(launches(rates))) for rates in draws.tolist())
+    assert found <= 12  # of 4 expected
 
 
 def test_no_launch_is_far_out_by_less_than_5_percent_or_of_four():
