@@ -2,7 +2,7 @@
 
 Simulated by default: pairs of equal campaigns under every kind of noise, then campaigns of which
 one is slower by 5 %. With `--measured N DIR`, N pairs of equal campaigns are really measured, six
-launches of each world size a pair, dealt in turn to A and B; it goes on where it was stopped.
+launches a pair, dealt in turn to A and B; it goes on where it was stopped.
 """
 
 import argparse
@@ -35,8 +35,8 @@ SIDES = ("a", "b")
 LAUNCHES_A_SIDE = 3
 CAMPAIGN = """schema = 1
 name = "pair"
-studies = ["strong"]
-world_sizes = [1, 2]
+studies = ["strong", "weak", "precision"]
+world_sizes = [1]
 repeats = {repeats}
 seed = {seed}
 size = "smoke"
