@@ -238,7 +238,10 @@ class LaunchSession:
             gc.freeze()
         # Rank 0 looks for all: a shared file system may show the others an older folder.
         stop = self.is_voice and self._is_stop_asked()
+        # A frozen store keeps no time-out: by then it has not answered, and the rank ends.
+        self.watchdog.arm(TIMEOUTS_FOR_RANK_0 * self.settings.timeout_s)
         there = self._exchange("enter", {"case": nodeid, "stop": stop, "broken": self.broken})
+        self.watchdog.arm(self.patience_s)
         if not there:
             return
         cases = [other and other["case"] for other in there]
