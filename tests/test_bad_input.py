@@ -339,7 +339,7 @@ OPTIONS = {
     "option: watch": Row("status . --watch 0", r"'--watch': 0\.0 is not in the range"),
     "option: element": Row("cancel . --point -1", "'--point': -1 is not in the range"),
     "option: baseline 0": report(
-        result(), "'--baseline': 0 is not in", "report x.json --baseline 0"
+        result(), "no series has the baseline 0", "report x.json --baseline 0"
     ),
     "option: threshold 2": report(result(), "'--threshold': 2.0 is", "report x.json --threshold 2"),
     "option: threshold nan": report(
