@@ -33,17 +33,10 @@ ONE_NOISY_QUIET = np.array([0.005] * 7 + [0.05])[:, None]
 SLOWDOWN = 1.05
 SIDES = ("a", "b")
 LAUNCHES_A_SIDE = 3
-CAMPAIGN = """schema = 1
-name = "pair"
-studies = ["strong", "weak", "precision"]
-world_sizes = [1]
-repeats = {repeats}
-seed = {seed}
-size = "smoke"
-device = "cpu"
-rounds = 10
-steps_per_round = 20
-"""
+LAUNCH = (
+    *("-m", "strong or weak or precision", "--size", "smoke", "--device", "cpu"),
+    *("--threads-per-rank", "1", "--rounds", "10", "--steps-per-round", "20", "--quiet"),
+)
 
 
 def verdicts(
@@ -166,40 +159,31 @@ def measured(num_pairs: int, folder: Path) -> list[list[str]]:
 
 
 def _measured_pair(folder: Path, seed: int) -> list[str]:
-    """Measure one pair, dealing its launches to A and B, and return compare's verdicts."""
-    folder.mkdir(exist_ok=True)
-    campaign = folder / "campaign.toml"
-    campaign.write_text(CAMPAIGN.format(repeats=2 * LAUNCHES_A_SIDE, seed=seed), encoding="utf-8")
-    _lockstep("run", str(campaign), "--to", str(folder))
-    _deal(folder / "pair" / "launches", folder, seed)
-    text = _lockstep("compare", *(str(folder / side) for side in SIDES), "--json", codes=(0, 1))
+    """Measure one pair, of each two launches one for A in random order, and compare."""
+    a, _ = noise.interleaved(np.random.default_rng(seed), LAUNCHES_A_SIDE)
+    for launch in range(2 * LAUNCHES_A_SIDE):
+        result = folder / SIDES[launch not in a] / f"{launch}.json"
+        if not result.exists():
+            result.parent.mkdir(parents=True, exist_ok=True)
+            _run("-m", "pytest", str(ROOT / "bench"), *LAUNCH, f"--benchmark-json={result}")
+    text = _run(
+        *(str(ROOT / "lockstep.py"), "compare", *(str(folder / side) for side in SIDES), "--json"),
+        codes=(0, 1),
+    )
     return [point["verdict"] for point in json.loads(text)["points"]]
 
 
-def _deal(launches: Path, folder: Path, seed: int) -> None:
-    """Copy each result to A or B: of each two repeats of a world size, one in random order."""
-    a, _ = noise.interleaved(np.random.default_rng(seed), LAUNCHES_A_SIDE)
-    for launch in sorted(launches.iterdir()):
-        repeat = int(launch.name.rpartition("-r")[2])
-        target = folder / SIDES[repeat not in a] / "launches" / launch.name
-        target.mkdir(parents=True, exist_ok=True)
-        (target / "result.json").write_bytes((launch / "result.json").read_bytes())
-
-
-def _lockstep(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-    """Run the real command and return what it prints.
+def _run(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+    """Run a command of Python's and return what it prints.
 
     Raises:
         RuntimeError: It ended otherwise than with one of the codes.
     """
     done = subprocess.run(
-        [sys.executable, str(ROOT / "lockstep.py"), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode not in codes:
-        raise RuntimeError(f"lockstep {' '.join(arguments)} ended with {done.returncode}")
+        raise RuntimeError(f"python {' '.join(arguments)} ended with {done.returncode}")
     return done.stdout
 
 
