@@ -1,5 +1,9 @@
 """From JSON files to pages: load -> scaling -> panels -> page -> figures -> render -> cli.
 
+`load` is made of `sources` (which files, and reading them), `field_types` (what they may hold),
+`rows` (from what they hold to the tidy table) and `conflicts` (what may not be pooled). `results`
+is what comes of it, and what all else reads.
+
 The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
 `collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
 

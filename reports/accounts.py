@@ -8,8 +8,9 @@ from typing import Any
 
 from reports import formats
 from reports.formats import counted, number, percent
-from reports.load import Results, read_json
 from reports.parts import MAX_ROWS, Panel, panel, shown, table
+from reports.results import Results
+from reports.sources import read_json
 
 ACCOUNTING = "accounting.json"
 # Of `slurm_templates.collection`; an earlier one holds less, and is made anew by `collect`.

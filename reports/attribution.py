@@ -16,7 +16,7 @@ s - f s0, the whole loss: 1 - efficiency of the step.
 from collections.abc import Mapping
 from statistics import fmean
 
-from reports.load import Row
+from reports.results import Row
 from reports.scaling import Point, Series
 
 OWN, IMBALANCE, EXPOSED = "own work", "imbalance", "exposed communication"

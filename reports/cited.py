@@ -4,7 +4,6 @@ from typing import Any
 
 from reports import formats
 from reports.formats import number, percent, percent_span, ratio
-from reports.load import Results
 from reports.parts import (
     MAX_TABLES,
     MILLI,
@@ -18,6 +17,7 @@ from reports.parts import (
     shown,
     table,
 )
+from reports.results import Results
 from reports.scaling import Point, Series
 
 

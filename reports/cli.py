@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from reports.load import Results
+    from reports.results import Results
     from reports.scaling import Series
 
 REPORT = "report.html"
@@ -115,7 +115,7 @@ def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
 
 
 def _say_unequal_ranks(series: "list[Series]") -> None:
-    from reports.load import UNEQUAL
+    from reports.results import UNEQUAL
 
     found = (flag for one in series for flag in one.base.flags if flag.startswith(UNEQUAL))
     for flag in dict.fromkeys(found):

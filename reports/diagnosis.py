@@ -15,7 +15,7 @@ import numpy as np
 from reports.statistics import t_quantile
 
 if TYPE_CHECKING:
-    from reports.load import Row
+    from reports.results import Row
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

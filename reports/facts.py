@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reports import formats, load
+from reports import formats
 from reports.formats import counted
-from reports.load import Launch, Results
 from reports.parts import MAX_ROWS, Panel, panel, table
+from reports.results import Launch, Results
 from reports.scaling import Series
 
 # Facts of provenance that get a row of their own, in this order; the others follow.
@@ -15,11 +15,6 @@ FIRST_FACTS = (
     "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "threads_per_rank",
     "cores_per_node", "memory_bytes", "os", "kernel", "seed", "command",
 )  # fmt: skip
-
-
-def on_cpus(results: Results) -> bool:
-    """Tell whether every rank of every launch ran on a CPU."""
-    return load.on_cpus([device for launch in results.launches for device in launch.devices])
 
 
 def flags(series: Sequence[Series]) -> Panel | None:

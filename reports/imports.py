@@ -13,6 +13,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from bench import files
 from bench.journal import write_atomically
 from bench.record import SCHEMA_VERSION
 from reports.formats import TIME_UNITS, counted
-from reports.load import IMPORTED, finite
+from reports.sources import IMPORTED
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 # The header names under which tables give the number of ranks.
@@ -308,9 +309,14 @@ def _number(text: str, name: str) -> float:
 
 def _positive(text: str, name: str) -> float:
     value = _number(text, name)
-    if not finite(value):
+    if not _measurable(value):
         raise ValueError(f"{name} is {text!r}, not a positive number")
     return value
+
+
+def _measurable(value: float) -> bool:
+    """Tell whether a number can be measured: finite and positive."""
+    return math.isfinite(value) and value > 0
 
 
 def _read_epochs(
@@ -346,7 +352,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         "scaling": "fixed-epochs", "local_batch": batch // size, "global_batch": batch,
         "step_s": mean_s * batch / dataset_size, "throughput_samples_per_s": rate,
         "sample_unit": "images", "rounds": len(timed), "origin": "cited", "flags": flags,
-        "details": {"logged_over_true": logged} if finite(logged) else {},
+        "details": {"logged_over_true": logged} if _measurable(logged) else {},
     }  # fmt: skip
     facts = {
         "metric": "epoch_time", "unit": "s", "origin": "cited", "scaling": "fixed-epochs",

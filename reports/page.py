@@ -12,7 +12,7 @@ from reports import accounts, attribution, facts, formats, panels, parts
 from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.lines import numbers
-from reports.load import OTHER, UNEQUAL, Results
+from reports.results import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
 from reports.twelve_rules import twelve_panel
 
@@ -40,7 +40,7 @@ def page(
         threshold: Least parallel efficiency called good, a fraction.
         command: The command line that makes this report again, for the figures' metadata.
     """
-    on_cpus = facts.on_cpus(results)
+    on_cpus = results.on_cpus
     hours = "Rank-hours" if on_cpus else "GPU-hours"
     sections = panels.panels(results, series, threshold, hours)
     around = (
@@ -265,7 +265,7 @@ def console_table(results: Results, series: Sequence[Series]) -> list[str]:
     ] or list(series)
     weak_view = any(one.row.scaling == "fixed-epochs" and one.base.time_ratio for one in shown)
     times = any(point.time_s is not None for one in shown for point in one.points)
-    hours = "rank-hours" if facts.on_cpus(results) else "GPU-hours"
+    hours = "rank-hours" if results.on_cpus else "GPU-hours"
     header = ["series", "n", "speed-up", "efficiency", hours, "throughput", "step time"]
     costs = any(point.cost is not None for one in shown for point in one.points)
     header += ["cost"] if costs else []

@@ -6,8 +6,8 @@ from reports.cited import imported_panel
 from reports.collectives import collective_panel
 from reports.formats import number
 from reports.ladders import ladder_panel
-from reports.load import OTHER, Results
 from reports.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
+from reports.results import OTHER, Results
 from reports.scaling import Series, pooled_step_s
 from reports.settings import settings_panel
 

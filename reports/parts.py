@@ -9,8 +9,8 @@ from typing import Any
 
 from reports import formats
 from reports.formats import counted, number, percent, percent_span
-from reports.load import OTHER
 from reports.predict import prediction
+from reports.results import OTHER
 from reports.scaling import Point, Series
 from reports.statistics import Interval
 

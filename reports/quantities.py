@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from reports import attribution
-from reports.load import Row
+from reports.results import Row
 from reports.statistics import Interval, log_interval
 
 # name -> what it is, for texts

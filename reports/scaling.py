@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from reports import diagnosis
-from reports.load import Row
+from reports.results import Row
 from reports.statistics import Interval, log_interval, median_rate, ratio_interval
 
 SECONDS_PER_HOUR = 3600.0

@@ -16,8 +16,8 @@ from reports import facts
 from reports.check.ladder import WIDEST_STEP
 from reports.diagnosis import NOTABLE
 from reports.formats import DASH, counted, listed
-from reports.load import OTHER, Results
 from reports.parts import Panel, baseline_text, panel, table
+from reports.results import OTHER, Results
 from reports.scaling import Point, Series
 
 State = Literal["held", "not held", "does not apply"]

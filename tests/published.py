@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reports import imports
-from reports.load import Results, Row
 from reports.predict.prediction import Ladder, Prediction, ladder_of, predict
+from reports.results import Results, Row
 from reports.scaling import series_of
 
 TABLES = Path(__file__).parent / "data" / "published_scaling.csv"

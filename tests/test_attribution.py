@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.attribution import EXPOSED, IMBALANCE, OWN, losses, reason, split
-from reports.load import Row, load
+from reports.load import load
 from reports.page import page
+from reports.results import Row
 from reports.scaling import series_of
 
 

@@ -18,8 +18,9 @@ from reports.check.cli import check as command
 from reports.check.evidence import Evidence
 from reports.check.ladder import super_linear
 from reports.check.work import _is_one
-from reports.load import Results, Row, gather, load
+from reports.load import gather, load
 from reports.page import page
+from reports.results import Results, Row
 from reports.scaling import series_of
 from reports.twelve_rules import checklist
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports import diagnosis
-from reports.load import Row, load
+from reports.load import load
+from reports.results import Row
 from reports.scaling import series_of
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01, 1.00, 0.99, 1.01, 1.00, 1.02]

@@ -156,7 +156,7 @@ def point(origin="measured"):
 
 
 def load_row():
-    from reports.load import Row
+    from reports.results import Row
 
     return Row(launch="a", case="c", study="strong", workload="mlp", world_size=2, rate=1.0)
 

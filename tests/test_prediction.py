@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.load import Row
 from reports.predict import models
 from reports.predict.prediction import Ladder, candidates, curve, factor, ladder_of, predict
 from reports.predict.recommendation import diminishing, next_step, parse, recommend
+from reports.results import Row
 from reports.scaling import series_of
 
 

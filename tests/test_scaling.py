@@ -5,7 +5,8 @@ from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.load import Row, load
+from reports.load import load
+from reports.results import Row
 from reports.scaling import pooled_step_s, series_of, table
 
 

@@ -9,8 +9,9 @@ from planted import CLEAN, PLANTED, Case, measured, ranks
 from scipy import stats
 
 from reports import figures, imports
-from reports.load import Row, load
+from reports.load import load
 from reports.page import page
+from reports.results import Row
 from reports.scaling import series_of
 from reports.twelve_rules import (
     JOINED,

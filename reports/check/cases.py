@@ -7,7 +7,7 @@ from typing import Any
 
 from reports.check.evidence import Evidence, Hit, at
 from reports.formats import listed
-from reports.load import UNEQUAL
+from reports.results import UNEQUAL
 from reports.settings import equal_buckets
 
 FELL_BACK = re.compile(r"emulat|fell back|fall(s|en)? back|fallback", re.IGNORECASE)

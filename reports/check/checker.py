@@ -12,7 +12,7 @@ from typing import Literal
 from reports.check import cases, ladder, launches, work
 from reports.check.evidence import Evidence, Hit, joined
 from reports.lines import plain
-from reports.load import Results
+from reports.results import Results
 
 Severity = Literal["error", "warning"]
 

@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from bench.record import KEY
-from reports.load import Launch, Results, document
+from reports.results import Launch, Results
 from reports.scaling import Point, Series, series_of
+from reports.sources import document
 
 # Studies whose points are meant to be compared over world sizes.
 LADDERS = ("strong", "weak", "imported")

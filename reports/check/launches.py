@@ -8,7 +8,8 @@ from reports import facts
 from reports.check.evidence import Evidence, Hit, are_apart, at, joined
 from reports.check.work import BATCHES
 from reports.formats import counted, percent
-from reports.load import COPY, JOURNAL, UNEQUAL, Launch, Row
+from reports.results import COPY, UNEQUAL, Launch, Row
+from reports.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
 FEWEST_STEPS = 10

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from reports.formats import counted
-from reports.load import Launch, Row
+from reports.results import Launch, Row
 
 # Told first of what differs between the sides; the rest of the provenance follows.
 FIRST_FACTS = ("image_sha256", "driver", "cuda", "nccl", "torch", "device_names", "git_commit")

@@ -8,7 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from reports.compare.comparison import Comparison, Judged, Pair
-    from reports.load import Results
+    from reports.results import Results
 
 EXAMPLES = """
 \b

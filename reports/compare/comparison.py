@@ -25,7 +25,7 @@ from typing import Any
 from bench import record
 from reports import formats, quantities
 from reports.compare import circumstances
-from reports.load import Launch, Results, Row
+from reports.results import Launch, Results, Row
 from reports.scaling import label
 from reports.statistics import (
     CONFIDENCE,

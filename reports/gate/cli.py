@@ -10,7 +10,7 @@ from reports.compare.cli import ALLOWABLE
 if TYPE_CHECKING:
     from reports.compare.comparison import Comparison
     from reports.gate.gates import Verdict
-    from reports.load import Results
+    from reports.results import Results
 
 EXAMPLES = """
 \b

@@ -26,7 +26,7 @@ from reports import facts, quantities
 from reports.compare.comparison import Comparison
 from reports.formats import TIME_UNITS, counted, listed, number, percent
 from reports.gate.targets import Reference, Targets
-from reports.load import Results, Row
+from reports.results import Results, Row
 from reports.scaling import WITHOUT_COST, Point, Series, label, series_of
 from reports.statistics import Interval, log_interval, welch
 

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reports.load import CAMPAIGN, IMPORTED, LAUNCHES, TRAINING_RUN, Results, Row, load, read_json
+from reports.load import TRAINING_RUN, load
+from reports.results import Results, Row
+from reports.sources import CAMPAIGN, IMPORTED, LAUNCHES, read_json
 
 SUMMARY = "summary.json"
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from reports.load import Results
     from reports.predict.models import Fit
     from reports.predict.prediction import Candidate, Ladder, Prediction
+    from reports.results import Results
     from reports.scaling import Series
 
 # Names of series in a message.

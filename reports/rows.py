@@ -1,0 +1,123 @@
+"""From what a file holds to rows: the entries of a launch, and the lines of an imported table."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from bench import metrics, record
+from bench.record import CaseRecord
+from reports import field_types, rounds
+from reports.results import ORIGINS, OTHER, Row
+from reports.rounds import SHORTEST_ROUND_S, Rounds
+
+_ROW_KEYS = frozenset(f.name for f in fields(Row))
+
+
+def of_launch(path: Path, launch: str, entries: list[Any]) -> list[Row]:
+    """Return one row for each entry of a pytest-benchmark file.
+
+    Raises:
+        ValueError: An entry is incomplete, there twice, or holds what is no measured value.
+    """
+    records: list[tuple[str, CaseRecord]] = []
+    others: list[Row] = []
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        name, stats = _checked_entry(path, index, entry)
+        if name in names:
+            raise ValueError(f"{path}: entry {name} stands there twice; a launch has a case once")
+        names.add(name)
+        block = _lockstep_block(path, name, entry)
+        if block is None:
+            others.append(_other_row(path, launch, name, stats))
+        else:
+            records.append((name, CaseRecord.from_dict(block, f"{path}: entry {name}")))
+    measured = rounds.reduced(path, records)
+    return [
+        _measured_row(launch, *pair, numbers)
+        for pair, numbers in zip(records, measured, strict=True)
+    ] + others
+
+
+def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    extra = entry.get("extra_info") or {}
+    block = extra.get(record.KEY) if isinstance(extra, dict) else extra
+    if block is None:
+        return None
+    if not isinstance(block, dict):
+        raise ValueError(f"{path}: entry {name}: its lockstep block must be one JSON object")
+    where = f"{path}: entry {name}"
+    field_types.check(block, field_types.RECORD, where)
+    for holder in (block.get("factors"), block.get("details")):
+        field_types.check(holder or {}, field_types.DETAILS, where)
+    return block
+
+
+def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, Any]]:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: entry {index} is no pytest-benchmark entry: it has no name")
+    stats = entry.get("stats")
+    if not isinstance(stats, dict) or not stats.get("rounds"):
+        raise ValueError(f"{path}: entry {name} has no stats; measure it again")
+    return name, stats
+
+
+def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:
+    """Return the row of a benchmark that is not ours: one process, a time, no samples."""
+    missing = [key for key in field_types.STATS if key not in stats]
+    if missing:
+        raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
+    field_types.check(stats, field_types.STATS, f"{path}: entry {name}")
+    numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
+    if numbers[0] < SHORTEST_ROUND_S:
+        raise ValueError(f"{path}: entry {name} has a median of {numbers[0]} s, not a time")
+    step, mean, least, most, stddev = numbers
+    return Row(
+        launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / step,
+        step_s=step, mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
+        rounds=stats["rounds"],
+    )  # fmt: skip
+
+
+def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> Row:
+    steps = case.steps_per_round
+    step = numbers.median_s / steps
+    rate = case.samples_per_step / step
+    memory = [value for value in case.peak_memory_bytes if value is not None]
+    return Row(
+        launch=launch, case=name, study=case.study, workload=case.workload,
+        world_size=case.world_size, rate=rate, scaling=case.scaling, precision=case.precision,
+        num_nodes=case.num_nodes, local_batch=case.local_batch, global_batch=case.global_batch,
+        factors=case.factors, sample_unit=case.sample_unit,
+        samples_per_step=case.samples_per_step, steps_per_round=steps, step_s=step,
+        mean_step_s=numbers.mean_s / steps, min_step_s=numbers.min_s / steps,
+        max_step_s=numbers.max_s / steps, stddev_step_s=numbers.stddev_s / steps,
+        throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
+        num_far_out=numbers.num_far_out,
+        mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
+        peak_memory_bytes=max(memory, default=None), imbalance=numbers.imbalance,
+        checks=case.checks, details=case.details, flags=[*case.flags, *numbers.findings],
+    )  # fmt: skip
+
+
+def of_line(given: Mapping[str, Any], where: str) -> Row:
+    """Return the row of one line of an imported table.
+
+    Raises:
+        ValueError: It is incomplete, of another origin, or holds what is no measured value.
+    """
+    field_types.check(given, field_types.ROW, where)
+    field_types.check(given.get("details") or {}, field_types.DETAILS, where)
+    try:
+        row = Row(**{key: given[key] for key in given if key in _ROW_KEYS})
+    except TypeError as error:
+        raise ValueError(f"{where} is incomplete: {error}") from error
+    if row.origin not in ORIGINS[1:]:
+        raise ValueError(f"{where} has the origin {row.origin}; only cited or target is imported")
+    times = (row.rate, row.step_s, row.time_s, row.throughput_samples_per_s)
+    smallest = field_types.SMALLEST_NUMBER
+    if row.world_size < 1 or any(one is not None and one < smallest for one in times):
+        raise ValueError(f"{where}: {row.launch} holds a size, rate or time that is not positive")
+    return row
