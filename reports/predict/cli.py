@@ -67,7 +67,7 @@ def predict(
     all models are shown with their errors at the sizes held out, and a size is recommended.
     """
     from reports.load import load
-    from reports.predict.prediction import LEAST_SIZES, candidates, ladder_of
+    from reports.predict.prediction import ladder_of
     from reports.predict.prediction import predict as predicted
     from reports.predict.recommendation import parse, recommend
 
@@ -80,13 +80,7 @@ def predict(
     series = _chosen(results, case)
     ladder = ladder_of(series, results.tables.get(series.case, {}))
     if at is None:
-        advice = recommend(series, chosen_rule, samples)
-        ranked = candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
-        if as_json:
-            record = _record(series, ladder, ranked, advice, level)
-            click.echo(json.dumps(record, allow_nan=False))
-        else:
-            _print_all(series, ladder, ranked, advice, level)
+        _print_all(series, ladder, recommend(series, chosen_rule, samples), level, as_json)
         return 0
     found = predicted(ladder, at, level, force)
     click.echo(json.dumps(found.record())) if as_json else _print_lines(_said(found, ladder))
@@ -176,8 +170,14 @@ def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
 
 
 def _print_all(
-    series: "Series", ladder: "Ladder", ranked: "list[Candidate]", advice: Any, level: float
+    series: "Series", ladder: "Ladder", advice: Any, level: float, as_json: bool
 ) -> None:
+    from reports.predict.prediction import LEAST_SIZES, candidates
+
+    ranked = candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
+    if as_json:
+        click.echo(json.dumps(_record(series, ladder, ranked, advice, level), allow_nan=False))
+        return
     _print_lines(_points(series, ladder, ranked))
     _print_lines(["", *_models(ladder, ranked)])
     _print_lines(["", *_advice(series, ladder, advice, level)])
