@@ -1,34 +1,21 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
+import commands
 import pytest
-from click.testing import CliRunner
+from commands import ROOT, lockstep
 from data.report_samples import document, provenance, record, strong_tree, write
 
 from reports.compare.cli import compare
 from reports.lines import WIDTH
 
-ROOT = Path(__file__).parents[1]
+run = partial(commands.run, compare)
 VERDICTS = {"faster", "slower", "same", "not-enough-evidence"}
 # Times of a step whose launches vary by 1 %, and the same 10 % slower.
 STEADY = (0.1, 0.101, 0.099, 0.1, 0.1)
 SLOW = tuple(1.1 * seconds for seconds in STEADY)
-
-
-def run(*arguments):
-    return CliRunner().invoke(
-        compare, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False
-    )
-
-
-def lockstep(*arguments):
-    """Run the assembled command in its own process, as users do."""
-    return subprocess.run(
-        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -165,7 +152,7 @@ def test_what_may_differ_is_told_by_name(tmp_path):
 
 
 def test_help_has_examples():
-    assert "lockstep compare results/before" in CliRunner().invoke(compare, ["--help"]).stdout
+    assert "lockstep compare results/before" in run("--help").stdout
 
 
 @pytest.mark.slow

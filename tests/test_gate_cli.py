@@ -1,31 +1,18 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
+import commands
 import pytest
-from click.testing import CliRunner
+from commands import ROOT, lockstep
 from data.report_samples import strong_tree
 
 from reports.gate.cli import gate
 from reports.lines import WIDTH
 
-ROOT = Path(__file__).parents[1]
+run = partial(commands.run, gate)
 LADDER = "schema = 1\nstrong_efficiency = {2 = 0.75}\n"
-
-
-def run(*arguments):
-    return CliRunner().invoke(
-        gate, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False
-    )
-
-
-def lockstep(*arguments):
-    """Run the assembled command in its own process, as users do."""
-    return subprocess.run(
-        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -102,7 +89,7 @@ def test_a_launch_that_cannot_be_read_is_named(tree, file):
 
 
 def test_help_has_examples():
-    assert "lockstep gate results/node --targets" in CliRunner().invoke(gate, ["--help"]).stdout
+    assert "lockstep gate results/node --targets" in run("--help").stdout
 
 
 def test_a_missing_targets_file_names_the_built_in_one(tree):

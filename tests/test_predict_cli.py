@@ -1,27 +1,17 @@
 import csv
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import published
 import pytest
-from click.testing import CliRunner
+from commands import lockstep, run
 from data.report_samples import document, full_tree, record, strong_tree, write
 
 from reports.cli import import_table, report
 from reports.predict.cli import predict
 
-ROOT = Path(__file__).parents[1]
 SIZES = (1, 2, 4, 8)
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "refused"]
-
-
-def run(command, *arguments):
-    return CliRunner().invoke(
-        command, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -256,10 +246,7 @@ def test_a_measured_ladder_meets_a_deadline_by_its_samples(ladder):
     ],
 )
 def test_the_command_ends_with_the_code_of_what_happened(ladder, arguments, code, said):
-    done = subprocess.run(
-        [sys.executable, "lockstep.py", "predict", str(ladder), *arguments], cwd=ROOT,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = lockstep("predict", ladder, *arguments)
     assert done.returncode == code
     assert said in done.stderr
     assert bool(said) == bool(done.stderr)

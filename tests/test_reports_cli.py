@@ -7,25 +7,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import ROOT, lockstep
 from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
 
 from reports.cli import _cells, import_table, report
 from reports.render import MARK
 
-ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
 
 
 def run(command, *arguments):
     return CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
-
-
-def lockstep(*arguments):
-    """Run the assembled command in its own process, as users do."""
-    return subprocess.run(
-        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
 
 
 def lines_of(done):

@@ -1,0 +1,25 @@
+"""The commands as tests call them: within this process, or assembled and in one of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from click.testing import CliRunner, Result
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(command: click.Command, *arguments: object) -> Result:
+    """Run a command in this process; what it raises is raised, its code is `return_value`."""
+    return CliRunner().invoke(
+        command, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False
+    )
+
+
+def lockstep(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the assembled command in its own process, as users do."""
+    return subprocess.run(
+        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
