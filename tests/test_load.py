@@ -1,31 +1,26 @@
-import copy
-import functools
 import itertools
 import json
 import math
-import os
 import time
 
 import pytest
 from data.report_samples import (
+    CASE,
     document,
     entry,
-    provenance,
+    one_launch,
+    read_or_refused,
     record,
     strong_tree,
-    unequal_tree,
     write,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.journal import Journal
 from bench.record import KEY
 from reports.load import load
 from reports.page import page
 from reports.scaling import series_of, table
-
-CASE = "strong[64]"
 
 
 def settings(world_size, drift):
@@ -91,10 +86,6 @@ def test_a_part_that_is_none_is_refused(tmp_path, part):
         load([path])
 
 
-def one_launch(**changes):
-    return document("w1-r0", 1, {CASE: record(**changes)})
-
-
 def test_a_campaign_becomes_one_row_per_case_and_launch(tmp_path):
     results = load([strong_tree(tmp_path)])
     assert [launch.name for launch in results.launches] == ["w1-r0", "w1-r1", "w2-r0", "w2-r1"]
@@ -140,17 +131,6 @@ def test_an_unknown_peak_gives_no_mfu(tmp_path):
     assert load([tmp_path]).rows[0].mfu is None
 
 
-def test_a_single_file_is_read(tmp_path):
-    path = write(tmp_path, one_launch())
-    assert len(load([path]).rows) == 1
-
-
-def test_a_folder_of_benchmark_files_is_read(tmp_path):
-    (tmp_path / "0001_a.json").write_text(json.dumps(one_launch()))
-    (tmp_path / "0002_b.json").write_text(json.dumps(document("w1-r1", 1, {CASE: record()})))
-    assert len(load([tmp_path]).launches) == 2
-
-
 def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
     stats = {"median": 0.2, "mean": 0.25, "min": 0.1, "max": 0.4, "stddev": 0.1, "rounds": 7}
     foreign = {"benchmarks": [{"name": "test_sort", "stats": stats}]}
@@ -158,61 +138,6 @@ def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
     (row,) = load([tmp_path]).rows
     assert (row.study, row.world_size, row.step_s, row.rounds) == ("other", 1, 0.2, 7)
     assert row.throughput_samples_per_s is None
-
-
-def write_journal(folder, content, **header):
-    """Write the journal of a launch that was killed before its last case."""
-    own = content[KEY]
-    launch = {k: own[k] for k in ("launch", "campaign", "started", "world_size", "provenance")}
-    journal = Journal(folder / "journal.jsonl")
-    head = {"kind": "launch", "resumed": False, "schema": own["schema"], "launch": launch}
-    journal.append(head | {"expected": [CASE, "never reached"], "document": {}} | header)
-    for benchmark in content["benchmarks"]:
-        journal.append({"kind": "case", "case": benchmark["name"], "benchmark": benchmark})
-    journal.close()
-
-
-def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
-    write_journal(tmp_path / "launches" / "w1-r0", one_launch())
-    results = load([tmp_path])
-    assert not results.launches[0].complete
-    assert results.rows[0].step_s == pytest.approx(0.1)
-
-
-def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
-    folder = tmp_path / "20261120T120000Z"
-    write_journal(folder, one_launch(), launch={"world_size": 1, "provenance": provenance()})
-    results = load([folder])
-    assert [launch.name for launch in results.launches] == [folder.name]
-    assert [row.case for row in results.rows] == [CASE]
-
-
-def test_a_launch_resumed_and_killed_is_read_from_its_journal(tmp_path):
-    path = write(tmp_path, one_launch())
-    more = document("w1-r0", 1, {CASE: record(), "measured later": record()})
-    write_journal(path.parent, more)
-    os.utime(path, (1, 1))
-    assert [row.case for row in load([tmp_path]).rows] == [CASE, "measured later"]
-
-
-@pytest.mark.parametrize("journal_s", [0, 1])
-def test_a_result_that_is_no_older_is_preferred_to_the_journal(tmp_path, journal_s):
-    path = write(tmp_path, one_launch())
-    journal = path.with_name("journal.jsonl")
-    journal.write_text("not read")
-    os.utime(journal, (journal_s, journal_s))
-    os.utime(path, (1, 1))
-    assert len(load([tmp_path]).rows) == 1
-
-
-def test_a_missing_path_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere: no such file or folder"):
-        load([tmp_path / "nowhere"])
-
-
-def test_a_folder_without_results_is_named(tmp_path):
-    with pytest.raises(ValueError, match="holds no launch"):
-        load([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -244,15 +169,6 @@ def test_a_training_run_is_refused_by_its_name(tmp_path):
     with pytest.raises(ValueError, match=r"training run of `lockstep train`; report reads") as got:
         load([tmp_path])
     assert str(tmp_path / "summary.json") in str(got.value)
-
-
-def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
-    text = json.dumps(one_launch())
-    path = tmp_path / "cut.json"
-    for length in range(0, len(text) - 1, 97):
-        path.write_text(text[:length])
-        with pytest.raises(ValueError, match=r"cut\.json"):
-            load([path])
 
 
 def test_another_schema_is_refused(tmp_path):
@@ -301,80 +217,6 @@ def test_an_entry_twice_in_a_launch_is_refused(tmp_path):
         load([write(tmp_path, content)])
 
 
-@pytest.mark.parametrize("fact", ["torch", "cuda", "nccl", "driver", "image_sha256"])
-def test_launches_that_differ_are_not_pooled(tmp_path, fact):
-    write(tmp_path, one_launch())
-    other = document("w1-r1", 1, {CASE: record()}, provenance=provenance(1, **{fact: "other"}))
-    write(tmp_path, other)
-    known = provenance()[fact]
-    with pytest.raises(ValueError, match=f"w1-r0 and w1-r1 differ in {fact} .{known} and other"):
-        load([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [({"precision": "bf16"}, "precision"), ({"workload": "cnn"}, "workload"),
-     ({"global_batch": 128}, "global_batch")],
-)  # fmt: skip
-def test_one_case_name_with_two_meanings_is_refused(tmp_path, change, name):
-    write(tmp_path, one_launch())
-    write(tmp_path, document("w1-r1", 1, {CASE: record(**change)}))
-    with pytest.raises(ValueError, match=f"has {name}"):
-        load([tmp_path])
-
-
-def test_a_strong_series_keeps_its_global_batch(tmp_path):
-    write(tmp_path, one_launch())
-    write(tmp_path, document("w2-r0", 2, {CASE: record(world_size=2, global_batch=128)}))
-    with pytest.raises(ValueError, match="has global_batch 64 in launch w1-r0 and 128"):
-        load([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("campaign", "sentence"),
-    [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
-     ('{"schema": 1, "launches": [3]}', "launches holds 3"), ("{", "cut short")],
-)  # fmt: skip
-def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
-    write(tmp_path, one_launch())
-    (tmp_path / "campaign.json").write_text(campaign)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        load([tmp_path])
-    assert "campaign.json" in str(caught.value)
-
-
-def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
-    rows = load([unequal_tree(tmp_path, {1: 8, 2: 4, 8: 1})]).rows
-    flag = "ranks of unequal strength: 8 threads at world size 1, 4 at 2, 1 at 8"
-    assert [row.flags for row in rows] == [[flag]] * 3
-
-
-def test_repeats_of_unequal_strength_are_flagged(tmp_path):
-    for repeat, count in enumerate((2, 1)):
-        facts = provenance(1, "cpu", threads_per_rank=count)
-        write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
-    flag = "ranks of unequal strength: 1 and 2 threads at world size 1"
-    assert [row.flags for row in load([tmp_path]).rows] == [[flag]] * 2
-
-
-@pytest.mark.parametrize(("threads", "device"), [({1: 1, 8: 1}, "cpu"), ({1: 8, 8: 1}, "cuda:0")])
-def test_equal_cpu_ranks_and_gpu_ranks_are_not_flagged(tmp_path, threads, device):
-    rows = load([unequal_tree(tmp_path, threads, device)]).rows
-    assert [row.flags for row in rows] == [[], []]
-
-
-def test_a_copy_of_a_launch_is_no_repeat(tmp_path):
-    write(tmp_path / "a", one_launch())
-    write(tmp_path / "b", one_launch())
-    with pytest.raises(ValueError, match="already read from"):
-        load([tmp_path / "a", tmp_path / "b"])
-
-
-def test_a_folder_given_twice_is_read_once(tmp_path):
-    write(tmp_path, one_launch())
-    assert len(load([tmp_path, tmp_path]).rows) == 1
-
-
 def test_equal_names_of_other_campaigns_are_told_apart(tmp_path):
     write(tmp_path / "a", one_launch())
     other = one_launch()
@@ -405,57 +247,10 @@ def test_loading_grows_with_the_number_of_entries_and_no_faster(tmp_path):
     assert seconds(2000) < 40 * seconds(200)
 
 
-def positions(value, path=()):
-    """Yield the place of every value in a JSON document."""
-    if path:
-        yield path
-    if isinstance(value, dict | list):
-        keys = value if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            yield from positions(value[key], (*path, key))
-
-
 @pytest.mark.slow
 def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
     case = record("collective", 2, details={"algbw_gb_per_s": 1.0, "bucket_bytes": [1]})
     content = document("w2-r0", 2, {CASE: case}, skipped=[{"case": "z", "reason": "r"}])
-    path = tmp_path / "fuzzed.json"
-    for place in positions(content):
-        for value in (None, "x", -1, 0, [], {}, 1e308, True, [[]]):
-            changed = copy.deepcopy(content)
-            holder = functools.reduce(lambda inner, key: inner[key], place[:-1], changed)
-            holder[place[-1]] = value
-            path.write_text(json.dumps(changed))
-            try:
-                results = load([path])
-            except ValueError as error:
-                assert "fuzzed.json" in str(error), (place, value)
-            else:
-                series = series_of(results.rows)
-                assert json.dumps(page(results, series, 0.7), allow_nan=False)
-
-
-def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_path):
-    strong_tree(tmp_path)
-    whole = load([tmp_path])
-    assert whole.unread == []
-    first, second = sorted(tmp_path.glob("launches/*/result.json"))[:2]
-    for path in (first, second):
-        os.truncate(path, 100)
-    write_journal(first.parent, one_launch())
-    os.utime(first.parent / "journal.jsonl", (0, 0))  # older than the result that was cut
-    found = load([tmp_path])
-    assert len(found.launches) == len(whole.launches) - 1
-    assert first.parent.name in [launch.path.parent.name for launch in found.launches]
-    (why,) = found.unread
-    assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
-    shown = str(page(found, series_of(found.rows), 0.7))
-    assert "Not in this report, for it cannot be read: " in shown
-
-
-def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
-    strong_tree(tmp_path)
-    for path in tmp_path.glob("launches/*/result.json"):
-        os.truncate(path, 100)
-    with pytest.raises(ValueError, match="perhaps cut short"):
-        load([tmp_path])
+    for results in read_or_refused(tmp_path / "fuzzed.json", content, load):
+        series = series_of(results.rows)
+        assert json.dumps(page(results, series, 0.7), allow_nan=False)

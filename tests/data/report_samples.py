@@ -1,11 +1,19 @@
 """Small result trees with times chosen by hand, for the tests of the reports room."""
 
+import copy
+import functools
 import json
 import statistics
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.record import KEY, SCHEMA_VERSION, CaseRecord
+from reports.results import Results
+
+CASE = "strong[64]"
+# What is put in the place of every value: none, and of every type and range.
+WRONG = (None, "x", -1, 0, [], {}, 1e308, True, [[]])
 
 
 def record(study: str = "strong", world_size: int = 1, step_s: float = 0.1, **changes: Any):
@@ -76,6 +84,10 @@ def document(
     return {"benchmarks": entries, "version": "5.3.1", KEY: own | facts}
 
 
+def one_launch(**changes: Any) -> dict[str, Any]:
+    return document("w1-r0", 1, {CASE: record(**changes)})
+
+
 def write(root: Path, content: dict[str, Any]) -> Path:
     folder = root / "launches" / content[KEY]["launch"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +123,7 @@ def unequal_tree(root: Path, threads: dict[int, int], device: str = "cpu") -> Pa
         facts = provenance(world_size, device, threads_per_rank=count)
         case = record("strong", world_size)
         launch = f"w{world_size}-r0"
-        write(root, document(launch, world_size, {"strong[64]": case}, provenance=facts))
+        write(root, document(launch, world_size, {CASE: case}, provenance=facts))
     return root
 
 
@@ -136,7 +148,7 @@ def full_tree(root: Path, device: str = "cuda:0") -> Path:
 
 def _cases(world_size: int, drift: float) -> dict[str, CaseRecord]:
     cases = {
-        "strong[64]": record("strong", world_size, drift * 0.1 / world_size**0.9),
+        CASE: record("strong", world_size, drift * 0.1 / world_size**0.9),
         "weak[64]": record("weak", world_size, drift * 0.1 * world_size**0.1),
     }
     for precision, factor in (("fp32", 1.0), ("bf16", 0.6)):
@@ -170,3 +182,34 @@ def _cases(world_size: int, drift: float) -> dict[str, CaseRecord]:
             },
         )  # fmt: skip
     return cases
+
+
+def read_or_refused(
+    path: Path, content: dict[str, Any], read: Callable[[Iterable[Path]], Results]
+) -> Iterator[Results]:
+    """Yield what is read of a document with one wrong value, for each place and value.
+
+    It may be refused instead, by the name of its file.
+    """
+    for place in _positions(content):
+        for value in WRONG:
+            changed = copy.deepcopy(content)
+            holder: Any = functools.reduce(lambda inner, key: inner[key], place[:-1], changed)
+            holder[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            try:
+                results = read([path])
+            except ValueError as error:
+                assert path.name in str(error), (place, value)
+            else:
+                yield results
+
+
+def _positions(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of every value in a JSON document."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        keys = value if isinstance(value, dict) else range(len(value))
+        for key in keys:
+            yield from _positions(value[key], (*path, key))

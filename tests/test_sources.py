@@ -1,0 +1,130 @@
+import json
+import os
+
+import pytest
+from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
+
+from bench.journal import Journal
+from bench.record import KEY
+from reports.load import load
+from reports.page import page
+from reports.scaling import series_of
+
+
+def test_a_single_file_is_read(tmp_path):
+    path = write(tmp_path, one_launch())
+    assert len(load([path]).rows) == 1
+
+
+def test_a_folder_of_benchmark_files_is_read(tmp_path):
+    (tmp_path / "0001_a.json").write_text(json.dumps(one_launch()))
+    (tmp_path / "0002_b.json").write_text(json.dumps(document("w1-r1", 1, {CASE: record()})))
+    assert len(load([tmp_path]).launches) == 2
+
+
+def write_journal(folder, content, **header):
+    """Write the journal of a launch that was killed before its last case."""
+    own = content[KEY]
+    launch = {k: own[k] for k in ("launch", "campaign", "started", "world_size", "provenance")}
+    journal = Journal(folder / "journal.jsonl")
+    head = {"kind": "launch", "resumed": False, "schema": own["schema"], "launch": launch}
+    journal.append(head | {"expected": [CASE, "never reached"], "document": {}} | header)
+    for benchmark in content["benchmarks"]:
+        journal.append({"kind": "case", "case": benchmark["name"], "benchmark": benchmark})
+    journal.close()
+
+
+def test_a_killed_launch_is_rebuilt_from_its_journal(tmp_path):
+    write_journal(tmp_path / "launches" / "w1-r0", one_launch())
+    results = load([tmp_path])
+    assert not results.launches[0].complete
+    assert results.rows[0].step_s == pytest.approx(0.1)
+
+
+def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
+    folder = tmp_path / "20261120T120000Z"
+    write_journal(folder, one_launch(), launch={"world_size": 1, "provenance": provenance()})
+    results = load([folder])
+    assert [launch.name for launch in results.launches] == [folder.name]
+    assert [row.case for row in results.rows] == [CASE]
+
+
+def test_a_launch_resumed_and_killed_is_read_from_its_journal(tmp_path):
+    path = write(tmp_path, one_launch())
+    more = document("w1-r0", 1, {CASE: record(), "measured later": record()})
+    write_journal(path.parent, more)
+    os.utime(path, (1, 1))
+    assert [row.case for row in load([tmp_path]).rows] == [CASE, "measured later"]
+
+
+@pytest.mark.parametrize("journal_s", [0, 1])
+def test_a_result_that_is_no_older_is_preferred_to_the_journal(tmp_path, journal_s):
+    path = write(tmp_path, one_launch())
+    journal = path.with_name("journal.jsonl")
+    journal.write_text("not read")
+    os.utime(journal, (journal_s, journal_s))
+    os.utime(path, (1, 1))
+    assert len(load([tmp_path]).rows) == 1
+
+
+def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_path):
+    strong_tree(tmp_path)
+    whole = load([tmp_path])
+    assert whole.unread == []
+    first, second = sorted(tmp_path.glob("launches/*/result.json"))[:2]
+    for path in (first, second):
+        os.truncate(path, 100)
+    write_journal(first.parent, one_launch())
+    os.utime(first.parent / "journal.jsonl", (0, 0))  # older than the result that was cut
+    found = load([tmp_path])
+    assert len(found.launches) == len(whole.launches) - 1
+    assert first.parent.name in [launch.path.parent.name for launch in found.launches]
+    (why,) = found.unread
+    assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
+    shown = str(page(found, series_of(found.rows), 0.7))
+    assert "Not in this report, for it cannot be read: " in shown
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path):
+    strong_tree(tmp_path)
+    for path in tmp_path.glob("launches/*/result.json"):
+        os.truncate(path, 100)
+    with pytest.raises(ValueError, match="perhaps cut short"):
+        load([tmp_path])
+
+
+def test_a_folder_given_twice_is_read_once(tmp_path):
+    write(tmp_path, one_launch())
+    assert len(load([tmp_path, tmp_path]).rows) == 1
+
+
+def test_a_missing_path_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: no such file or folder"):
+        load([tmp_path / "nowhere"])
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no launch"):
+        load([tmp_path])
+
+
+def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
+    text = json.dumps(one_launch())
+    path = tmp_path / "cut.json"
+    for length in range(0, len(text) - 1, 97):
+        path.write_text(text[:length])
+        with pytest.raises(ValueError, match=r"cut\.json"):
+            load([path])
+
+
+@pytest.mark.parametrize(
+    ("campaign", "sentence"),
+    [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
+     ('{"schema": 1, "launches": [3]}', "launches holds 3"), ("{", "cut short")],
+)  # fmt: skip
+def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
+    write(tmp_path, one_launch())
+    (tmp_path / "campaign.json").write_text(campaign)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load([tmp_path])
+    assert "campaign.json" in str(caught.value)
