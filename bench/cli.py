@@ -74,7 +74,11 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
         ladder.claim()
-        return _measure(ladder, as_json=as_json)
+        try:
+            return _measure(ladder, as_json=as_json)
+        except KeyboardInterrupt:
+            click.echo(f"All measured so far is kept in {folder}; run it again.", err=True)
+            raise
 
 
 def _say_waiting() -> None:

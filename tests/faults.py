@@ -9,7 +9,6 @@ import argparse
 import importlib
 import platform
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -148,8 +147,6 @@ def main() -> int:
     if lacking:
         sys.stderr.write("\n".join([*lacking, ""]))
         return EXIT_MISSING
-    # A shell's background job ignores Ctrl-C, and so would all that it starts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.write(head() + "\n")
     started = time.perf_counter()
     seen = []

@@ -247,6 +247,8 @@ def not_rebuilt(folder: Path) -> Seen:
 
 
 def interrupted(folder: Path) -> Seen:
+    # A shell's background job ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     launched.suite(folder)
     with launched.started(folder) as launch:
         driver = launched.begin_ladder(launch, "sleep", FAULT_RANK="all")
@@ -261,6 +263,7 @@ def interrupted(folder: Path) -> Seen:
         launch.wait()
         second = launch.ended()
     kept = list(first.ends("case"))
+    printed = (folder / "out-0.log").read_text()
     said = (
         f"all processes ended; exit {first.codes[0]}; kept: {len(kept)} case; run again: "
         f"{len(second.measured)} cases, exit {second.codes[1]}"
@@ -271,7 +274,8 @@ def interrupted(folder: Path) -> Seen:
         within_5_s=took < INTERRUPTED_S,
         exit_130=first.codes == [130],
         finished_case_kept=kept == [BEFORE],
-        no_traceback="Traceback" not in (folder / "out-0.log").read_text(),
+        says_so="is kept in results/fault; run it again." in printed,
+        no_traceback="Traceback" not in printed,
         resumed=second.codes[1:] == [0] and second.measured == [BEFORE, FAULTY, AFTER],
     )
     return Seen(found.text, found.holds, took)
