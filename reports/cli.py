@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
 MAX_LINES = 60
+MAX_GAPS = 8
 # A spreadsheet runs text that begins so, and imported tables bring text of others.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -89,6 +90,7 @@ def report(
     _say_unequal_ranks(series)
     for why in results.unread:
         click.echo(f"left out: {why}", err=True)
+    _say_lost(results)
     code = 1 if results.unread else 0
     if as_csv or as_json:
         _print_records(series, as_csv)
@@ -123,6 +125,17 @@ def _say_unequal_ranks(series: "list[Series]") -> None:
             f"warning: {flag}; measure every size with one --threads-per-rank to judge scaling",
             err=True,
         )
+
+
+def _say_lost(results: "Results") -> None:
+    from reports.facts import lost
+
+    gaps = lost(results)
+    for what, why, launches in gaps[:MAX_GAPS]:
+        # What follows is a reason, with its traceback: the page has room for it.
+        click.echo(f"not measured: {what} in {launches}: {why.partition(':')[0]}", err=True)
+    if len(gaps) > MAX_GAPS:
+        click.echo(f"not measured: {len(gaps) - MAX_GAPS} gaps more; the page has all", err=True)
 
 
 def _print_records(series: "list[Series]", as_csv: bool) -> None:

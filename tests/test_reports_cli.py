@@ -104,6 +104,21 @@ def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
     assert "8 threads at world size 1, 1 at 8</td>" in page
 
 
+def test_what_was_lost_is_named_on_stderr_without_its_traceback(tmp_path):
+    cut = document("w1-r0", 1, {"a": record()})
+    cut["lockstep"] |= {
+        "expected": ["a", *(f"lost[{number}]" for number in range(2))],
+        "failed": [{"case": "lost[0]", "reason": "rank 1 on n1 (cpu): OSError\nTraceback"}],
+        "skipped": [{"case": "fp16", "reason": "a CPU has no fp16"}],
+    }
+    write(tmp_path, cut)
+    for options in ((), ("--csv",)):
+        assert run(report, tmp_path, *options).stderr.splitlines() == [
+            "not measured: lost[0] in w1-r0: failed",
+            "not measured: lost[1] in w1-r0: expected, but the launch holds no result",
+        ]
+
+
 def test_csv_is_data_on_stdout_and_nothing_else(tmp_path):
     done = run(report, strong_tree(tmp_path), "--csv")
     records = list(csv.DictReader(io.StringIO(done.stdout)))
