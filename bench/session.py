@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import pytest
 
-from bench import journal, preflight, sizes, workloads, world
+from bench import blame, journal, preflight, sizes, workloads, world
 from bench.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from bench.harness import Harness
 from bench.journal import Journal
@@ -42,19 +42,7 @@ EXIT_STOPPED = 75
 EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
-MAX_BLAMED = 8
 MIN_PATIENCE_S = 60.0
-# What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
-SIGNS_OF_ANOTHERS_FAULT = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "wait timeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "did not answer",
-)
 
 
 @dataclass
@@ -439,31 +427,10 @@ class LaunchSession:
         }
 
     def _blame(self, found: list[Any]) -> str:
-        """Return what each rank that did not pass says, with its host and device.
-
-        What a rank did itself comes first, what it only suffered from the others last.
-        """
-        said: dict[int, list[str]] = {cause: [] for cause in range(3)}
-        for rank, f in enumerate(found):
-            where = self._where(rank)
-            if f is None:
-                said[1].append(f"{where} did not answer in time{self._its_stacks(rank)}")
-            elif f["outcome"] == "skipped":
-                said[1].append(f"{where} skips, but not all ranks do: {f['reason']}")
-            elif f["outcome"] == "failed":
-                is_consequence = any(sign in f["reason"] for sign in SIGNS_OF_ANOTHERS_FAULT)
-                said[2 if is_consequence else 0].append(f"{where}: {f['reason']}")
-        texts = [text for cause in said.values() for text in cause]
-        more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
-        return "\n".join(texts[:MAX_BLAMED] + more)
-
-    def _its_stacks(self, rank: int) -> str:
-        path = self.settings.journal_path
-        return f"; its stacks, if it could write them: {stacks_file(path, rank)}" if path else ""
+        return blame.blame(found, self.provenance["ranks"], self.settings.journal_path)
 
     def _where(self, rank: int) -> str:
-        facts = self.provenance["ranks"][rank]
-        return f"rank {rank} on {facts['host']} ({facts['device']})"
+        return blame.where(rank, self.provenance["ranks"])
 
 
 def join(settings: Settings) -> LaunchSession:

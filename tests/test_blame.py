@@ -1,0 +1,72 @@
+"""Who is blamed: what a rank did itself before what it suffered, equal on all ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import blame
+
+RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
+PASSED = {"outcome": "passed", "reason": ""}
+
+
+def failed(reason):
+    return {"outcome": "failed", "reason": reason}
+
+
+def skipped(reason):
+    return {"outcome": "skipped", "reason": reason}
+
+
+def test_a_rank_is_named_with_its_host_and_device():
+    assert blame.where(5, RANKS) == "rank 5 on n1 (cuda:1)"
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ([], []),
+        ([PASSED, PASSED], []),
+        ([PASSED, failed("ValueError: no")], ["rank 1 on n0 (cuda:1): ValueError: no"]),
+        (
+            [None, PASSED],
+            [
+                "rank 0 on n0 (cuda:0) did not answer in time; its stacks, if it could write "
+                "them: here/stacks/out-rank-0.txt"
+            ],
+        ),
+        (
+            [PASSED, skipped("no bf16")],
+            ["rank 1 on n0 (cuda:1) skips, but not all ranks do: no bf16"],
+        ),
+        (
+            [failed("RuntimeError: [gloo] Connection closed by peer"), skipped("x"), failed("own")],
+            [
+                "rank 2 on n0 (cuda:2): own",
+                "rank 1 on n0 (cuda:1) skips, but not all ranks do: x",
+                "rank 0 on n0 (cuda:0): RuntimeError: [gloo] Connection closed by peer",
+            ],
+        ),
+    ],
+)
+def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
+    assert blame.blame(found, RANKS, Path("here/out.jsonl")).splitlines() == lines
+
+
+@pytest.mark.parametrize("sign", blame.SIGNS_OF_ANOTHERS_FAULT)
+def test_every_sign_of_anothers_fault_comes_last(sign):
+    found = [failed(f"RuntimeError: {sign} after 3 s"), failed("AssertionError")]
+    first, last = blame.blame(found, RANKS, None).splitlines()
+    assert first == "rank 1 on n0 (cuda:1): AssertionError"
+    assert sign in last
+
+
+def test_no_stacks_are_promised_without_a_journal():
+    assert blame.blame([None], RANKS, None) == "rank 0 on n0 (cuda:0) did not answer in time"
+
+
+@pytest.mark.parametrize(("num_failed", "last"), [(8, "rank 7 on "), (12, "and 4 ranks more")])
+def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
+    lines = blame.blame([failed("x")] * num_failed, RANKS, None).splitlines()
+    assert len(lines) == min(num_failed, blame.MAX_BLAMED + 1)
+    assert lines[-1].startswith(last)
