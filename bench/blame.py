@@ -6,6 +6,8 @@ from typing import Any
 
 from bench.watchdog import stacks_file
 
+EXIT_LOST = 70
+EXIT_OUT_OF_STEP = 76
 MAX_BLAMED = 8
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
 SIGNS_OF_ANOTHERS_FAULT = (
@@ -52,6 +54,36 @@ def blame(
     texts = [text for cause in said.values() for text in cause]
     more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
     return "\n".join(texts[:MAX_BLAMED] + more)
+
+
+def parted(
+    cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
+) -> tuple[int, str] | None:
+    """Return the exit code and the reason why ranks cannot begin a case; None where they can.
+
+    The list alone decides: a rank that came too late finds itself silent in it, as all others do.
+
+    Args:
+        cases: What each rank is about to run; None where it was silent.
+        ranks: The ranks' part of the provenance.
+        timeout_s: How long they were waited for.
+    """
+    first = next(rank for rank, case in enumerate(cases) if case is not None)
+    case = cases[first]
+    astray = (rank for rank, other in enumerate(cases) if other not in (None, case))
+    if (rank := next(astray, None)) is not None:
+        return EXIT_OUT_OF_STEP, (
+            f"{where(rank, ranks)} is at {cases[rank]} while rank {first} is at {case}; nothing "
+            "measured from here on could be trusted"
+        )
+    silent = [rank for rank, other in enumerate(cases) if other is None]
+    if not silent:
+        return None
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    return EXIT_LOST, (
+        f"{where(silent[0], ranks)}{more}, awaited at {case}, did not come within "
+        f"{timeout_s:g} s; see its log"
+    )
 
 
 def _its_stacks(rank: int, journal_path: Path | None) -> str:

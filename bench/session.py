@@ -24,6 +24,7 @@ from typing import Any, Literal
 import pytest
 
 from bench import blame, journal, preflight, sizes, workloads, world
+from bench.blame import EXIT_LOST
 from bench.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from bench.harness import Harness
 from bench.journal import Journal
@@ -36,10 +37,8 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 4
-EXIT_LOST = 70
 EXIT_IO = 74
 EXIT_STOPPED = 75
-EXIT_OUT_OF_STEP = 76
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
 MIN_PATIENCE_S = 60.0
@@ -233,13 +232,9 @@ class LaunchSession:
         if not there:
             return
         cases = [other and other["case"] for other in there]
-        if any(case != nodeid for case in cases):
-            rank = next(r for r, case in enumerate(cases) if case != nodeid)
-            self.end(
-                EXIT_OUT_OF_STEP if cases[rank] else EXIT_LOST,
-                f"{self._where(rank)} is at {cases[rank] or 'no case'} while rank "
-                f"{self.world.rank} is at {nodeid}; nothing measured from here on could be trusted",
-            )
+        ranks = self.provenance["ranks"]
+        if ending := blame.parted(cases, ranks, self.settings.timeout_s):
+            self.end(*ending)
         elif there[0]["broken"]:
             self.end(EXIT_IO, there[0]["broken"])
         elif there[0]["stop"]:

@@ -70,3 +70,31 @@ def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
     lines = blame.blame([failed("x")] * num_failed, RANKS, None).splitlines()
     assert len(lines) == min(num_failed, blame.MAX_BLAMED + 1)
     assert lines[-1].startswith(last)
+
+
+@pytest.mark.parametrize(
+    ("cases", "expected"),
+    [
+        (["x"], None),
+        (["x", "x", "x"], None),
+        (["x", "y", "x", "z"], (76, "rank 1 on n0 (cuda:1) is at y while rank 0 is at x; ")),
+        (["x", None, "y"], (76, "rank 2 on n0 (cuda:2) is at y while rank 0 is at x; ")),
+        ([None, None, "x", "y"], (76, "rank 3 on n0 (cuda:3) is at y while rank 2 is at x; ")),
+        (
+            ["x", "x", None],
+            (70, "rank 2 on n0 (cuda:2), awaited at x, did not come within 2.5 s; see its log"),
+        ),
+        (
+            [None, "x", None, None],
+            (70, "rank 0 on n0 (cuda:0) and 2 more, awaited at x, did not come within 2.5 s; "),
+        ),
+    ],
+)
+def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, expected):
+    found = blame.parted(cases, RANKS, 2.5)
+    if expected is None:
+        assert found is None
+    else:
+        code, reason = expected
+        assert found[0] == code
+        assert found[1].startswith(reason)

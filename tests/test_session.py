@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import store
 
 from bench import journal
 from bench.metrics import relative_margin
@@ -555,3 +556,71 @@ def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_
     assert min(counts) >= 3
     assert all(count % 3 == 0 for count in counts)  # size smoke: batches of 3 rounds
     assert len(counts) > 1
+
+
+PARTING = """
+import os
+import time
+import pytest
+from bench.session import LaunchSession
+
+def measure(harness):
+    rank_round_s = harness.time(lambda: None)
+    harness.record(
+        rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
+    )
+
+@pytest.mark.cases("weak")
+def test_first(harness, request, workload, precision, local_batch):
+    def late(launch, nodeid):
+        time.sleep(5)
+        enter(launch, nodeid)
+
+    does, enter = os.environ["DOES"].split()[harness.world.rank], LaunchSession.enter
+    if does == "late":
+        LaunchSession.enter = late
+    if does == "other":
+        items = request.session.items
+        items[1:] = reversed(items[1:])
+    measure(harness)
+
+@pytest.mark.cases("weak")
+def test_second(harness, workload, precision, local_batch):
+    measure(harness)
+
+@pytest.mark.cases("weak")
+def test_third(harness, workload, precision, local_batch):
+    measure(harness)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "reason"),
+    [
+        (
+            "waits late other",
+            76,
+            r"rank 2 on \S+ \(cpu.*\) is at \S+::test_third\[\S+ while rank 0 is at "
+            r"\S+::test_second\[",
+        ),
+        (
+            "waits late waits",
+            70,
+            r"rank 1 on \S+ \(cpu.*\), awaited at \S+::test_second\[\S+, did not come within 3 s; "
+            "see its log",
+        ),
+    ],
+)
+def test_ranks_that_part_end_alike_and_a_late_one_is_not_called_astray(
+    run_ranks, tmp_path, does, code, reason
+):
+    arguments = [*own_cases(tmp_path, PARTING), "--comm-timeout=3", "--case-budget=20"]
+    with store(tmp_path) as (address, _):  # outside the ranks, of which some are late
+        variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
+        ended = run_ranks(
+            [arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path), DOES=does, **variables
+        )
+    assert [rank.returncode for rank in ended] == [code] * 3, ended[0].stdout
+    assert re.search(reason, ended[0].stdout)
+    if code == 70:
+        assert all(re.search(rf"^lockstep: {reason}$", rank.stderr, re.M) for rank in ended)
