@@ -330,12 +330,13 @@ class LaunchSession:
 
     def leave(self) -> None:
         """End a case: keep how, count its time no longer, and mend what it left out of step."""
+        # First: a slow disk is no fault of the case, whose time may be nearly over.
+        self.watchdog.arm(self.patience_s)
+        self.control.deadline = None
         if self.pending and not self.case_failed:
             self.keep(self.pending)
             self.num_left -= 1
         self.pending = None
-        self.watchdog.arm(self.patience_s)
-        self.control.deadline = None
         if self.ending is None and self.case_failed and self.world.world_size > 1:
             self._recover()
         else:

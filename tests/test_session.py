@@ -624,3 +624,32 @@ def test_ranks_that_part_end_alike_and_a_late_one_is_not_called_astray(
     assert re.search(reason, ended[0].stdout)
     if code == 70:
         assert all(re.search(rf"^lockstep: {reason}$", rank.stderr, re.M) for rank in ended)
+
+
+SLOW_DISK = """
+import os
+import time
+import pytest
+
+def slow(descriptor):
+    os.fsync = fsync
+    time.sleep(6)
+
+fsync = os.fsync
+
+@pytest.mark.cases("weak")
+def test_slow_disk(harness, workload, precision, local_batch):
+    rank_round_s = harness.time(lambda: None)
+    harness.record(
+        rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
+    )
+    os.fsync = slow  # of what is kept of this case, once all phases are over
+"""
+
+
+def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_path):
+    arguments = [*own_cases(tmp_path, SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
+    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " 1 passed" in ended.stdout
+    assert list(kept(tmp_path, "case")) == ["test_slow_disk"]
