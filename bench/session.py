@@ -30,7 +30,7 @@ from bench.harness import Harness
 from bench.journal import Journal
 from bench.options import Settings
 from bench.record import SCHEMA_VERSION
-from bench.timing import ReplayClock
+from bench.timing import ReplayClock, synchronise
 from bench.watchdog import GRACE_S, Watchdog, stacks_file
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -337,13 +337,16 @@ class LaunchSession:
             self.keep(self.pending)
             self.num_left -= 1
         self.pending = None
-        if self.ending is None and self.case_failed and self.world.world_size > 1:
+        if self.ending is None and self.case_failed:
             self._recover()
         else:
             self.is_in_step = self.ending is None
 
     def _recover(self) -> None:
         """Build the process group again, or end the launch for its launcher to start it again."""
+        if self.world.world_size == 1:
+            self._probe()
+            return
         if self.world.backend != "gloo":
             self.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
             return
@@ -359,6 +362,19 @@ class LaunchSession:
         if blamed := self._blame(there):
             self.end(
                 EXIT_LOST, f"the process group could not be built again after a failure: {blamed}"
+            )
+        self.is_in_step = self.ending is None
+
+    def _probe(self) -> None:
+        """End the launch if its one rank can use its device no longer, as after a fault of CUDA."""
+        try:
+            synchronise(self.world.device)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.end(
+                EXIT_FAILED,
+                f"{self._where(self.world.rank)} has lost its device with a failed case "
+                f"({reason}); run again with --resume",
             )
         self.is_in_step = self.ending is None
 

@@ -653,3 +653,43 @@ def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 1 passed" in ended.stdout
     assert list(kept(tmp_path, "case")) == ["test_slow_disk"]
+
+
+BROKEN_DEVICE = """
+import os
+import pytest
+from bench import session
+
+def broken(device):
+    raise RuntimeError("CUDA error: device-side assert triggered\\nno more")
+
+@pytest.mark.cases("weak")
+def test_fails(harness, workload, precision, local_batch):
+    if os.environ["BREAKS"] == "yes":  # stands for a GPU, which no test has
+        session.synchronise = broken
+    raise AssertionError("wrong")
+
+@pytest.mark.cases("weak")
+def test_next(harness, workload, precision, local_batch):
+    rank_round_s = harness.time(lambda: None)
+    harness.record(
+        rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
+    )
+"""
+
+
+@pytest.mark.parametrize(("breaks", "measured"), [("no", ["test_next"]), ("yes", [])])
+def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
+    run_ranks, tmp_path, breaks, measured
+):
+    arguments = own_cases(tmp_path, BROKEN_DEVICE)
+    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path), BREAKS=breaks)
+    assert ended.returncode == 1
+    assert list(kept(tmp_path, "fail")) == ["test_fails"]
+    assert list(kept(tmp_path, "case")) == measured
+    said = re.search(
+        r"rank 0 on \S+ \(cpu.*\) has lost its device with a failed case \(CUDA error: device-side "
+        r"assert triggered\); run again with --resume",
+        ended.stdout,
+    )
+    assert bool(said) == (breaks == "yes")
