@@ -6,6 +6,7 @@ Never through a process group: ranks that are out of step there exchange data si
 import json
 import socket
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +43,17 @@ class Control:
         self.store = store
         self.deadline: float | None = None
         self._timeout_s = timeout_s
+        self._uses: Counter[str] = Counter()
 
     def exchange(self, name: str, value: Any, *, is_verdict: bool = False) -> list[Any]:
         """Give this rank's value, return every rank's, in the order of ranks.
 
         Rank 0 alone decides who was there: it collects until the time-out, or the end of the case
         that runs, and publishes the list, so all ranks see the same one. A rank that did not
-        answer stands as None.
+        answer stands as None. What was said in an earlier exchange of the same name is no answer.
 
         Args:
-            name: Unique in the session; the ranks that mean the same exchange name it alike.
+            name: The ranks that mean the same exchange name it alike, and use it equally often.
             value: JSON-serialisable, not None, a few KiB at most.
             is_verdict: Wait for all until the case must be over: the time-out is what a phase of
                 the case may have waited for another rank before.
@@ -63,6 +65,8 @@ class Control:
             return [value]
         from torch.distributed import DistNetworkError
 
+        self._uses[name] += 1
+        name = f"{name}/{self._uses[name]}"
         try:
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
             if self.rank == 0:

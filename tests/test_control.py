@@ -59,6 +59,21 @@ def test_values_pass_through_unharmed(server):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_what_was_said_before_under_a_name_is_no_answer(server):
+    def act(control):
+        first = control.exchange("rounds", [1, control.rank])
+        time.sleep(0.2 * control.rank)  # rank 0 must wait for the second value
+        return first, control.exchange("rounds", [2, control.rank])
+
+    assert at_once(ranks(server, 2, 30), act) == [([[1, 0], [1, 1]], [[2, 0], [2, 1]])] * 2
+
+
+def test_a_rank_that_uses_a_name_less_often_is_silent(server):
+    zero, one = ranks(server, 2, SHORT_S)
+    at_once([zero, one], lambda control: control.exchange("rounds", control.rank))
+    assert zero.exchange("rounds", 0) == [0, None]
+
+
 def test_a_silent_rank_stands_as_none_on_all_others(server):
     zero, one, _ = ranks(server, 3, SHORT_S)
     found = at_once([zero, one], lambda control: control.exchange("case", control.rank + 10))
@@ -90,7 +105,7 @@ def test_a_rank_that_comes_too_late_is_told_that_it_was_not_there(server):
 def test_without_rank_0_there_is_no_answer(server):
     _, one = ranks(server, 2, 0.1)
     with pytest.raises(
-        LostError, match=r"^rank 1 on \S+: rank 0 did not answer within 0.3 s in exchange 'x'; "
+        LostError, match=r"^rank 1 on \S+: rank 0 did not answer within 0.3 s in exchange 'x/1'; "
     ):
         one.exchange("x", 1)
 
@@ -123,7 +138,7 @@ def test_one_rank_needs_no_store():
 def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_second_more(server):
     zero, one, two = ranks(server, 3, 30)
     for control in (zero, one, two):
-        control.deadline = time.monotonic() + SHORT_S
+        control.deadline = time.monotonic() + 3 * SHORT_S
     start = time.monotonic()
     assert (
         at_once([zero, one], lambda control: control.exchange("call", "here"))
@@ -132,6 +147,19 @@ def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_seco
     with pytest.raises(LostError, match=r"^rank 2 on \S+: rank 0 did not answer within "):
         two.exchange("other", "here")
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(("is_verdict", "found"), [(True, [0, 1]), (False, [0, None])])
+def test_only_a_verdict_is_waited_for_until_the_case_must_be_over(server, is_verdict, found):
+    zero, late = ranks(server, 2, SHORT_S)
+    for control in (zero, late):
+        control.deadline = time.monotonic() + 6 * SHORT_S
+
+    def act(control):
+        time.sleep(3 * SHORT_S * control.rank)
+        return control.exchange("call", control.rank, is_verdict=is_verdict)
+
+    assert at_once([zero, late], act) == [found] * 2
 
 
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
