@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -146,7 +147,7 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
         config.pluginmanager.unregister(name="faulthandler")
     launch = config.stash[SESSION] = session.join(_settings(config))
     chosen = launch.prepare(expected)
-    launch.open_journal([item.nodeid for item in expected], _document(config))
+    launch.open_journal([session.case_of(item) for item in expected], _document(config))
     for item in chosen:
         item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=_study(item)))
     return chosen
@@ -170,7 +171,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = _launch_of(item)
     if launch is not None:
-        launch.enter(item.nodeid)
+        launch.enter(session.case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
 
@@ -199,21 +200,21 @@ def pytest_runtest_makereport(
 def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
     """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    own, is_first = report.outcome, not launch.case_failed
+    own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
     if report.when == "call" and own == "passed" and launch.journals and not _measured(benchmark):
         report.outcome, report.longrepr = "failed", "it recorded nothing; call harness.record"
     report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
     if report.outcome == "skipped":
-        launch.pending = {"kind": "skip", "case": item.nodeid, "reason": reason}
+        launch.pending = {"kind": "skip", "case": case, "reason": reason}
     elif report.outcome == "failed":
         if is_first:
-            launch.keep({"kind": "fail", "case": item.nodeid, "reason": reason})
+            launch.keep({"kind": "fail", "case": case, "reason": reason})
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
     elif report.when == "call" and _measured(benchmark):
         stats = benchmark.stats.as_dict()
-        launch.pending = {"kind": "case", "case": item.nodeid, "benchmark": stats}
+        launch.pending = {"kind": "case", "case": case, "benchmark": stats}
 
 
 def _measured(benchmark: Any) -> bool:
@@ -335,12 +336,19 @@ def _refuse(error: ValueError) -> NoReturn:
 
 def _exit(error: Exception, returncode: int) -> NoReturn:
     if not _is_voice():
-        if str(error).startswith(f"rank {world.placement().rank} "):  # what no other rank may know
-            sys.stderr.write(f"lockstep: {error}\n")
-            sys.stderr.flush()
+        rank = world.placement().rank
+        if str(error).startswith(f"rank {rank} "):  # what no other rank may know
+            _say(str(error))
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
         time.sleep(REFUSAL_S)
+        if not str(error).startswith("rank "):  # rank 0, still there, had no such reason to end
+            _say(f"rank {rank} on {socket.gethostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"lockstep: {sentence}\n")
+    sys.stderr.flush()
 
 
 def _settings(config: pytest.Config) -> options.Settings:

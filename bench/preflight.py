@@ -6,6 +6,7 @@ the machine did.
 
 import hashlib
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,26 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
     lists = control.exchange_all("collected/cases", [list(case_ids), _comparable(settings)])
     for rank, (ids, options) in enumerate(lists):
         _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
+
+
+def refuse_alike(control: Control, problem: str) -> None:
+    """Refuse on all ranks what any of them cannot do.
+
+    Args:
+        control: The launch's.
+        problem: This rank's, as a sentence; empty where it has none.
+
+    Raises:
+        ValueError: The first problem, with its rank and host where others have none or another.
+        RuntimeError: A rank did not answer.
+    """
+    there = control.exchange_all("problems", [problem, socket.gethostname()])
+    if all(said == there[0][0] for said, _ in there):
+        if problem:
+            raise ValueError(problem)
+        return
+    rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
+    raise ValueError(f"rank {rank} on {host}: {said}; give every rank the same files and options")
 
 
 def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:

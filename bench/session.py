@@ -114,8 +114,8 @@ class LaunchSession:
         Returns:
             The items left after those a resumed journal already holds.
         """
-        self._check_values(items)
-        preflight.compare(self.control, [item.nodeid for item in items], self.settings)
+        preflight.compare(self.control, [case_of(item) for item in items], self.settings)
+        preflight.refuse_alike(self.control, self._problem(items))
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
         if self.journals:
@@ -406,12 +406,17 @@ class LaunchSession:
                 self.control.part()
         self.watchdog.close()
 
-    def _check_values(self, items: list[pytest.Item]) -> None:
+    def _problem(self, items: list[pytest.Item]) -> str:
+        """Return what this rank cannot measure, and why; empty where it can all."""
         rows = [item.callspec.params for item in items]  # type: ignore[attr-defined]
-        for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
-            sizes.check_global_batch(batch, self.world.world_size)
-        for spec in {row["workload"] for row in rows if "workload" in row}:
-            workloads.make(spec)
+        try:
+            for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
+                sizes.check_global_batch(batch, self.world.world_size)
+            for spec in {row["workload"] for row in rows if "workload" in row}:
+                workloads.make(spec)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def _without_measured(self, items: list[pytest.Item]) -> list[pytest.Item]:
         path = self.settings.journal_path
@@ -422,7 +427,7 @@ class LaunchSession:
         leave_out = {"case", "skip"}
         if self.settings.skip_failed:
             leave_out |= {"fail", "begin"}
-        return [item for item in items if done.get(item.nodeid) not in leave_out]
+        return [item for item in items if done.get(case_of(item)) not in leave_out]
 
     def _launch_facts(self) -> dict[str, Any]:
         return {
@@ -466,6 +471,18 @@ def join(settings: Settings) -> LaunchSession:
 def patience_s(settings: Settings) -> float:
     """Return how long a rank may take, or wait, outside a case."""
     return max(MIN_PATIENCE_S, TIMEOUTS_FOR_RANK_0 * settings.timeout_s)
+
+
+def case_of(item: pytest.Item) -> str:
+    """Return a case's name, the same from whichever folder the suite is started.
+
+    pytest names an item from its root folder, and where the suite is installed as a package that
+    is a folder above both the suite and the current one.
+    """
+    suite = Path(__file__).parents[1]
+    if not item.path.is_relative_to(suite):
+        return item.nodeid
+    return f"{item.path.relative_to(suite).as_posix()}::{item.nodeid.partition('::')[2]}"
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
