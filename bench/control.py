@@ -71,7 +71,7 @@ class Control:
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
             if self.rank == 0:
                 return self._collect(name, self._end_of_rank_0(is_verdict))
-            return self._await_list(name, self._end_of_others(is_verdict))
+            return self._await_list(name, is_verdict)
         except DistNetworkError as error:
             reason = str(error).partition("\n")[0]
             raise LostError(f"{self._me()} lost the store ({reason})") from error
@@ -115,11 +115,16 @@ class Control:
         self.store.set(f"{name}/all", json.dumps(values))
         return values
 
-    def _await_list(self, name: str, end: float) -> list[Any]:
-        now = time.monotonic()
-        if not self._wait([f"{name}/all"], end):
+    def _await_list(self, name: str, is_verdict: bool) -> list[Any]:
+        begun, end = time.monotonic(), self._end_of_others(is_verdict)
+        # Within a case rank 0 may have failed on its way here, and be at the verdict already: it is
+        # waited for as it waits for the others, or they would come too late to that verdict.
+        is_alike = self.deadline is not None and not is_verdict
+        if (is_alike and not self._wait([f"{name}/0"], self._end_of_rank_0(is_verdict))) or (
+            not self._wait([f"{name}/all"], end)
+        ):
             raise LostError(
-                f"{self._me()}: rank 0 did not answer within {max(0.0, end - now):.1f} s in "
+                f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
                 f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
             )
         return list(json.loads(self.store.get(f"{name}/all")))

@@ -48,6 +48,30 @@ keep(harness, harness.time(lambda: time.sleep(own_s)))""")  # fmt: skip
     assert min(block["rank_round_s"][1]) >= 0.05
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_leaves_a_case_early_costs_a_time_out_and_not_the_session(
+    run_ranks, tmp_path, who
+):
+    leaves = case(
+        "leaves",
+        f"""\
+if harness.world.rank == {who}:
+    pytest.skip("no bf16 here")
+harness.exchange("room", 1)""",
+    )
+    good = case("good", "keep(harness, harness.time(int))")
+    arguments = own_cases(tmp_path, CASES + leaves + good)
+    limits = ["--comm-timeout=3", "--case-budget=200"]
+    ended = run_ranks([[*arguments, *limits]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_good"]
+    (failed,) = (
+        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    )
+    assert failed["reason"].startswith(f"rank {who} on ")
+    assert " skips, but not all ranks do: no bf16 here" in failed["reason"].splitlines()[0]
+
+
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()

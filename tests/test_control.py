@@ -162,6 +162,22 @@ def test_only_a_verdict_is_waited_for_until_the_case_must_be_over(server, is_ver
     assert at_once([zero, late], act) == [found] * 2
 
 
+def test_a_rank_0_that_failed_on_its_way_is_not_waited_for_until_the_case_must_be_over(server):
+    zero, one = ranks(server, 2, SHORT_S)
+    for control in (zero, one):
+        control.deadline = time.monotonic() + 60
+
+    def act(control):
+        if control is one:
+            with pytest.raises(LostError, match=r"^rank 1 on \S+: rank 0 did not answer within "):
+                control.exchange("support", 1)
+        return control.exchange("setup", control.rank, is_verdict=True)
+
+    start = time.monotonic()
+    assert at_once([zero, one], act) == [[0, 1]] * 2
+    assert time.monotonic() - start < 30
+
+
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
     address = tmp_path / "address"
     serving = subprocess.Popen(
