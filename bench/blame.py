@@ -56,6 +56,27 @@ def blame(
     return "\n".join(texts[:MAX_BLAMED] + more)
 
 
+def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rank called other collectives than rank 0; nothing where none did.
+
+    A collective that nobody waits for does not fail where it is called: the next case would meet
+    it in place of its own.
+
+    Args:
+        found: How many collectives each rank has called, as "collectives"; None where it was
+            silent.
+        ranks: The ranks' part of the provenance.
+    """
+    counts = {rank: end["collectives"] for rank, end in enumerate(found) if end is not None}
+    odd = next((rank for rank, count in counts.items() if count != counts[min(counts)]), None)
+    if odd is None:
+        return ""
+    return (
+        f"{where(odd, ranks)} has called {counts[odd]} collectives since the ranks last joined, "
+        f"{where(min(counts), ranks)} {counts[min(counts)]}; every rank must call the same ones"
+    )
+
+
 def parted(
     cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> tuple[int, str] | None:

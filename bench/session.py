@@ -289,15 +289,22 @@ class LaunchSession:
             return outcome, reason
         if outcome == "failed" and self.world.backend != "gloo" and not self.is_voice:
             self._say(reason)
-        own = {"outcome": outcome, "reason": reason[-MAX_REASON_CHARACTERS:]}
-        found = self._exchange(phase, own | {"broken": self.broken})
+        own = {
+            "outcome": outcome,
+            "reason": reason[-MAX_REASON_CHARACTERS:],
+            "broken": self.broken,
+            "collectives": world.num_collectives(),
+        }
+        found = self._exchange(phase, own)
         if self.ending:
             self.ending.say()  # now, for the teardown may hang
         if found and found[0] and found[0]["broken"]:
             self.end(EXIT_IO, found[0]["broken"])
         outcomes = {rank["outcome"] if rank else "silent" for rank in found}
         if len(outcomes) == 1 and outcome != "failed" and not self.ending:
-            return outcome, reason
+            uneven = "" if self.case_failed else blame.uneven(found, self.provenance["ranks"])
+            self.case_failed = self.case_failed or bool(uneven)
+            return ("failed", uneven) if uneven else (outcome, reason)
         self.case_failed = True
         silent = [rank for rank, given in enumerate(found) if given is None]
         if silent:

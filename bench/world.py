@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -214,6 +214,19 @@ def rebuild(world: World, epoch: int) -> None:
     n = world.world_size
     if float(total) != n * (n - 1) / 2:
         raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
+
+
+def num_collectives() -> int:
+    """Return in how many collectives of the process group this rank has taken part, or will have.
+
+    Those still under way count: a backend counts them as they are called.
+    """
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return 0
+    group: Any = distributed.group.WORLD
+    return int(group._get_sequence_number_for_group())  # noqa: SLF001, torch has no public name
 
 
 def leave() -> None:

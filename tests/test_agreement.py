@@ -1,6 +1,7 @@
 """What ranks of own cases must agree on: real ranks of a copy of the suite, cases written here."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -70,6 +71,36 @@ harness.exchange("room", 1)""",
     )
     assert failed["reason"].startswith(f"rank {who} on ")
     assert " skips, but not all ranks do: no bf16 here" in failed["reason"].splitlines()[0]
+
+
+def test_a_collective_too_many_that_nobody_waits_for_fails_its_own_case(run_ranks, tmp_path):
+    surplus = case(
+        "surplus",
+        """\
+keep(harness, harness.time(int))
+if harness.world.rank == 1:
+    PENDING.append(distributed.all_reduce(torch.full((4,), 1000.0), async_op=True))""",
+    )
+    # The sum would be that of rank 0's ones and rank 1's thousands of the case before.
+    good = case(
+        "good",
+        """\
+ones = torch.ones(4)
+distributed.all_reduce(ones)
+assert ones.tolist() == [2.0] * 4
+keep(harness, harness.time(int))""",
+    )
+    head = "import torch\nfrom torch import distributed\nPENDING = []\n"
+    arguments = own_cases(tmp_path, head + CASES + surplus + good)
+    limits = ["--comm-timeout=5", "--case-budget=60"]
+    ended = run_ranks([[*arguments, *limits]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_good"]
+    (failed,) = (
+        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    )
+    assert "::test_surplus[" in failed["case"]
+    assert re.match(r"rank 1 on \S+ \(cpu\) has called \d+ collectives since ", failed["reason"])
 
 
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):

@@ -98,3 +98,22 @@ def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, expe
         code, reason = expected
         assert found[0] == code
         assert found[1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([7, 7, 7], ""),
+        ([7, None, 7], ""),
+        (
+            [7, 8, 7],
+            "rank 1 on n0 (cuda:1) has called 8 collectives since the ranks last joined, "
+            "rank 0 on n0 (cuda:0) 7; every rank must call the same ones",
+        ),
+        ([None, 7, 6], "rank 2 on n0 (cuda:2) has called 6 collectives since the ranks last "),
+    ],
+)
+def test_a_rank_that_called_other_collectives_is_named(counts, expected):
+    found = [None if count is None else {"collectives": count} for count in counts]
+    assert blame.uneven(found, RANKS).startswith(expected)
+    assert bool(blame.uneven(found, RANKS)) == bool(expected)
