@@ -84,7 +84,7 @@ cd "$results"
 image=/images/lockstep.sif
 image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
     local now hash recorded kept=$jobs/image.sha256
-    now=$(stat --dereference --format='%n %s %Y' -- "$image" 2>/dev/null) || {
+    now=$(stat --dereference --format='%n %s %Y %Z %i' -- "$image" 2>/dev/null) || {
         say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
         return 78
     }
