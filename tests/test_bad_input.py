@@ -322,6 +322,12 @@ NAMES = {
     "name: workload": Row(
         "run smoke -n --workload mlp:depth", "workload 'mlp:depth': 'depth' is not key="
     ),
+    "name: workload that exits": Row(
+        "run smoke -n --workload sys:exit", "workload 'sys:exit' raised SystemExit; it must name a"
+    ),
+    "name: workload that is a command": Row(
+        "run smoke -n --workload os:system", "workload 'os:system' raised TypeError: .*'command'"
+    ),
     "name: built-in site": Row(
         "init --site exmple", "^no built-in site 'exmple'; choose from exam"
     ),
@@ -714,6 +720,7 @@ SESSIONS = {
         "^no workload 'resnet19': did you mean resnet18 or", "-k weak --workload resnet19"
     ),
     "workload: option": Session("takes no option 'wide'", "-k weak --workload mlp:wide=3"),
+    "workload: exits": Session("^workload 'sys:exit' raised Sy", "-k weak --workload sys:exit"),
     "journal: no folder": Session(
         "cannot write /proc/x/journal.jsonl: .*; give --journal a folder",
         "-k weak --journal /proc/x/journal.jsonl",

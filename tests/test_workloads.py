@@ -1,5 +1,6 @@
 """The models that are measured: sizes, costs, determinism, and how one's own is added."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,29 @@ def ridge(features: int = 3) -> Workload:
 
 def not_a_workload():
     return 3
+
+
+def fails():
+    raise RuntimeError("boom\\nand more")
+
+
+def exits():
+    raise SystemExit(0)
+
+
+def waits():
+    raise KeyboardInterrupt
+
+
+def judges(rows: int = 0):
+    raise ValueError("rows must be above 0")
+
+
+def needs(columns):
+    return columns
+
+
+number = 3
 """
 
 
@@ -184,6 +208,11 @@ def test_a_spec_is_a_name_and_options(spec: str, parts: tuple[str, dict[str, obj
         ("gpt:seq=65", "up to 64, got 65"),
         ("no.such.module:thing", "No module named 'no'"),
         ("bench.workloads.mlp:nothing", "no attribute 'nothing'"),
+        (".:x", "'.:x' cannot be loaded: TypeError: "),
+        ("os:system", "raised TypeError: .*'command'"),
+        ("os.path:join", "raised TypeError: "),
+        ("sys:exit", "raised SystemExit; it must name a function"),
+        ("builtins:dict", "is of type type, no function of Python"),
     ],
 )
 def test_a_wrong_spec_is_refused_in_one_sentence(spec: str, says: str) -> None:
@@ -209,9 +238,52 @@ def test_ones_own_workload_is_named_by_module_and_callable(own_module: Path) -> 
     assert flop_per_item(workload) == 2 * (2 * 5)
 
 
-def test_a_callable_of_something_else_is_refused(own_module: Path) -> None:
-    with pytest.raises(ValueError, match="it must return a"):
-        workloads.make("ownmodels:not_a_workload")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("not_a_workload", "made a int;"),
+        ("number", "is of type int, no function of Python;"),
+        ("fails", "raised RuntimeError: boom;"),
+        ("exits", "raised SystemExit: 0;"),
+        ("needs", "raised TypeError: .* missing 1 required positional argument: 'columns';"),
+    ],
+)
+def test_ones_own_code_that_makes_no_workload_is_refused(
+    name: str, says: str, own_module: Path
+) -> None:
+    rule = "it must name a function that returns a bench.workloads.Workload, .*$"
+    with pytest.raises(ValueError, match=f"^workload 'ownmodels:{name}' {says} {rule}") as caught:
+        workloads.make(f"ownmodels:{name}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def x(:", r"SyntaxError: .*\(ownbroken.py, line 1\)"),
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("", "AttributeError: module 'ownbroken' has no attribute 'x'"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_imported_is_named(
+    text: str, says: str, own_module: Path
+) -> None:
+    (own_module / "ownbroken.py").write_text(text)
+    importlib.invalidate_caches()
+    sys.modules.pop("ownbroken", None)
+    with pytest.raises(ValueError, match=f"^workload 'ownbroken:x' cannot be loaded: {says}; it "):
+        workloads.make("ownbroken:x")
+
+
+def test_what_ones_own_workload_says_of_an_option_is_said_with_its_name(own_module: Path) -> None:
+    with pytest.raises(ValueError, match=r"^workload 'ownmodels:judges': rows must be above 0$"):
+        workloads.make("ownmodels:judges")
+
+
+def test_an_interrupt_while_a_workload_is_made_interrupts(own_module: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        workloads.make("ownmodels:waits")
 
 
 def test_ones_own_workload_is_found_by_its_entry_point(own_module: Path) -> None:

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.metadata
 import inspect
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,13 +73,38 @@ def make(spec: str) -> Workload:
     name, options = parse(spec)
     builder = _find_builder(name)
     _check_options(spec, builder, options)
-    workload = builder(**options)
+    workload = _build(spec, builder, options)
     if not isinstance(workload, Workload):
-        raise ValueError(
-            f"workload {spec!r} made a {type(workload).__name__}; it must return a "
-            "bench.workloads.Workload"
-        )
+        raise _refusal(spec, f"made a {type(workload).__name__}")
     return Workload(**{**vars(workload), "name": spec})
+
+
+def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object:
+    try:
+        return builder(**options)
+    except ValueError as error:  # as Builder asks: about an option's value
+        said = _first_line(error) or "raised ValueError"
+        raise ValueError(f"workload {spec!r}: {said}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the user's code: it may exit, too
+        raise _refusal(spec, f"raised {_said(error)}") from error
+
+
+def _refusal(spec: str, what: str) -> ValueError:
+    """Return the error for a user's own code that is no workload, or makes none."""
+    return ValueError(
+        f"workload {spec!r} {what}; it must name a function that returns a "
+        "bench.workloads.Workload, with a default for each parameter not given as key=value"
+    )
+
+
+def _said(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, _first_line(error))))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def parse(spec: str) -> tuple[str, dict[str, int | str]]:
@@ -106,7 +132,7 @@ def _find_builder(name: str) -> Builder:
         return _load(TABLE[name])
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
-            return entry.load()  # type: ignore[no-any-return]
+            return _load(f"{entry.module}:{entry.attr}")
     if ":" in name:
         return _load(name)
     return _load("bench.workloads.torchvision_models:builder")(name)  # type: ignore[call-arg,return-value]
@@ -127,13 +153,19 @@ def _load(target: str) -> Builder:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-        return getattr(module, attribute)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"workload {target!r} cannot be loaded: {error}") from error
+        return operator.attrgetter(attribute)(module)  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the user's code: it may exit, too
+        raise _refusal(target, f"cannot be loaded: {_said(error)}") from error
 
 
 def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -> None:
-    allowed = inspect.signature(builder).parameters
+    try:
+        allowed = inspect.signature(builder).parameters
+    except (TypeError, ValueError):
+        kind = type(builder).__name__
+        raise _refusal(spec, f"is of type {kind}, no function of Python") from None
     for key, value in options.items():
         if key not in allowed:
             takes = ", ".join(allowed) or "none"
