@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+# How a reason names the rank whose words follow.
+WHO = r"rank \d+ on \S+ \(.*?\)"
+
 if TYPE_CHECKING:
     from bench.campaign import Campaign, Launch
     from bench.folder import Outcome
@@ -144,13 +147,22 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
     log = ladder.results.launch(outcome.name) / "log.txt"
     for failed in outcome.failed:
         click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
-    click.echo(f"{outcome.name} is not complete; its output: {log}", err=True)
+    # Where each case has ended, their reasons say it all.
+    is_cut = outcome.remaining or not outcome.failed
+    why = f": {outcome.ended}" if outcome.ended and is_cut else ""
+    click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
 
 
 def _gist(reason: str) -> str:
-    """Return the errors of a reason without their tracebacks, each once."""
-    raised = r"^E +(\S*Error\b.*)$"
-    absent = r"^(rank \d+ on \S+ \(.*\) (?:skips|did not answer).*)$"
-    found = re.findall(f"{raised}|{absent}", reason, re.MULTILINE)
-    said = dict.fromkeys("".join(groups) for groups in found)
-    return "; ".join(said) or reason.strip().splitlines()[-1]
+    """Return what each rank says in a reason, itself named, without its traceback."""
+    parts = re.split(rf"^(?={WHO}(?::| skips| did not)|and \d+ ranks more$)", reason, flags=re.M)
+    return "; ".join(dict.fromkeys(_own_words(part.strip()) for part in parts if part.strip()))
+
+
+def _own_words(said: str) -> str:
+    """Return who speaks and the last error of its traceback, or the last line without one."""
+    # pytest marks the lines of each error with an E; the first of them names it.
+    errors = re.findall(r"^E +(.*)\n?(?:^E(?: .*)?\n?)*", said, re.MULTILINE)
+    words = str(errors[-1]) if errors else said.splitlines()[-1]
+    who = re.match(f"{WHO}: ", said)
+    return words if who is None or words.startswith(who[0]) else who[0] + words

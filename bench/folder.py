@@ -34,6 +34,7 @@ class Outcome:
         in_flight: The case that was begun and has not ended.
         failed: Cases that failed, each with its reason.
         complete: Whether every expected case was measured or skipped.
+        ended: The last words of a session that was just made, which no journal has.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Outcome:
     in_flight: str | None = None
     failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
+    ended: str = ""
 
 
 def take_lock(file: IO[str], folder: Path) -> bool:

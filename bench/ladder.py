@@ -6,6 +6,7 @@ rebuilt from it, and the launch's output. What they hold is never measured again
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ class Ladder:
             before = after
             words = self._start(launch, on_progress, after=words)
             after = self.outcome(launch)
-        return after
+        return dataclasses.replace(after, ended=words)
 
     def _start(
         self,

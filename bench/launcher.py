@@ -48,7 +48,7 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
 
 
 def last_words(log: Path, start: int) -> str:
-    """Return what tells why a launch ended: a rank's own words, else torchrun's; or nothing.
+    """Return what tells why a launch ended: the ranks' own words, else torchrun's; or nothing.
 
     Args:
         log: The output of one launch or more.
@@ -57,12 +57,20 @@ def last_words(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
         text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    if said := re.search(r"^lockstep: (rank .*)$", text, re.MULTILINE):
-        words = said[1]
-    elif found := re.search(
+    said = re.search(r"^lockstep: (rank .*)$", text, re.MULTILINE)
+    root = re.search(
         r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", text, re.MULTILINE | re.DOTALL
-    ):
-        words = f"rank {found[1]} ended with {_how(int(found[2]))}"
+    )
+    # Why pytest ended, in rank 0's words; of a rank that was killed it knows only the silence.
+    told = re.search(
+        r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", text, re.MULTILINE
+    )
+    if said:
+        words = said[1]
+    elif told and not (root and int(root[2]) < 0):
+        words = told[1]
+    elif root:
+        words = f"rank {root[1]} ended with {_how(int(root[2]))}"
     else:
         return ""
     return "".join(c if c.isprintable() else " " for c in words)[:MAX_WORDS_CHARACTERS]

@@ -115,14 +115,26 @@ def test_help_shows_examples_that_name_the_command(folder, arguments):
         ("no traceback\nbut a sentence", "but a sentence"),
         (
             "rank 0 on n1 (cpu): f()\nE   ValueError: bad\nE   assert 1\n\nf.py:3: ValueError",
-            "ValueError: bad",
+            "rank 0 on n1 (cpu): ValueError: bad",
         ),
         (
             "rank 0 on n1 (H100): f()\nE       torch.DistError: lost\n\nf.py:3: DistError\n"
             "rank 1 on n2 (H100) did not answer",
-            "torch.DistError: lost; rank 1 on n2 (H100) did not answer",
+            "rank 0 on n1 (H100): torch.DistError: lost; rank 1 on n2 (H100) did not answer",
         ),
-        ("rank 0 on n (cpu): E\nE  OSError: x\nrank 1 on n (cpu): E\nE  OSError: x", "OSError: x"),
+        (
+            "rank 0 on n (cpu): E\nE  OSError: x\nrank 1 on n (cpu): E\nE  OSError: x",
+            "rank 0 on n (cpu): OSError: x; rank 1 on n (cpu): OSError: x",
+        ),
+        (
+            "rank 1 on n (cpu): f()\nE   SystemExit: 0\n\nf.py:3: SystemExit\nand 3 ranks more",
+            "rank 1 on n (cpu): SystemExit: 0; and 3 ranks more",
+        ),
+        (
+            "rank 1 on n (cpu): f()\nE   KeyError: 1\n\nDuring ...\nE   Odd: 2\nE\nE   more: 3",
+            "rank 1 on n (cpu): Odd: 2",
+        ),
+        ("rank 1 on n (A (B)): f()\nE   assert 1 == 2", "rank 1 on n (A (B)): assert 1 == 2"),
     ],
 )
 def test_the_gist_of_a_failure_is_its_errors(reason, gist):

@@ -411,7 +411,8 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     assert "a fault of rank 1" in outcome["failed"][0]["reason"]
     assert re.search(
         r"^w2-r0: bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
-        r"AssertionError: a fault of rank 1$",
+        r"rank 0 on \S+ \(cpu\): it recorded nothing; call harness\.record; "
+        r"rank 1 on \S+ \(cpu\): AssertionError: a fault of rank 1$",
         ended.stderr,
         re.MULTILINE,
     )
@@ -421,6 +422,29 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
     (measured,) = json.loads(result.read_text())["benchmarks"]
     assert measured["name"].startswith("test_weak_scaling[")
+
+
+@pytest.mark.slow
+def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
+    (tmp_path / "ladder.toml").write_text(
+        'schema = 1\nname = "test"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'
+        'size = "smoke"\ndevice = "cuda"\n'
+    )
+    ended = subprocess.run(
+        lockstep_run(),
+        cwd=tmp_path,
+        env=clean_environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert re.search(
+        r"^w2-r0 is not complete: rank \d on \S+: local rank \d needs GPU \d, but 0 are .*; "
+        r"its output: results/test/launches/w2-r0/log\.txt$",
+        ended.stderr,
+        re.MULTILINE,
+    ), ended.stderr
 
 
 CRASHING = """
