@@ -91,6 +91,18 @@ def test_three_sizes_are_refused_with_the_reason(cited):
     assert "3 distinct sizes (1, 2, 4)" in json.loads(done.stdout)["refused"]
 
 
+def test_cases_of_equal_factors_are_told_apart_by_their_tests(tmp_path):
+    cases = [f"test_{name}[workload=mlp-global_batch=64]" for name in ("mine", "strong_scaling")]
+    for size in (1, 2):
+        measured = {name: record("strong", size, 0.1 / size) for name in cases}
+        write(tmp_path, document(f"w{size}-r0", size, measured))
+    with pytest.raises(ValueError, match=r"choose one by --case: ") as refused:
+        run(predict, tmp_path)
+    assert str(refused.value).endswith("; ".join(cases))
+    for name in cases:
+        assert run(predict, tmp_path, "--case", name).return_value == 0
+
+
 def test_several_series_ask_for_a_case_and_name_them(cited):
     with pytest.raises(ValueError, match=r"several series; choose one by --case: .*kempner"):
         run(predict, cited, "--at", 8)

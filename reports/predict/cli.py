@@ -1,6 +1,7 @@
 """The command `lockstep predict`."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,9 @@ def _chosen(results: "Results", case: str | None) -> "Series":
 
 
 def _names(series: "list[Series]") -> str:
-    """Return the names parted by semicolons, since a name may hold commas."""
-    names = [_name(one) for one in series]
+    """Return the names parted by semicolons, since a name may hold commas; a shared one in full."""
+    uses = Counter(map(_name, series))
+    names = [_name(one) if uses[_name(one)] == 1 else one.case for one in series]
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return "; ".join([*names[:MOST_NAMES], *more])
 
