@@ -115,6 +115,7 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
 
     missing = ladder.missing()
     click.echo(_summary(ladder.campaign, len(missing)), err=True)
+    ladder.write_results()
     outcomes = []
     with View(ladder, missing) as view:
         for launch in missing:

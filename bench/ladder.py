@@ -63,6 +63,14 @@ class Ladder:
         """Return the launches that still lack a case, in the order they are made."""
         return self.results.missing(self.campaign, plan(self.campaign))
 
+    def write_results(self) -> None:
+        """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
+        for launch in plan(self.campaign):
+            path = self.results.journal(launch.name)
+            result = path.with_name("result.json")
+            if path.exists() and _is_older(result, path):
+                self.results.write_result(launch.name)
+
     def claim(self) -> None:
         """Write the campaign beside its results, or refuse to mix it with another's.
 
@@ -152,6 +160,10 @@ class Ladder:
                 on_progress(launch, len(journal.outcomes(path)))
             if process.returncode is not None:
                 return
+
+
+def _is_older(file: Path, other: Path) -> bool:
+    return not file.exists() or file.stat().st_mtime_ns < other.stat().st_mtime_ns
 
 
 def _late_ranks(folder: Path, begun: float) -> str:

@@ -176,6 +176,38 @@ def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
     assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
 
 
+def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
+    keep(rungs, W2, ("case", "a"), expected="a")
+    rungs.write_results()
+    result = rungs.results.launch(W2.name) / "result.json"
+    (kept,) = json.loads(result.read_text())["benchmarks"]
+    assert kept["name"] == "a"
+    result.write_text("{}")
+    rungs.write_results()
+    assert result.read_text() == "{}"  # newer than the journal: nothing to do
+    os.utime(result, (1, 1))
+    rungs.write_results()
+    assert json.loads(result.read_text())["benchmarks"] == [kept]
+    assert not rungs.results.launch(W1.name).exists()
+
+
+@pytest.mark.slow
+def test_a_run_with_nothing_to_measure_makes_a_missing_result(tmp_path, clean_environ):
+    (tmp_path / "ladder.toml").write_text(
+        'schema = 1\nname = "test"\nstudies = ["strong", "collective"]\nworld_sizes = [2]\n'
+        'repeats = 1\nsize = "smoke"\nthreads_per_rank = 1\n'
+    )
+    there = Ladder(campaign(world_sizes=[2]), tmp_path / "results" / "test")
+    there.claim()
+    keep(there, W2, ("case", "a"), ("skip", "b"))
+    ended = subprocess.run(
+        lockstep_run(), cwd=tmp_path, env=clean_environ, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, "0 launches to make" in ended.stderr) == (0, True), ended.stderr
+    result = there.results.launch(W2.name) / "result.json"
+    assert [one["name"] for one in json.loads(result.read_text())["benchmarks"]] == ["a"]
+
+
 def test_one_driver_at_a_time(tmp_path):
     script = (
         "import sys; from pathlib import Path; from bench.ladder import only_driver\n"
