@@ -102,9 +102,9 @@ def stored(results: Results) -> tuple[Campaign, Site]:
     """
     campaign, path = results.claimed(), results.jobs_folder / SITE_FILE
     if campaign is None or not path.exists():
-        raise ValueError(
-            f"{results.path}: no jobs were sent from here; lockstep submit CAMPAIGN --site SITE"
-        )
+        ran_here = campaign is not None and not results.jobs_folder.exists()
+        todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
+        raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
     kept = {key: value for key, value in campaign.items() if key != "launches"}
     try:
         site = Site.model_validate(json.loads(path.read_text(encoding="utf-8")))

@@ -184,6 +184,11 @@ FILES = {
     "folder: a file": Row("collect x", "^x is a file; give the results folder", {"x": ""}),
     "folder: empty": Row("cancel .", r"^\. holds no campaign; give the results folder"),
     "folder: nothing sent": Row("resume .", "no jobs were sent from here; lockstep submit CAMP"),
+    "folder: run here": Row(
+        "resume .",
+        "no jobs were sent from here; run lockstep run again$",
+        {"campaign.json": '{"schema": 1}', "launches/w1-r0/journal.jsonl": ""},
+    ),
     "folder: below a file": Row("run smoke --to x/y", "x/y/smoke: Not a directory", {"x": ""}, 3),
     "script: not there": Row("lint gone.sh", r"^gone\.sh: No such file or directory; give a batch"),
     "script: a device": Row("lint /dev/zero", "^/dev/zero: over 4194304 bytes"),
