@@ -104,7 +104,7 @@ class Campaign(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = Field(alias="schema", description="version of this format")
+    schema_version: inputs.SchemaVersion
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="name of its results folder: letters, digits and . _ -",

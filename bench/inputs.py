@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from bench import files
 
@@ -29,6 +29,20 @@ WORDS = {
     "too_short": "the list is empty; give at least 1 item",
     "string_too_short": "the text is empty; write one, or leave the key out",
 }
+
+
+def _whole(value: Any) -> Any:
+    # Python's true and 1.0 equal 1, and so would pass for it.
+    if isinstance(value, bool | float):
+        raise ValueError("input should be 1")
+    return value
+
+
+SchemaVersion = Annotated[
+    Literal[1],
+    BeforeValidator(_whole),
+    Field(alias="schema", description="version of this format"),
+]
 
 
 def load(source: str, model: type[Model], built_in: Mapping[str, Path], **changes: Any) -> Model:

@@ -146,7 +146,7 @@ class Site(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = Field(alias="schema", description="version of this format")
+    schema_version: inputs.SchemaVersion
     name: Line = Field(description="the centre or machine")
     partition: Word | None = Field(default=None, description="partition of all jobs")
     partitions: dict[Word, Partition] = Field(

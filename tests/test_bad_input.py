@@ -202,6 +202,12 @@ KEYS = {
         'size = "smoke"\nname = "x"\n',
         "not a TOML file: key 'name' is given twice, on lines 2 and 7; keep one$",
     ),
+    "key: schema of a campaign": campaign(
+        "schema = 1", "schema = true", "schema = true: input should be 1$"
+    ),
+    "key: schema of a site": site(
+        "schema = 1", "schema = 1.0", r"bad\.toml: schema = 1\.0: input should be 1$"
+    ),
     "key: misspelt": campaign("repeats", "repeat", r"unknown key 'repeat'; did you mean 'repeats'"),
     "key: unknown": campaign("repeats", "colour", "unknown key 'colour'; known keys: schema, name"),
     "key: of two lines": campaign("repeats", r'"a\nb"', r"unknown key 'a\\nb'; known keys: "),
@@ -353,6 +359,14 @@ OPTIONS = {
         result(), "no series has the baseline 0", "report x.json --baseline 0"
     ),
     "option: threshold 2": report(result(), "'--threshold': 2.0 is", "report x.json --threshold 2"),
+    "option: price inf": report(
+        result(),
+        "^--cost-per-gpu-hour inf is no price; give one from 0 to",
+        "report x.json --cost-per-gpu-hour inf",
+    ),
+    "option: price nan": report(
+        result(), "^--cost-per-gpu-hour nan is no", "report x.json --cost-per-gpu-hour nan"
+    ),
     "option: threshold nan": report(
         result(), "^--threshold nan is", "report x.json --threshold nan"
     ),
