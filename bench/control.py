@@ -7,6 +7,8 @@ import json
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,8 @@ class Control:
     Attributes:
         deadline: When the case that runs must be over, on this rank's monotonic clock in seconds;
             None between cases. All ranks leave the exchange that begins a case together.
+        bounded: What an exchange between cases runs in, each in one of its own; a case that runs
+            has a bound already.
     """
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
@@ -42,6 +46,7 @@ class Control:
         self.world_size = world_size
         self.store = store
         self.deadline: float | None = None
+        self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
 
@@ -63,6 +68,10 @@ class Control:
         """
         if self.world_size == 1:
             return [value]
+        with self.bounded() if self.deadline is None else nullcontext():
+            return self._exchange(name, value, is_verdict)
+
+    def _exchange(self, name: str, value: Any, is_verdict: bool) -> list[Any]:
         from torch.distributed import DistNetworkError
 
         self._uses[name] += 1

@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,6 +92,9 @@ class LaunchSession:
     broken: str = ""
     ending: Ending | None = None
     is_in_step: bool = False
+
+    def __post_init__(self) -> None:
+        self.control.bounded = self._bounded
 
     @property
     def is_voice(self) -> bool:
@@ -183,8 +186,9 @@ class LaunchSession:
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"this host does not see {path.parent}, where rank 0 writes")
+        watchdog = Watchdog(stacks_file(path, self.world.rank))
         self.watchdog.close()
-        self.watchdog = Watchdog(stacks_file(path, self.world.rank))
+        self.watchdog = watchdog
         self.watchdog.arm(self.patience_s)
 
     def _open_journal(self, path: Path) -> None:
@@ -225,10 +229,7 @@ class LaunchSession:
             gc.freeze()
         # Rank 0 looks for all: a shared file system may show the others an older folder.
         stop = self.is_voice and self._is_stop_asked()
-        # A frozen store keeps no time-out: by then it has not answered, and the rank ends.
-        self.watchdog.arm(TIMEOUTS_FOR_RANK_0 * self.settings.timeout_s)
         there = self._exchange("enter", {"case": nodeid, "stop": stop, "broken": self.broken})
-        self.watchdog.arm(self.patience_s)
         if not there:
             return
         cases = [other and other["case"] for other in there]
@@ -258,6 +259,16 @@ class LaunchSession:
         except LostError as error:
             self.end(EXIT_LOST, str(error))
             return []
+
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Give one exchange between cases its time, whatever those before it took of theirs."""
+        # A frozen store keeps no time-out: by then it has not answered, and the rank ends.
+        self.watchdog.arm(TIMEOUTS_FOR_RANK_0 * self.settings.timeout_s)
+        try:
+            yield
+        finally:
+            self.watchdog.arm(self.patience_s)
 
     def end(self, code: int, reason: str) -> None:
         """End the launch before its next case; the first reason counts."""
@@ -465,13 +476,18 @@ def join(settings: Settings) -> LaunchSession:
         RuntimeError: The ranks do not meet, or a GPU is missing.
     """
     watchdog = Watchdog(None)
-    watchdog.arm(patience_s(settings))
-    joined = world.join(
-        settings.timeout_s,
-        device=settings.device,
-        threads_per_rank=settings.threads_per_rank,
-        nccl_timeout_s=settings.budget_s + 2 * GRACE_S,
-    )
+    # One after the other it may wait for the store, for rank 0, and for the process group.
+    watchdog.arm(2 * patience_s(settings))
+    try:
+        joined = world.join(
+            settings.timeout_s,
+            device=settings.device,
+            threads_per_rank=settings.threads_per_rank,
+            nccl_timeout_s=settings.budget_s + 2 * GRACE_S,
+        )
+    except BaseException:
+        watchdog.close()
+        raise
     return LaunchSession(settings, joined, ReplayClock(), watchdog)
 
 

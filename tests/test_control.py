@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -176,6 +177,24 @@ def test_a_rank_0_that_failed_on_its_way_is_not_waited_for_until_the_case_must_b
     start = time.monotonic()
     assert at_once([zero, one], act) == [[0, 1]] * 2
     assert time.monotonic() - start < 30
+
+
+def test_every_exchange_between_cases_runs_in_a_bound_of_its_own_and_none_within_a_case(server):
+    zero, one = ranks(server, 2, 30)
+    seen = []
+
+    @contextmanager
+    def bounded():
+        seen.append("begins")
+        yield
+        seen.append("ends")
+
+    zero.bounded = bounded
+    at_once([zero, one], lambda control: [control.exchange(name, 1) for name in ("a", "b")])
+    assert seen == ["begins", "ends"] * 2
+    zero.deadline = one.deadline = time.monotonic() + 30
+    at_once([zero, one], lambda control: control.exchange("c", 1))
+    assert seen == ["begins", "ends"] * 2
 
 
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):

@@ -695,3 +695,55 @@ def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
         ended.stdout,
     )
     assert bool(said) == (breaks == "yes")
+
+
+SILENT_RANK_0 = """
+import faulthandler
+import os
+import time
+import pytest
+from bench import preflight, session, world
+
+session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
+PARTS = {
+    "join": (world, "join"),
+    "start": (preflight, "gather_provenance"),
+    "recovery": (world, "rebuild"),
+}
+part, is_rank_0 = os.environ["PART"], os.environ["RANK"] == "0"
+
+def silent(*arguments, **options):
+    faulthandler.cancel_dump_traceback_later()
+    time.sleep(24)
+    os._exit(9)
+
+def slow(act):
+    def late(*arguments, **options):
+        found = act(*arguments, **options)
+        time.sleep(2)
+        return found
+    return late
+
+if is_rank_0:
+    setattr(*PARTS[part], silent)
+if part == "start":  # so that rank 0 is lost in the second exchange
+    preflight.compare = slow(preflight.compare)
+if part == "join" and not is_rank_0:  # as from a slow disk
+    world.provenance.usable_cores = slow(world.provenance.usable_cores)
+
+@pytest.mark.cases("weak")
+def test_fails(harness, workload, precision, local_batch):
+    raise AssertionError("wrong")
+"""
+
+
+@pytest.mark.parametrize(("part", "code"), [("join", 78), ("start", 78), ("recovery", 70)])
+def test_a_rank_0_lost_between_cases_is_named_before_patience_ends(run_ranks, tmp_path, part, code):
+    arguments = [*own_cases(tmp_path, SILENT_RANK_0), "--comm-timeout=3", "--case-budget=20"]
+    with store(tmp_path) as (address, _):
+        variables = {"LOCKSTEP_STORE": address, "LOCKSTEP_STORE_PREFIX": "launch"}
+        _, one = run_ranks(
+            [arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path), PART=part, **variables
+        )
+    assert one.returncode == code, one.stderr
+    assert re.search(r"^lockstep: rank 1 on \S+: rank 0 did not answer within ", one.stderr, re.M)
