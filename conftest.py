@@ -289,23 +289,25 @@ def _end(launch: session.LaunchSession) -> NoReturn:
     """End this process with the code that says why, whatever the ranks still wait for."""
     assert launch.ending is not None
     code = launch.ending.code
-    if code == EXIT_STOPPED:
-        # Once one rank has ended, a launcher kills those still on their way out, and with them
-        # the exit code. All that is to be written is: they end at once, together.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        launch.close()
-    else:
-        _last_word(launch)
-    os._exit(code)
+    try:
+        if code == EXIT_STOPPED:
+            # Once one rank has ended, a launcher kills those still on their way out, and with them
+            # the exit code. All that is to be written is: they end at once, together.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            launch.close()
+        else:
+            _last_word(launch)
+    finally:
+        os._exit(code)
 
 
 def _last_word(launch: session.LaunchSession) -> None:
     """Say why, also where there is no summary, and let rank 0 and the watchdogs go first."""
     assert launch.ending is not None
-    launch.watchdog.disarm()
+    launch.watchdog.arm(launch.patience_s)  # nobody may read what is said here
     launch.ending.say()
     time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)
-    launch.watchdog.close()
+    launch.watchdog.close(launch.end_s)
 
 
 def _flush(config: pytest.Config) -> None:

@@ -107,6 +107,11 @@ class LaunchSession:
         return patience_s(self.settings)
 
     @property
+    def end_s(self) -> float | None:
+        """How long this process may take to end; None where others may go on in it."""
+        return end_s(self.settings, self.world)
+
+    @property
     def control(self) -> Control:
         """What this rank tells the others through the store."""
         return self.world.control
@@ -415,14 +420,17 @@ class LaunchSession:
 
     def close(self) -> None:
         """Leave the other ranks."""
+        self.watchdog.arm(self.patience_s)
         gc.unfreeze()
-        if self.journal:
-            self.journal.close()
-        if self.is_in_step or not self.num_cases:
-            world.leave()
-            with contextlib.suppress(LostError):  # all that was to be written is
-                self.control.part()
-        self.watchdog.close()
+        try:
+            if self.journal:
+                self.journal.close()
+            if self.is_in_step or not self.num_cases:
+                world.leave()
+                with contextlib.suppress(LostError):  # all that was to be written is
+                    self.control.part()
+        finally:
+            self.watchdog.close(self.end_s)
 
     def _problem(self, items: list[pytest.Item]) -> str:
         """Return what this rank cannot measure, and why; empty where it can all."""
@@ -475,6 +483,7 @@ def join(settings: Settings) -> LaunchSession:
         ValueError: The launcher's variables or an option's value are wrong.
         RuntimeError: The ranks do not meet, or a GPU is missing.
     """
+    place = world.placement()
     watchdog = Watchdog(None)
     # One after the other it may wait for the store, for rank 0, and for the process group.
     watchdog.arm(2 * patience_s(settings))
@@ -486,7 +495,7 @@ def join(settings: Settings) -> LaunchSession:
             nccl_timeout_s=settings.budget_s + 2 * GRACE_S,
         )
     except BaseException:
-        watchdog.close()
+        watchdog.close(end_s(settings, place))
         raise
     return LaunchSession(settings, joined, ReplayClock(), watchdog)
 
@@ -494,6 +503,14 @@ def join(settings: Settings) -> LaunchSession:
 def patience_s(settings: Settings) -> float:
     """Return how long a rank may take, or wait, outside a case."""
     return max(MIN_PATIENCE_S, TIMEOUTS_FOR_RANK_0 * settings.timeout_s)
+
+
+def end_s(settings: Settings, place: world.Placement) -> float | None:
+    """Return how long a rank may take to end, which its launcher waits for.
+
+    None for a single process: it may be a notebook, which goes on after its measurement.
+    """
+    return patience_s(settings) if place.world_size > 1 else None
 
 
 def case_of(item: pytest.Item) -> str:

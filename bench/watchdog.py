@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import os
+import signal
 from pathlib import Path
 from typing import IO
 
@@ -43,13 +44,39 @@ class Watchdog:
         """Count no longer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def close(self) -> None:
-        """Count no longer, and leave no empty file."""
-        self.disarm()
+    def close(self, end_s: float | None = None) -> None:
+        """Count no longer, or only until this process has ended, and leave no empty file.
+
+        Args:
+            end_s: Within this time from now on the process is to end; None where it goes on.
+        """
+        if end_s is None:
+            self.disarm()
+        else:
+            _guard_end(end_s)
         if self._file.closed:
             return
-        self._file.close()
-        if self._path is not None and not self._path.stat().st_size:
-            self._path.unlink()
-            with contextlib.suppress(OSError):  # the last of the ranks finds it empty
-                self._path.parent.rmdir()
+        # The disk may be gone, or another rank have tidied up: no reason to end otherwise.
+        with contextlib.suppress(OSError):
+            own = os.fstat(self._file.fileno())
+            self._file.close()
+            if self._path is not None and not own.st_size:
+                _remove(self._path, own)
+
+
+def _guard_end(end_s: float) -> None:
+    """End this process if it does not end itself: hooks, threads and destructors may wait.
+
+    Its stacks go to standard error, for the file of stacks may be on a disk that is gone. Where
+    Python has ended and a library's destructor waits, the kernel's timer is all that is left.
+    """
+    file = open(os.dup(2), "a", encoding="utf-8")  # noqa: PTH123, SIM115, open to the end
+    faulthandler.dump_traceback_later(end_s + GRACE_S, exit=True, file=file)
+    signal.setitimer(signal.ITIMER_REAL, end_s + 2 * GRACE_S)
+
+
+def _remove(path: Path, own: os.stat_result) -> None:
+    """Remove a file unless its name is another's by now, and its folder with the last of them."""
+    if os.path.samestat(own, path.stat()):
+        path.unlink()
+        path.parent.rmdir()

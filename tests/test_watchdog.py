@@ -1,0 +1,192 @@
+"""The watchdog: processes that overrun end by it, those that do not are left alone."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import session
+from bench.options import Settings
+from bench.watchdog import GRACE_S, Watchdog, stacks_file
+from bench.world import Placement
+
+ROOT = Path(__file__).parents[1]
+# Far beyond the bound, so that a process that its watchdog forgot is told from a slow machine.
+HANG_S = 120
+
+SCRIPT = """
+import atexit, ctypes, threading, time
+from pathlib import Path
+from bench.watchdog import Watchdog
+
+def overrun():
+    time.sleep(600)
+
+watchdog = Watchdog({path})
+{deed}
+"""
+
+
+def run(tmp_path, deed, path=None):
+    """Run a deed in a process of its own, which `watchdog` watches over."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SCRIPT.format(path=f"Path({str(path)!r})" if path else None, deed=deed),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_an_overrun_ends_the_process_and_leaves_its_stacks_in_the_file(tmp_path):
+    path = tmp_path / "stacks.txt"
+    ended = run(tmp_path, "watchdog.arm(0.1)\noverrun()", path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
+    assert " in overrun\n" in path.read_text()
+
+
+@pytest.mark.slow
+def test_without_a_file_the_stacks_go_to_standard_error_whatever_stands_in_its_place(tmp_path):
+    replaced = "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 2)"
+    ended = run(tmp_path, f"{replaced}\nwatchdog.arm(0.1)\noverrun()")
+    assert ended.returncode == 1
+    assert " in overrun\n" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "watchdog.disarm()",
+        "watchdog.close()",
+        "watchdog.arm(600)",  # the latest counts
+        "watchdog.close(600)",
+    ],
+)
+def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
+    path = tmp_path / "stacks.txt"
+    sleep = f"watchdog.arm(0.1)\n{deed}\ntime.sleep(0.3 + {GRACE_S})"
+    ended = run(tmp_path, sleep, path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "atexit.register(overrun)",
+        "threading.Thread(target=overrun).start()",
+        "class Slow:\n    __del__ = lambda self: overrun()\nslow = Slow()",
+    ],
+    ids=["hook", "thread", "destructor"],
+)
+def test_who_hangs_at_its_end_is_ended_with_its_stacks_on_standard_error(tmp_path, deed):
+    path = stacks_file(tmp_path / "journal.jsonl", 1)
+    path.parent.mkdir()
+    ended = run(tmp_path, f"{deed}\nwatchdog.close(0.1)", path)
+    assert ended.returncode == 1
+    assert " in overrun\n" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_who_hangs_once_python_has_ended_is_ended_by_the_kernel(tmp_path):
+    hang = "c = ctypes.CDLL(None); c.__cxa_atexit(c.pause, None, None)"
+    ended = run(tmp_path, f"{hang}\nwatchdog.close(0.1)")
+    assert (ended.returncode, ended.stdout) == (-signal.SIGALRM, "")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = stacks_file(tmp_path / "journal.jsonl", 1)
+    path.parent.mkdir()
+    yield path
+    faulthandler.cancel_dump_traceback_later()
+
+
+def test_an_empty_file_and_an_empty_folder_are_removed(folder):
+    other = folder.with_name("other.txt")
+    other.write_text("stacks")
+    first, second = Watchdog(folder), Watchdog(folder.with_name("second.txt"))
+    first.close()
+    assert sorted(folder.parent.iterdir()) == [other, folder.with_name("second.txt")]
+    other.unlink()
+    second.close()
+    assert not folder.parent.exists()
+    second.close()  # a second time does no harm
+
+
+def test_a_file_that_another_rank_removed_is_no_error(folder):
+    watchdog = Watchdog(folder)
+    folder.unlink()
+    folder.parent.rmdir()
+    watchdog.close()
+    assert not folder.parent.exists()
+
+
+def test_a_file_of_the_same_name_that_is_anothers_stays(folder):
+    first = Watchdog(folder)
+    folder.unlink()
+    second = Watchdog(folder)
+    first.close()
+    assert folder.exists()
+    second.close()
+    assert not folder.exists()
+
+
+def test_what_stands_in_the_file_stays(folder):
+    folder.write_text("stacks of an earlier launch")
+    Watchdog(folder).close()
+    assert folder.read_text() == "stacks of an earlier launch"
+
+
+def settings(timeout_s):
+    """Return the settings of a launch that has this time-out, and nothing else."""
+    made = object.__new__(Settings)
+    object.__setattr__(made, "timeout_s", timeout_s)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "patience_s"), [(0.5, 60.0), (20.0, 60.0), (20.5, 61.5), (300.0, 900.0)]
+)
+def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
+    timeout_s, patience_s
+):
+    assert session.patience_s(settings(timeout_s)) == patience_s
+    # A single process may be a notebook, where nothing may be left to end it.
+    assert session.end_s(settings(timeout_s), Placement()) is None
+    assert session.end_s(settings(timeout_s), Placement(1, 1, 2, 2)) == patience_s
+
+
+@pytest.mark.slow
+def test_a_process_that_could_not_join_is_not_ended_later(tmp_path):
+    deed = """
+from bench import session, world
+session.MIN_PATIENCE_S = 0.1
+def fail(*args, **kwargs):
+    raise RuntimeError("no GPU")
+world.join = fail
+class Settings:
+    timeout_s = budget_s = 0.01
+    device = threads_per_rank = None
+try:
+    session.join(Settings())
+except RuntimeError:
+    overrun = lambda: time.sleep(0.5 + {grace_s})
+overrun()
+print("goes on")
+"""
+    ended = run(tmp_path, deed.format(grace_s=GRACE_S))
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n")
