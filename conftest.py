@@ -25,8 +25,10 @@ from bench.watchdog import GRACE_S
 
 LAST_WORD_S = 2 * GRACE_S
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
-# Plugins of pytest and others that write a file at the end, of which there is one.
-WRITERS = ("LogXML", "ReportLogPlugin", "LFPlugin", "NFPlugin", "StepwisePlugin")
+# Options of pytest and its plugins that name a file, of which there is one for all ranks.
+FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
+# Plugins of pytest that write a file without being asked.
+WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
 SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
@@ -37,6 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep", "Lockstep: how PyTorch DDP training scales")
     for name, arguments in options.OPTIONS.items():
         group.addoption(name, **arguments)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    # Before a plugin opens its file: later it would have to be taken out, which few of them bear.
+    if not _is_voice():
+        for name in FILES:
+            if hasattr(config.option, name):
+                setattr(config.option, name, None)
 
 
 @pytest.hookimpl(trylast=True)
