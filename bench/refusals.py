@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+OTHER_CASES = "ranks would run other cases than each other"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
 OPTIONS = {
     "numprocesses": ("-n", "each rank's workers would join as that rank", "start more ranks"),
@@ -19,13 +20,13 @@ OPTIONS = {
     "usepdb": ("--pdb", "a rank in a debugger keeps the others waiting", "measure one rank"),
     "trace": ("--trace", "a rank in a debugger keeps the others waiting", "measure one rank"),
     "basetemp": ("--basetemp", "ranks would delete each other's files", "leave it out"),
-    "random_order_bucket": (
-        "--random-order",
-        "ranks would run other cases than each other",
-        "leave it out",
-    ),
+    "random_order_enabled": ("--random-order", OTHER_CASES, "leave it out"),
+    "random_order_bucket": ("--random-order-bucket", OTHER_CASES, "leave it out"),
+    "random_order_seed": ("--random-order-seed", OTHER_CASES, "leave it out"),
 }
-RANDOMLY = ("pytest-randomly", "ranks would run other cases than each other", "give -p no:randomly")
+RANDOMLY = ("pytest-randomly", OTHER_CASES, "give -p no:randomly")
+# What pytest-random-order puts before the values of its options that nobody gave
+NOT_GIVEN = "default:"
 
 
 def refuse_options(config: pytest.Config) -> None:
@@ -40,7 +41,8 @@ def refuse_options(config: pytest.Config) -> None:
 
 def _given(config: pytest.Config) -> Iterator[tuple[str, str, str]]:
     for dest, refusal in OPTIONS.items():
-        if config.getoption(dest, None):
+        value = config.getoption(dest, None)
+        if value and not str(value).startswith(NOT_GIVEN):
             yield refusal
     if config.pluginmanager.hasplugin("randomly") and config.getoption("randomly_reorganize", True):
         yield RANDOMLY

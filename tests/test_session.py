@@ -489,6 +489,57 @@ def test_several_ranks_refuse_what_would_part_them(run_ranks, tmp_path, options,
     assert documents(tmp_path) == []
 
 
+# The options of plugins that write or shuffle, as these have them; installed is what counts.
+PLUGINS = """
+from pathlib import Path
+
+def pytest_addoption(parser):
+    parser.addoption("--html", dest="htmlpath")
+    parser.addoption("--json-report", action="store_true")
+    parser.addoption("--json-report-file", default=".report.json")
+    parser.addoption("--random-order", action="store_true", dest="random_order_enabled")
+    parser.addoption("--random-order-bucket", default="default:module")
+    parser.addoption("--random-order-seed", default="default:1")
+
+def pytest_configure(config):
+    if config.option.htmlpath:
+        Path(config.option.htmlpath).touch()
+    if config.option.json_report:
+        Path(config.option.json_report_file).touch()
+"""
+
+
+def test_rank_0_alone_writes_for_other_plugins_and_the_others_end_well(run_ranks, tmp_path):
+    (tmp_path / "plugins.py").write_text(PLUGINS)
+    ended = run_ranks(
+        [
+            [
+                *(*SMOKE, "-m", "collective", "-k", "broadcast and 4096", "-p", "plugins"),
+                *(f"--junitxml={rank}.xml", f"--html={rank}.html", f"--log-file={rank}.log"),
+                *("--json-report", f"--json-report-file={rank}.report"),
+            ]
+            for rank in range(2)
+        ],
+        tmp_path,
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
+    )
+    assert [rank.returncode for rank in ended] == [0, 0], ended[1].stderr
+    assert ended[1].stdout + ended[1].stderr == ""
+    written = sorted(path.name for path in tmp_path.glob("[01].*"))
+    assert written == ["0.html", "0.log", "0.report", "0.xml"]
+
+
+@pytest.mark.parametrize("option", ["", "-bucket=global", "-seed=1"])
+def test_a_random_order_is_refused_where_it_was_asked_for(run_ranks, tmp_path, option):
+    (tmp_path / "plugins.py").write_text(PLUGINS)
+    arguments = [*SMOKE, "-m", "strong", "-p", "plugins", f"--random-order{option}"]
+    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    (error,) = errors(zero)
+    name = option.partition("=")[0]
+    assert error.startswith(f"ERROR: --random-order{name} is not for several ranks: ranks would ")
+    assert [zero.returncode, one.returncode] == [4, 4]
+
+
 def own_cases(folder, text):
     """Put a file of cases beside a copy of the suite, and return the start of a session of it."""
     for name in ("conftest.py", "pyproject.toml"):
