@@ -17,6 +17,8 @@ from bench.provenance import SUITE_ROOT
 # A rank may print without end; what ends a launch stands at the end of its log.
 MAX_LOG_BYTES = 2**20
 MAX_WORDS_CHARACTERS = 300
+# torchrun takes the variable of this name for an option that its command leaves out.
+TORCHRUN_OPTIONS = "PET_"
 
 
 def torchrun(nproc: int) -> list[str]:
@@ -36,7 +38,11 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         threads_per_rank: CPU threads of a rank, as it will tell torch when it joins.
     """
     outer = {"LOCKSTEP_LAUNCHER", *world.STORE_VARIABLES, *world.VARIABLES["torchrun"]}
-    kept = {name: value for name, value in environ.items() if name not in outer}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in outer and not name.startswith(TORCHRUN_OPTIONS)
+    }
     # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
     if "lo" in (name for _, name in socket.if_nameindex()):
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -21,9 +21,10 @@ Path(f"rank{facts[0]}.txt").write_text(" ".join(facts))
 
 
 def test_ranks_forget_an_outer_launcher_and_keep_the_rest() -> None:
-    outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "HOME": "/home/me"}
-    environ = launcher.local_environment(outer | {"OMP_NUM_THREADS": "9"}, 3)
-    assert not {"RANK", "WORLD_SIZE", "LOCKSTEP_LAUNCHER"} & set(environ)
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "LOCKSTEP_LAUNCHER": "slurm", "PET_NNODES": "2"}
+    own = {"HOME": "/home/me", "OMP_NUM_THREADS": "9"}
+    environ = launcher.local_environment(outer | own, 3)
+    assert not set(outer) & set(environ)
     assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/home/me", "3")
     assert environ["GLOO_SOCKET_IFNAME"] == "lo"
 
@@ -76,7 +77,8 @@ def test_torchrun_starts_the_ranks_of_one_launch(tmp_path: Path) -> None:
     subprocess.run(
         [*launcher.torchrun(2), "-m", "rank"],
         cwd=tmp_path,
-        env=launcher.local_environment(os.environ, 1),
+        # An outer torchrun's options, with which this one would start no module.
+        env=launcher.local_environment(os.environ | {"PET_NO_PYTHON": "1"}, 1),
         check=True,
     )
     said = [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)]
