@@ -7,8 +7,8 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Control:
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
+        self._silent: set[int] = set()  # in the latest exchange, as all ranks were told
 
     def exchange(self, name: str, value: Any, *, is_verdict: bool = False) -> list[Any]:
         """Give this rank's value, return every rank's, in the order of ranks.
@@ -72,18 +73,16 @@ class Control:
             return self._exchange(name, value, is_verdict)
 
     def _exchange(self, name: str, value: Any, is_verdict: bool) -> list[Any]:
-        from torch.distributed import DistNetworkError
-
         self._uses[name] += 1
         name = f"{name}/{self._uses[name]}"
-        try:
+        with self._naming_a_lost_store():
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
             if self.rank == 0:
-                return self._collect(name, self._end_of_rank_0(is_verdict))
-            return self._await_list(name, is_verdict)
-        except DistNetworkError as error:
-            reason = str(error).partition("\n")[0]
-            raise LostError(f"{self._me()} lost the store ({reason})") from error
+                values = self._collect(name, self._end_of_rank_0(is_verdict))
+            else:
+                values = self._await_list(name, is_verdict)
+        self._silent = {rank for rank, given in enumerate(values) if given is None}
+        return values
 
     def exchange_all(self, name: str, value: Any) -> list[Any]:
         """Return every rank's value, as `exchange` does.
@@ -145,16 +144,33 @@ class Control:
     def part(self) -> None:
         """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
 
+        Where a rank was silent just before, nobody waits for it again.
+
         Raises:
             LostError: Rank 0 did not come in time, or the store is gone.
         """
-        there = self.exchange("leaving", "here")
-        if self.rank > 0:
-            self.store.set(f"left/{self.rank}", "")
+        if not self._silent:
+            self.exchange("leaving", "here")
+        with self._naming_a_lost_store():
+            if self.rank > 0:
+                self.store.set(f"left/{self.rank}", "")
+                return
+            given = {rank: f"left/{rank}" for rank in range(1, self.world_size)}
+            if left := [key for rank, key in given.items() if rank not in self._silent]:
+                self._wait(left, time.monotonic() + self._timeout_s)
+
+    @contextmanager
+    def _naming_a_lost_store(self) -> Iterator[None]:
+        if self.world_size == 1:
+            yield
             return
-        given = [f"left/{rank}" for rank, value in enumerate(there) if rank > 0 and value]
-        if given:
-            self._wait(given, time.monotonic() + self._timeout_s)
+        from torch.distributed import DistNetworkError
+
+        try:
+            yield
+        except DistNetworkError as error:
+            reason = str(error).partition("\n")[0]
+            raise LostError(f"{self._me()} lost the store ({reason})") from error
 
     def _wait(self, keys: list[str], end: float) -> bool:
         """Return whether all keys were there before a moment of the monotonic clock."""

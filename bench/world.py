@@ -5,6 +5,7 @@ Ranks come from torchrun's variables. A scheduler's are read only where the job 
 would otherwise wait for ranks that nobody started.
 """
 
+import contextlib
 import gc
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench import provenance
-from bench.control import Control
+from bench.control import Control, LostError
 
 if TYPE_CHECKING:
     import torch
@@ -255,7 +256,9 @@ def _device(
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
     answers = control.exchange("join", {"host": socket.gethostname(), "problem": problem})
     if refusal := _refusal(answers, timeout_s):
-        control.part()  # or rank 0 might take the store along before all have read the answers
+        # Or rank 0 might take the store along before all have read the answers.
+        with contextlib.suppress(LostError):
+            control.part()
         raise RuntimeError(refusal)
     if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")

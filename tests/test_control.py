@@ -112,16 +112,19 @@ def test_without_rank_0_there_is_no_answer(server):
 
 
 def test_ranks_part_when_all_are_there_and_rank_0_last(server):
-    ended = []
-
-    def act(control):
-        time.sleep(0.1 * control.rank)
-        control.part()
-        ended.append(control.rank)
-
-    at_once(ranks(server, 4, 30), act)
-    assert sorted(ended[:-1]) == [1, 2, 3]
-    assert ended[-1] == 0
+    zero, *others, late = ranks(server, 4, 30)
+    with ThreadPoolExecutor(4) as pool:
+        first, *waiting = [pool.submit(control.part) for control in (zero, *others)]
+        server.wait([f"leaving/1/{rank}" for rank in range(3)], timedelta(seconds=30))
+        # One is not there yet: none of the others may have gone.
+        assert not any(server.check([f"left/{rank}"]) for rank in range(1, 4))
+        assert not any(one.done() for one in (first, *waiting))
+        waiting.append(pool.submit(late.part))
+        first.result()
+        # Rank 0 may take the store along: by then each of the others has said that it left.
+        assert server.check([f"left/{rank}" for rank in (1, 2, 3)])
+        for one in waiting:
+            one.result()
 
 
 def test_a_rank_that_is_gone_is_waited_for_once(server):
@@ -129,6 +132,18 @@ def test_a_rank_that_is_gone_is_waited_for_once(server):
     start = time.monotonic()
     at_once([zero, one], Control.part)
     assert time.monotonic() - start < 2 * SHORT_S
+
+
+def test_a_rank_that_was_silent_is_not_waited_for_again(server):
+    zero, one, _ = ranks(server, 3, 30)
+    for control in (zero, one):
+        control.deadline = time.monotonic() + SHORT_S
+    at_once([zero, one], lambda control: control.exchange("join", "here"))
+    zero.deadline = one.deadline = None
+    start = time.monotonic()
+    at_once([zero, one], Control.part)
+    assert time.monotonic() - start < 30
+    assert server.check(["left/1"])
 
 
 def test_one_rank_needs_no_store():
