@@ -1,8 +1,9 @@
 """Fuzz the ranks: launches whose cases misbehave at random, and what must hold after each.
 
 A sequence is a launch of two or three ranks over a few cases, most of them healthy; in the others
-some ranks raise, skip, hang, die or do another collective, in set-up, call or teardown. A failing
-sequence is made smaller and printed as its plan, which `--plan FILE` repeats.
+some ranks raise, skip, hang, die or do another collective, in set-up, call or teardown, and some
+hang once all is over. A failing sequence is made smaller and printed as its plan, which
+`--plan FILE` repeats.
 """
 
 import argparse
@@ -78,6 +79,7 @@ def _result(name: str, sequence: fuzz_ranks_launch.Sequence, findings: list[str]
     num_launches, num_unmet = len(sequence.launches), sequence.num_unmet
     result = Result(name, plan, findings, num_launches=num_launches, num_unmet=num_unmet)
     result.faults.update(fault.kind for case in plan.cases for fault in case)
+    result.faults.update(["stuck"] * len(plan.stuck))
     shares = [one.seconds / fuzz_ranks_check.limit_s(one, plan) for one in sequence.launches]
     result.longest = max(shares, default=0.0)
     if findings and findings[0].startswith("a file cannot be read"):

@@ -5,6 +5,7 @@ the other ranks soon after one has died, as torchrun and srun do, and starts the
 `bench.ladder` does.
 """
 
+import atexit
 import ctypes
 import gc
 import os
@@ -233,7 +234,7 @@ def _launch(sequence: Sequence, store: OutsideStore | None, words: str) -> Launc
     for rank in range(plan.world_size):
         place = _place(rank, plan.world_size) | meeting
         log = _log(folder, number, rank)
-        pids[fork(lambda p=place, g=log: _rank(folder, p, g, options))] = rank
+        pids[fork(lambda p=place, g=log: _rank(plan, folder, p, g, options))] = rank
     ranks, is_hung = _supervise(pids, start, plan)
     seconds = time.monotonic() - start
     now = [kind for case, kind in ends(folder).items() if case not in before]
@@ -269,8 +270,8 @@ def _place(rank: int, world_size: int) -> dict[str, str]:
     return dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True))
 
 
-def _rank(folder: Path, place: dict[str, str], log: Path, options: list[str]) -> int:
-    """Be one rank: what it says goes to its log."""
+def _rank(plan: Plan, folder: Path, place: dict[str, str], log: Path, options: list[str]) -> int:
+    """Be one rank, until its hooks at exit have run: what it says goes to its log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -280,7 +281,13 @@ def _rank(folder: Path, place: dict[str, str], log: Path, options: list[str]) ->
     os.environ |= place | {"FAULT_PLAN": str(folder / "plan.json"), "GLOO_SOCKET_IFNAME": "lo"}
     import pytest
 
-    return int(pytest.main([str(CASES), *PYTEST_OPTIONS, *options]))
+    import bench.session
+
+    bench.session.MIN_PATIENCE_S = plan.end_s
+    atexit._clear()  # those of the process that this one was forked from
+    code = int(pytest.main([str(CASES), *PYTEST_OPTIONS, *options]))
+    atexit._run_exitfuncs()
+    return code
 
 
 def _supervise(pids: dict[int, int], start: float, plan: Plan) -> tuple[list[Ended], bool]:

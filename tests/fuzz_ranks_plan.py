@@ -28,6 +28,7 @@ DIVERGENT = {"many", "few", "broadcast", "shape"}
 # A rank that does these tells nobody, its launcher included.
 SILENT = {"stop", "exit-0"}
 HEALTHY = 0.55
+STUCK = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Plan:
         grace_s: How long after a rank's death its launcher ends the others.
         cases: The faults of each case, none of most.
         patience: What all time-outs are multiplied by, on a machine that does other things as well.
+        stuck: Ranks that hang once their launch is over, in a hook at the end of the process.
     """
 
     world_size: int
@@ -59,6 +61,7 @@ class Plan:
     grace_s: float
     cases: tuple[Case, ...]
     patience: float = 1.0
+    stuck: tuple[int, ...] = ()
 
     @property
     def comm_timeout_s(self) -> float:
@@ -70,6 +73,11 @@ class Plan:
         """Within this a case is to end."""
         return 1.8 * self.patience
 
+    @property
+    def end_s(self) -> float:
+        """Within this a rank is to end, and do what it does between two cases."""
+        return 5.0 * self.patience
+
     def to_json(self) -> str:
         """Return the plan as `--plan` reads it."""
         return json.dumps(asdict(self))
@@ -79,7 +87,7 @@ def read(text: str) -> Plan:
     """Read a plan that `to_json` wrote."""
     facts = json.loads(text)
     cases = tuple(tuple(Fault(**fault) for fault in case) for case in facts.pop("cases"))
-    return Plan(**facts, cases=cases)
+    return Plan(**facts | {"cases": cases, "stuck": tuple(facts.get("stuck", ()))})
 
 
 def own_number(case: int, phase: str, rank: int) -> int:
@@ -98,7 +106,10 @@ def draw(random: Random, patience: float = 1.0) -> Plan:
     store = random.choice(("outside", "outside", "rank-0"))
     num_cases = random.randint(3, 6)
     cases = tuple(_draw_case(random, world_size, store) for _ in range(num_cases))
-    return Plan(world_size, store, round(random.random(), 2), cases, patience)
+    grace_s = round(random.random(), 2)
+    stuck = random.sample(range(world_size), random.randint(1, world_size))
+    stuck = sorted(stuck) if random.random() < STUCK else []
+    return Plan(world_size, store, grace_s, cases, patience, tuple(stuck))
 
 
 def _draw_case(random: Random, world_size: int, store: str) -> Case:
@@ -136,6 +147,8 @@ def _detectable(case: Case, world_size: int, store: str) -> Case:
 
 def smaller(plan: Plan) -> Iterator[Plan]:
     """Yield plans with one thing less, the largest first."""
+    if plan.stuck:
+        yield replace(plan, stuck=())
     for i in range(len(plan.cases)):
         if len(plan.cases) > 1:
             yield replace(plan, cases=plan.cases[:i] + plan.cases[i + 1 :])
