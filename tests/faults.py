@@ -98,10 +98,11 @@ def page(lines: Sequence[str]) -> str:
         [
             "# Faults, and what becomes of them",
             "",
-            f"{held} of {len(lines)} faults end as expected. By `make faults`: {facts()}.",
+            f"{held} of {len(lines)} faults end as expected. By `make faults`, the latest with",
+            f"{facts()}.",
             "",
             "Each fault was put into a real measurement. `detected` counts from the fault to the",
-            "first sign that names it; a dash says that no clock ran.",
+            "first sign that names it; a dash says that no clock ran. `date` is that of the row.",
             "",
             head(),
             *lines,

@@ -156,7 +156,8 @@ def limit_s(launched: Launched, plan: Plan) -> float:
     """Return how many seconds a launch may take: its bad cases', the one in flight included."""
     num_bad = launched.num_failed + 1
     bad_case_s = plan.case_budget_s + plan.comm_timeout_s + SLACK_S
-    return START_S * plan.patience + plan.grace_s + KILL_AFTER_S + num_bad * bad_case_s
+    end_s = plan.end_s + SLACK_S if plan.stuck else 0.0
+    return START_S * plan.patience + plan.grace_s + KILL_AFTER_S + num_bad * bad_case_s + end_s
 
 
 def _is_odd(one: Any, sequence: Sequence, launched: Launched) -> bool:
@@ -177,8 +178,6 @@ def _of_json(folder: Path) -> Iterator[str]:
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
-    if not text:  # pytest-benchmark opens it as the session begins
-        return
     document = json.loads(text, parse_constant=_refuse_constant)
     for entry in document["benchmarks"]:
         if not all(math.isfinite(value) for value in entry["stats"]["data"]):

@@ -51,7 +51,7 @@ def test_only_some_rows_are_chosen_and_written_to_a_page(monkeypatch, tmp_path, 
     assert "fault 3" not in capsys.readouterr().out
     text = path.read_text()
     assert text.count("\n| 2 |") == 1
-    assert "1 of 1 faults end as expected. By `make faults`: Linux " in text
+    assert "1 of 1 faults end as expected. By `make faults`, the latest with\nLinux " in text
     assert run(monkeypatch, tmp_path, [FAILS, HOLDS], "--page", str(path)) == 1
     lines = [one for one in path.read_text().splitlines() if one.startswith("| ")]
     assert [one.split(" | ")[0] for one in lines] == ["| #", "| ---", "| 1", "| 2"]

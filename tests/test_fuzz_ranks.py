@@ -49,6 +49,7 @@ def test_a_campaign_survives_the_kill_of_whatever_runs():
 def test_a_plan_is_drawn_alike_again_and_survives_being_written(seed):
     plan, again = (fuzz_ranks_plan.draw(Random(seed)) for _ in range(2))  # noqa: S311, no secret
     assert plan == again == fuzz_ranks_plan.read(plan.to_json())
+    assert set(plan.stuck) <= set(range(plan.world_size))
     for case in plan.cases:
         assert {fault.kind for fault in case} <= set(KINDS)
         assert {fault.rank for fault in case} <= set(range(plan.world_size))
@@ -170,6 +171,15 @@ def test_the_ends_of_launches_are_judged(tmp_path, launched, finding):
         Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [launched])
     )
     assert_found(found, finding)
+
+
+@pytest.mark.parametrize("text", ["", '{"benchmarks": ['])
+def test_a_result_that_is_empty_or_cut_is_noticed(tmp_path, text):
+    write_journal(tmp_path / "out.journal.jsonl", ("a", False, [measured()]))
+    write_numbers(tmp_path)
+    (tmp_path / "out.json").write_text(text)
+    found = fuzz_ranks_check.findings(Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [WELL]))
+    assert_found(found, "a file cannot be read")
 
 
 @pytest.fixture
