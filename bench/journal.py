@@ -231,7 +231,10 @@ def in_flight(path: Path) -> str | None:
 
 
 def _in_flight(entries: list[dict[str, Any]]) -> str | None:
-    last = entries[-1] if entries else {}
+    # A session that resumed, and ended before a case of its own, has not settled this one.
+    last: Mapping[str, Any] = next(
+        (entry for entry in reversed(entries) if not _is_header(entry)), {}
+    )
     return str(last["case"]) if last.get("kind") == "begin" else None
 
 

@@ -197,6 +197,18 @@ def test_a_case_in_flight_is_named_until_it_has_ended(tmp_path):
     ]
 
 
+def test_a_resume_that_is_killed_at_once_does_not_hide_the_crash(tmp_path):
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.append(launch("a", "b"))
+    kept.begin("a")
+    kept.close()
+    write(kept.path, launch("a", "b", resumed=True))
+    assert journal.in_flight(kept.path) == "a"
+    assert journal.rebuild(kept.path)[KEY]["in_flight"] == "a"
+    write(kept.path, launch("a", "b"))  # a fresh launch, which measures all again
+    assert journal.in_flight(kept.path) is None
+
+
 def test_a_line_that_no_longer_fits_is_an_error_and_leaves_no_part(tmp_path):
     path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"))
     limit = path.stat().st_size + 20
