@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -79,6 +80,45 @@ def test_two_launches_never_write_into_one_journal(tmp_path, monkeypatch):
     kept.close()
     write(path, case("a"))
     assert [entry["kind"] for entry in journal.read(path)] == ["launch", "case"]
+
+
+def test_a_line_is_whole_and_on_disk_before_append_returns(tmp_path, monkeypatch):
+    kept = Journal(tmp_path / "journal.jsonl")
+    synced = []
+
+    def sync(descriptor):
+        assert os.path.sameopenfile(descriptor, kept._file.fileno())
+        synced.append(kept.path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for entry in (launch("a"), case("a")):
+        kept.append(entry)
+        assert synced[-1] == kept.path.read_bytes()
+    assert [content.count(b"\n") for content in synced] == [1, 2]
+    kept.begin("b")
+    assert len(synced) == 2  # what is in flight is not waited for
+    kept.close()
+
+
+def test_the_name_of_a_journal_is_on_disk_before_its_first_line(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    Journal(tmp_path / "journal.jsonl").close()
+    assert synced == [tmp_path.stat().st_ino]
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    journal.write_atomically(path, "old")
+    seen = []
+
+    def sync(descriptor):
+        synced = Path(f"/proc/self/fd/{descriptor}")
+        seen.append((synced.is_dir() or synced.read_text(), path.read_text()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    journal.write_atomically(path, "new")
+    assert seen == [("new", "old"), (True, "new")]
 
 
 def test_what_a_killed_session_left_is_waited_for(tmp_path):
