@@ -1,14 +1,13 @@
 """What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
 
 import gc
-import json
 import socket
 import time
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import memory, metrics, nvml, timing
+from bench import journal, memory, metrics, nvml, timing
 from bench.record import KEY, CaseRecord
 from bench.sizes import Size
 from bench.world import World
@@ -179,6 +178,9 @@ class Harness:
         Args:
             rank_round_s: What `time` returned.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
+
+        Raises:
+            ValueError: No journal can keep it, as `journal.encode` says.
         """
         flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
         flags += dict.fromkeys(self.slowed)
@@ -194,11 +196,11 @@ class Harness:
             flags=flags,
             **facts,
         )
-        block = record.to_dict()
-        json.dumps(block, allow_nan=False)  # what no journal can keep fails the case
-        self.benchmark.extra_info[KEY] = block
+        self.benchmark.extra_info[KEY] = block = record.to_dict()
         self.clock.load(record.round_s)
         self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)
+        # What no journal can keep fails the case, here on all ranks alike.
+        journal.encode(self.benchmark.stats.as_dict() if self.measures else block)
         return record
 
 

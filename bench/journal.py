@@ -9,6 +9,7 @@ node may go on writing after another session took over: what they write is of an
 the `launch` line before it, and is not read.
 """
 
+import errno
 import fcntl
 import itertools
 import json
@@ -68,8 +69,8 @@ class Journal:
         """Write one line and wait until it is on disk.
 
         Raises:
-            ValueError: The entry holds a number that is not finite.
-            OSError: The disk is full, or the file out of reach.
+            ValueError: No reader would take the entry, as `encode` says.
+            OSError: The disk or the journal is full, or the file out of reach.
         """
         self._write(entry)
         os.fsync(self._file.fileno())
@@ -83,9 +84,11 @@ class Journal:
         self._write({"kind": "begin", "case": case})
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        line = json.dumps({**entry, "attempt": self._attempt}, allow_nan=False)
-        content = (line + "\n").encode()
+        content = encode({**entry, "attempt": self._attempt})
         whole_bytes = os.fstat(self._file.fileno()).st_size
+        if whole_bytes + len(content) > LIMIT_BYTES:
+            limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
+            raise OSError(errno.EFBIG, f"{limit}; go on in another folder")
         try:
             while content:  # a disk that is nearly full takes a part
                 content = content[self._file.write(content) :]
@@ -96,6 +99,24 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def encode(entry: Mapping[str, Any]) -> bytes:
+    """Return a line of a journal, which readers take.
+
+    Raises:
+        ValueError: It is too long, nested too deeply, or holds a number that is not finite or out
+            of range.
+    """
+    line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+    if len(line) >= files.LIMIT_BYTES:
+        raise ValueError(
+            f"{len(line) // files.MIB} MiB are too long for a line of the journal, which must stay "
+            f"below {files.LIMIT_BYTES // files.MIB} MiB; keep less of a case, or measure fewer "
+            "rounds"
+        )
+    files.parse(line)
+    return line
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -1,5 +1,6 @@
 """The journal: what a kill may cost, and what a reader may believe."""
 
+import contextlib
 import errno
 import json
 import os
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import journal
+from bench import files, journal
 from bench.journal import Journal
 from bench.record import KEY, SCHEMA_VERSION
 
+LIMIT = 4096
 REASON = st.text(st.characters(codec="utf-8"), max_size=12)
 
 
@@ -295,6 +297,59 @@ def test_a_number_that_is_not_finite_is_refused_and_leaves_no_trace(tmp_path, nu
     kept.append(case("a"))
     kept.close()
     assert told(kept.path) == [launch("a"), case("a")]
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            "y" * LIMIT,
+            "0 MiB are too long for a line of the journal, which must stay below ",
+        ),
+        (nested(files.MAX_DEPTH), "nested deeper than 64 levels"),
+        (2**70, "the number 1180591620717411303424 is out of range"),
+    ],
+)
+def test_what_no_reader_takes_is_not_written(tmp_path, monkeypatch, value, said):
+    monkeypatch.setattr(files, "LIMIT_BYTES", LIMIT)
+    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"))
+    kept = Journal(path)
+    with pytest.raises(ValueError, match=said):
+        kept.append(case("b") | {"more": value})
+    kept.append(case("b"))
+    kept.close()
+    assert told(path) == [launch("a", "b"), case("a"), case("b")]
+
+
+@settings(deadline=None)
+@given(st.integers(-3, 3))
+def test_the_longest_line_that_is_written_is_read(beyond):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LIMIT_BYTES", LIMIT)
+        kept = Journal(Path(folder) / "journal.jsonl")
+        kept.append(launch("a"))
+        before = kept.path.stat().st_size
+        kept.append(case(""))
+        length = LIMIT - (kept.path.stat().st_size - before) + beyond
+        with contextlib.suppress(ValueError):
+            kept.append(case("") | {"case": "a" * length})
+        kept.close()
+        assert len(journal.read(kept.path)) == 2 + (beyond < 0)
+
+
+def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LIMIT_BYTES", LIMIT)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.append(launch(*"abcdef"))
+    with pytest.raises(OSError, match="no more than 0 MiB are read of one; go on in another fold"):
+        for name in "abcdef":
+            kept.append(case(name) | {"more": "y" * (LIMIT // 4)})
+    kept.close()
+    assert set(journal.outcomes(kept.path)) == set("abc")
 
 
 @pytest.mark.parametrize("line", [b"{", b"not json", b"[1]", b"null", b"", b"\xff\xfe"])

@@ -549,6 +549,53 @@ def own_cases(folder, text):
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
 
 
+TOO_LONG = """
+import pytest
+
+def measure(harness, **details):
+    rounds = harness.time(lambda: None)
+    harness.record(
+        rounds, workload="none", scaling=None, sample_unit="none", samples_per_step=1,
+        details=details,
+    )
+
+@pytest.mark.cases("strong")
+def test_long(harness, workload, precision, global_batch):
+    measure(harness, trace="y" * 64 * 2**20)
+
+@pytest.mark.cases("strong")
+def test_deep(harness, workload, precision, global_batch):
+    found = {}
+    for _ in range(64):
+        found = {"deeper": found}
+    measure(harness, **found)
+
+@pytest.mark.cases("strong")
+def test_good(harness, workload, precision, global_batch):
+    measure(harness)
+"""
+
+
+def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp_path):
+    arguments = own_cases(tmp_path, TOO_LONG)
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
+    failed = kept(tmp_path, "fail")
+    assert list(failed) == ["test_long", "test_deep"]
+    for name, said in (
+        (
+            "test_long",
+            "64 MiB are too long for a line of the journal, which must stay below 64 MiB",
+        ),
+        ("test_deep", "nested deeper than 64 levels"),
+    ):
+        for rank in range(2):
+            assert re.search(rf"^rank {rank} on ", failed[name]["reason"], re.MULTILINE)
+        assert failed[name]["reason"].count(f"ValueError: {said}") == 2
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["name"].partition("[")[0] for entry in document["benchmarks"]] == ["test_good"]
+
+
 OWN_ROUNDS = """
 import pytest
 
