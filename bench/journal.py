@@ -30,6 +30,8 @@ POLL_S = 0.2
 ENDS = ("case", "skip", "fail")
 # Of a whole journal, which may hold many launches; one line is one document.
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
+# How a file begins that `Journal` wrote: of a launch, or of submissions.
+_HEADS = (b'{"kind": "launch"', b'{"uuid": "')
 # What a reader relies on in each kind of line.
 _NEEDED: dict[str, dict[str, type]] = {
     "launch": {"launch": dict, "document": dict, "expected": list},
@@ -50,6 +52,7 @@ class Journal:
 
     Raises:
         BlockingIOError: Another has it open.
+        ValueError: It is no journal, and stays as it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +64,7 @@ class Journal:
             _lock(self._file, path)
             _cut_torn_tail(path)
             _sync_folder(path.parent)
-        except OSError:
+        except (OSError, ValueError):
             self._file.close()
             raise
 
@@ -148,9 +151,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _cut_torn_tail(path: Path) -> None:
-    content = path.read_bytes()
+    with files.opened(path, LIMIT_BYTES) as file:
+        content = file.read()
+    if not any(content.startswith(head) or head.startswith(content) for head in _HEADS):
+        raise ValueError(f"{path}: no journal, for it begins with {content[:16]!r}")
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
+        read(path)  # what follows other lines than a journal's is not ours to cut
         os.truncate(path, whole)
 
 

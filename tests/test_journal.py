@@ -352,6 +352,36 @@ def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     assert set(journal.outcomes(kept.path)) == set("abc")
 
 
+FOREIGN = [
+    b'{\n "a": 1\n}',
+    b'{"a": 1}',
+    b'{"a": 1}\n{"a": 2}\n',
+    b'{"kind": "Pod"}\n{"kind": "Po',
+    b"# Notes\n",
+    b"\0\0",
+    b'{"kind": "launch"}\nnot a line\n{"ki',
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, content):
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine: no journal, for it begins with|mine:2: not a jou"):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("first", [launch("a"), {"uuid": "lockstep:1", "job": "a"}])
+def test_a_journal_whose_first_line_is_torn_is_begun_again(tmp_path, first):
+    path = write(tmp_path / "journal.jsonl", first)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        Journal(path).close()
+        assert path.read_bytes() == b""
+
+
 @pytest.mark.parametrize("line", [b"{", b"not json", b"[1]", b"null", b"", b"\xff\xfe"])
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     path = write(tmp_path / "journal.jsonl", launch("a"))

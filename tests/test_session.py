@@ -596,6 +596,16 @@ def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp
     assert [entry["name"].partition("[")[0] for entry in document["benchmarks"]] == ["test_good"]
 
 
+def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{\n "a": 1\n}')
+    (ended,) = run_ranks([[*SMOKE, "-m", "weak", "--journal", "mine.json"]], tmp_path)
+    assert ended.returncode == 78, ended.stdout
+    said = "cannot write mine.json: mine.json: no journal, for it begins with "
+    assert said in ended.stdout + ended.stderr
+    assert path.read_text() == '{\n "a": 1\n}'
+
+
 OWN_ROUNDS = """
 import pytest
 
