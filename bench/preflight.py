@@ -221,6 +221,12 @@ def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> dict[s
     if not done:
         return {}
     block = journal.rebuild(path)[KEY]
+    for name in ("provenance", "measured_with"):
+        if not isinstance(block.get(name), dict):
+            raise ValueError(
+                f"{path}: a launch line has {name} {str(block.get(name))[:80]!r}, which is no "
+                "dict; the journal is corrupt, so measure into another folder"
+            )
     # What went through JSON holds lists where we have tuples.
     wanted = json.loads(json.dumps(pooling_facts(now) | facts))
     found = pooling_facts(block["provenance"]) | block["measured_with"]

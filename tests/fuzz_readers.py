@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from data.job_samples import CAMPAIGN, SITE
-from data.report_samples import document, full_tree, record, strong_tree
+from data.report_samples import document, full_tree, provenance, record, strong_tree
 from stand_ins import keep, leave, sacct, send
 
-from bench import campaign, files, journal
+from bench import campaign, files, journal, preflight
 from bench.folder import Folder
 from containers import image
 from reports import imports
@@ -30,6 +30,7 @@ from slurm_templates.results import Results
 
 DATA = Path(__file__).parent / "data"
 LAUNCH = "w1-r0"
+MEASURED_WITH = {"world_size": 1, "seed": 0, "batches": [1, 2]}
 # Drawing takes a hundred times as long as reading.
 DRAWN = 200
 
@@ -88,6 +89,7 @@ def _read_journal(folder: Path) -> None:
         lambda: journal.outcomes(path),
         lambda: journal.in_flight(path),
         lambda: json.dumps(journal.rebuild(path), allow_nan=False),
+        lambda: preflight._resumable(path, MEASURED_WITH, provenance()),
         lambda: here.outcome(LAUNCH, ("weak",)),
         lambda: here.write_result(LAUNCH),
         lambda: collection._rank_hours(Results(folder)),
@@ -101,7 +103,8 @@ def _journals() -> list[bytes]:
         {"kind": "case", "case": one["name"], "benchmark": one} for one in content["benchmarks"]
     ]
     head = {"kind": "launch", "schema": 1, "document": {"version": "5"}}
-    head |= {"launch": content["lockstep"], "expected": [*(one["case"] for one in cases), "b", "c"]}
+    facts = content["lockstep"] | {"measured_with": MEASURED_WITH}
+    head |= {"launch": facts, "expected": [*(one["case"] for one in cases), "b", "c"]}
 
     def measured(folder: Path) -> None:
         _write_journal(folder, [head | {"resumed": False}, *cases])

@@ -192,6 +192,10 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
         (["--rounds", "0"], "rounds=0 is not 1 or more"),
         (["--label", "campaign"], "--label 'campaign' is not NAME=VALUE"),
         (["--threads-per-rank", "0"], "threads_per_rank=0 is not 1 or more"),
+        (
+            ["--journal", "own/../out.json", "--benchmark-json", "out.json"],
+            "--journal and --benchmark-json are both own/../out.json; give each its own file",
+        ),
         (["--part", "4/3"], "--part '4/3' is not K/N with K from 1 to N, such as 3/27"),
         (["--part", "0/3"], "--part '0/3' is not K/N with K from 1 to N, "),
         (["--part", "one"], "--part 'one' is not K/N with K from 1 to N, "),
@@ -594,6 +598,18 @@ def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp
         assert failed[name]["reason"].count(f"ValueError: {said}") == 2
     document = json.loads((tmp_path / "out.json").read_text())
     assert [entry["name"].partition("[")[0] for entry in document["benchmarks"]] == ["test_good"]
+
+
+def test_a_journal_whose_launch_lacks_its_facts_is_refused_on_all_ranks(run_ranks, tmp_path):
+    kept = journal.Journal(tmp_path / "out.journal.jsonl")
+    head = {"kind": "launch", "schema": 1, "resumed": False, "document": {}, "launch": {}}
+    kept.append(head | {"expected": ["x"]})
+    kept.append({"kind": "fail", "case": "x", "reason": "r"})
+    kept.close()
+    ended = run_ranks([[*COLLECTIVE, "--resume"]] * 2, tmp_path)
+    (error,) = errors(ended[0])
+    assert re.search(r"a launch line has provenance 'None', which is no dict; the journal i", error)
+    assert [rank.returncode for rank in ended] == [4, 4]
 
 
 def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks, tmp_path):
