@@ -1,6 +1,7 @@
 """The options of a launch: what pytest is told, checked, and equal on all ranks."""
 
 import argparse
+import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -169,7 +170,7 @@ def check(option: Any) -> None:
     Raises:
         ValueError: The first such option.
     """
-    for judge in (_changes, _labels, part, _limits, _seed):
+    for judge in (_changes, _labels, part, _limits, _seed, _files):
         judge(option)
 
 
@@ -206,6 +207,13 @@ def _seed(option: Any) -> int:
     if not 0 <= option.seed < MAX_SEED:
         raise ValueError(f"--seed {option.seed} is not from 0 to {MAX_SEED - 1}")
     return int(option.seed)
+
+
+def _files(option: Any) -> None:
+    """Refuse one file for both, or the JSON would take the place of the journal."""
+    path, result = option.journal, option.benchmark_json
+    if path and result and os.path.realpath(path) == os.path.realpath(result):
+        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 
 
 def _labels(option: Any) -> dict[str, str]:
