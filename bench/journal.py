@@ -312,7 +312,8 @@ def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Of another host, or in another container, there is a process of the same number.
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())

@@ -456,6 +456,21 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path):
     assert path.read_text(encoding="utf-8") == "new: \u00e9\n"
 
 
+def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
+    path = tmp_path / ("r" * 200)
+    sync, others = os.fsync, ["other"]
+
+    def meanwhile(descriptor):
+        if others:
+            journal.write_atomically(path, others.pop())
+            assert path.read_text() == "other"
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    journal.write_atomically(path, "own")
+    assert [(found, found.read_text()) for found in tmp_path.iterdir()] == [(path, "own")]
+
+
 def test_the_result_is_written_beside_the_journal(tmp_path):
     path = write(tmp_path / "journal.jsonl", launch("a"), case("a", 0.1))
     document = journal.write_result(path, tmp_path / "result.json")
