@@ -180,8 +180,18 @@ def _die_with_parent() -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
+    """End a launch: in order, or at last with what it started."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(ORPHAN_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for rank in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rank.kill()
+        process.kill()
         process.wait()
 
 

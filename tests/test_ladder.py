@@ -1,5 +1,6 @@
 """The local ladder: what is measured is never lost and never measured again."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -254,6 +256,23 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     assert ladder._runs(orphan.stdout)
     with ladder.only_driver(tmp_path):
         assert not ladder._runs(orphan.stdout)
+
+
+def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "ORPHAN_S", 0.2)
+    script = "trap '' TERM; sleep 600 & echo $! >rank; wait"
+    launch = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
+    wait_until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
+    stopping = threading.Thread(target=ladder._stop, args=(launch,), daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE_S / 10)
+    try:
+        assert launch.returncode == -signal.SIGKILL
+        wait_until(lambda: not ladder._runs((tmp_path / "rank").read_text()))
+    finally:
+        launch.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "rank").read_text()), signal.SIGKILL)
 
 
 class Stubborn(ladder.Ladder):
