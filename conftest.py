@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench import options, refusals, session, sizes, world
+from bench import journal, options, refusals, session, sizes, world
 from bench.record import KEY, STUDIES
 from bench.session import EXIT_IO, EXIT_STOPPED
 from bench.watchdog import GRACE_S
@@ -260,17 +260,15 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
     launch = config.stash.get(SESSION, None)
     if launch is not None and launch.journal is not None:
-        from bench.journal import rebuild
-
-        rebuilt = rebuild(launch.journal.path)
+        rebuilt = journal.rebuild(launch.journal.path)
         output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
-    if launch is not None and launch.broken:
-        _keep_older_json(session.config)
+    if launch is not None and not _write_json(session.config, launch):
+        session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -281,10 +279,29 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
                 _leave(session.config, launch)
 
 
-def _keep_older_json(config: pytest.Config) -> None:
-    # pytest-benchmark empties its file before it writes, and the disk may have no room for more.
+def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
+    """Write the JSON in pytest-benchmark's place, and return whether that went well.
+
+    It would write none where a resume has nothing left to measure, and empties an older one before
+    it knows that the disk has room.
+    """
+    path = launch.settings.result_path
+    if launch.journal is None or path is None or (path.exists() and not path.is_file()):
+        return True  # what is no file, such as /dev/stdout, cannot be replaced
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
     benchmarks.json = None
+    kept = launch.journal.path
+    try:
+        if journal.outcomes(kept):
+            journal.write_result(kept, path.resolve())
+            benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(
+            f"lockstep: --benchmark-json {path} cannot be written: {error}; the cases are kept in "
+            f"{kept}: run again with --resume --journal={kept}\n"
+        )
+        return False
+    return True
 
 
 def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:

@@ -279,7 +279,12 @@ def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collective
     assert " 1 passed" in ended[0].stdout
     document = json.loads((tmp_path / "out.json").read_text())
     assert [entry["name"] for entry in document["benchmarks"]] == collectives[1::3]
+
+    (tmp_path / "out.json").unlink()
     assert [rank.returncode for rank in run_ranks([arguments] * 2, tmp_path)] == [5, 5]
+    again = json.loads((tmp_path / "out.json").read_text())
+    assert again["benchmarks"] == document["benchmarks"]
+    assert again[KEY]["complete"] is True
 
 
 def test_ranks_of_other_parts_are_refused(run_ranks, tmp_path):
@@ -620,6 +625,52 @@ def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks,
     said = "cannot write mine.json: mine.json: no journal, for it begins with "
     assert said in ended.stdout + ended.stderr
     assert path.read_text() == '{\n "a": 1\n}'
+
+
+FULL_AT_THE_END = """
+import resource
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop():
+    ended = yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    return ended
+"""
+
+
+def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
+    arguments = own_cases(tmp_path, FAULTY)
+    (tmp_path / "bench" / "conftest.py").write_text(FULL_AT_THE_END)
+    (tmp_path / "out.json").write_text("older")
+    ended = run_ranks([[*arguments, "-k", "test_good"]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [74, 0], ended[0].stdout
+    said = [line for line in ended[0].stderr.splitlines() if line.startswith("lockstep: ")]
+    assert said == [
+        f"lockstep: --benchmark-json out.json cannot be written: [Errno 27] File too large: "
+        f"'{tmp_path}/out.json'; the cases are kept in out.journal.jsonl: run again with "
+        "--resume --journal=out.journal.jsonl"
+    ]
+    assert "Traceback" not in ended[0].stdout + ended[0].stderr
+    assert (tmp_path / "out.json").read_text() == "older"
+    assert not list(tmp_path.glob(".*.tmp"))
+    (tmp_path / "bench" / "conftest.py").unlink()
+    again = [*arguments, "-k", "test_good", "--resume"]
+    assert [rank.returncode for rank in run_ranks([again] * 2, tmp_path)] == [5, 5]
+    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert entry["name"].startswith("test_good[")
+
+
+def test_a_json_that_is_no_file_is_not_replaced(run_ranks, tmp_path):
+    (tmp_path / "sink").symlink_to("/dev/stdout")
+    (tmp_path / "real.json").write_text("older")
+    (tmp_path / "link.json").symlink_to("real.json")
+    for name in ("sink", "link.json"):
+        arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q"]
+        (ended, _) = run_ranks([[*arguments, "--benchmark-json", name]] * 2, tmp_path)
+        assert ended.returncode == 0, ended.stdout
+        assert (tmp_path / name).is_symlink()
+    assert len(json.loads((tmp_path / "real.json").read_text())["benchmarks"]) == 1
 
 
 OWN_ROUNDS = """
