@@ -3,6 +3,10 @@
 import errno
 import fcntl
 import json
+import os
+import shlex
+import socket
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +66,28 @@ def take_lock(file: IO[str], folder: Path) -> bool:
             f"{no_locks(folder, error)}; give --to a folder on one with locks"
         ) from None
     return True
+
+
+def sign_lock(file: IO[str]) -> None:
+    """Say in a lock's file, open for appending, who holds it."""
+    file.truncate(0)
+    file.write(f"{os.getpid()} {socket.gethostname()} {shlex.join(sys.argv)[:200]}")
+    file.flush()
+
+
+def holder(path: Path) -> tuple[str, str, str]:
+    """Return the process, the host and the command that a lock's file names."""
+    process, host, command = [*files.text(path).split(maxsplit=2), "", "", ""][:3]
+    return process, host, command
+
+
+def in_use(folder: Path) -> str:
+    """Return in words that another command works in a folder, and which, as its lock says."""
+    process, host, command = holder(folder / ".lock")
+    return (
+        f"another lockstep command (process {process} on {host}: {command}) works in {folder}; "
+        "wait for it, or --to another folder"
+    )
 
 
 def no_locks(folder: Path, error: OSError) -> str:

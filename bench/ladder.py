@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ import psutil
 
 from bench import journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
-from bench.folder import Folder, Outcome, take_lock
+from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
 from bench.record import KEY
 
@@ -203,23 +204,20 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
     driver left behind is waited for, a living one is not.
 
     Raises:
-        ValueError: Another process measures into the folder, or its file system has no locks.
+        ValueError: Another command works in the folder, or one of another host or what it left, or
+            the folder's file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a+") as lock:
         if not take_lock(lock, folder):
-            driver = path.read_text(encoding="utf-8").strip()
-            if _runs(driver):
-                raise ValueError(
-                    f"another lockstep run (process {driver}) measures into {folder}; wait for "
-                    "it, or --to another folder"
-                )
+            process, host, _ = holder(path)
+            # Whether a process of another host runs cannot be seen from here.
+            if host not in ("", socket.gethostname()) or _runs(process):
+                raise ValueError(in_use(folder))
             on_wait()
             _wait_for(lock, folder)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        sign_lock(lock)
         yield lock.fileno()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import files, journal
-from bench.folder import Folder, no_locks, take_lock
+from bench.folder import Folder, in_use, no_locks, sign_lock, take_lock
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,8 @@ class Results(Folder):
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
         with (self.path / ".lock").open("a") as lock:
             if not take_lock(lock, self.path):
-                raise ValueError(
-                    f"another lockstep command works in {self.path}; wait for it, or --to "
-                    "another folder"
-                )
+                raise ValueError(in_use(self.path))
+            sign_lock(lock)
             yield
 
     @contextmanager

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from bench.folder import Outcome
 from bench.journal import Journal
 from bench.ladder import Ladder
 from bench.record import KEY, SCHEMA_VERSION
+from slurm_templates.results import Results
 
 ROOT = Path(__file__).parents[1]
 W1, W2 = Launch(1, 0), Launch(2, 0)
@@ -227,8 +229,30 @@ def test_one_driver_at_a_time(tmp_path):
 
     with ladder.only_driver(tmp_path):
         refused = other()
-    assert f"ValueError: another lockstep run (process {os.getpid()}) measures" in refused.stderr
+    assert (
+        f"ValueError: another lockstep command (process {os.getpid()} on {socket.gethostname()}: "
+        in refused.stderr
+    )
     assert other().stdout == "alone\n"
+
+
+@pytest.mark.parametrize("process", [os.getpid(), 2**22 + 1])
+def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path, process):
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{process} login1 lockstep run ladder.toml --to x")
+        lock.flush()
+        said = rf"\(process {process} on login1: lockstep run ladder.toml --to x\) works in "
+        with pytest.raises(ValueError, match=said), ladder.only_driver(tmp_path):
+            pytest.fail("it may live")
+
+
+def test_a_driver_is_refused_while_a_command_of_jobs_works(tmp_path):
+    said = rf"command \(process {os.getpid()} on {socket.gethostname()}: .*\) works in {tmp_path};"
+    with Results(tmp_path).alone():
+        for other in (ladder.only_driver(tmp_path), Results(tmp_path).alone()):
+            with pytest.raises(ValueError, match=said), other:
+                pytest.fail("both hold the lock")
 
 
 def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
@@ -367,7 +391,8 @@ def test_a_second_driver_is_refused(killed):
     assert second.returncode == 2
     (sentence,) = second.stderr.splitlines()
     assert re.match(
-        r"Error: another lockstep run \(process \d+\) measures into results/ladder; ", sentence
+        r"Error: another lockstep command \(process \d+ on \S+: .*\) works in results/ladder; ",
+        sentence,
     )
 
 
