@@ -212,8 +212,8 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
     """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
-    if report.when == "call" and own == "passed" and launch.journals and not _measured(benchmark):
-        report.outcome, report.longrepr = "failed", "it recorded nothing; call harness.record"
+    if report.when == "call" and own == "passed" and (problem := _unfit(launch, benchmark)):
+        report.outcome, report.longrepr = "failed", problem
     report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
     if report.outcome == "skipped":
         launch.pending = {"kind": "skip", "case": case, "reason": reason}
@@ -226,6 +226,17 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
     elif report.when == "call" and _measured(benchmark):
         stats = benchmark.stats.as_dict()
         launch.pending = {"kind": "case", "case": case, "benchmark": stats}
+
+
+def _unfit(launch: session.LaunchSession, benchmark: Any) -> str:
+    """Return why the journal could not keep what a case has left; empty where it can."""
+    if launch.journals and not _measured(benchmark):
+        return "it recorded nothing; call harness.record"
+    try:
+        journal.encode(benchmark.stats.as_dict() if _measured(benchmark) else {})
+    except (TypeError, ValueError) as error:
+        return f"the journal cannot keep what it recorded: {error}"
+    return ""
 
 
 def _measured(benchmark: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import journal, memory, metrics, nvml, timing
+from bench import memory, metrics, nvml, timing
 from bench.record import KEY, CaseRecord
 from bench.sizes import Size
 from bench.world import World
@@ -178,9 +178,6 @@ class Harness:
         Args:
             rank_round_s: What `time` returned.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
-
-        Raises:
-            ValueError: No journal can keep it, as `journal.encode` says.
         """
         flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
         flags += dict.fromkeys(self.slowed)
@@ -196,11 +193,9 @@ class Harness:
             flags=flags,
             **facts,
         )
-        self.benchmark.extra_info[KEY] = block = record.to_dict()
+        self.benchmark.extra_info[KEY] = record.to_dict()
         self.clock.load(record.round_s)
         self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)
-        # What no journal can keep fails the case, here on all ranks alike.
-        journal.encode(self.benchmark.stats.as_dict() if self.measures else block)
         return record
 
 

@@ -103,6 +103,25 @@ keep(harness, harness.time(int))""",
     assert re.match(r"rank 1 on \S+ \(cpu\) has called \d+ collectives since ", failed["reason"])
 
 
+def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path):
+    unfit = case(
+        "unfit",
+        """\
+keep(harness, harness.time(int))
+harness.benchmark.extra_info["x"] = float("nan")""",
+    )
+    good = case("good", "keep(harness, harness.time(int))")
+    arguments = own_cases(tmp_path, CASES + unfit + good)
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_good"]
+    (failed,) = (
+        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    )
+    assert "::test_unfit[" in failed["case"]
+    assert "the journal cannot keep what it recorded: Out of range float" in failed["reason"]
+
+
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()
