@@ -290,6 +290,7 @@ def main() -> int:
     started = time.monotonic()
     table = soak(asked.kills, asked.seed)
     if asked.slurm_kills:
+        _say(str(table))  # the rest takes as long again, and may be stopped
         soak_slurm.soak(table, asked.slurm_kills, asked.seed)
     for sentence in table.said:
         _say(sentence)
