@@ -165,28 +165,30 @@ class LaunchSession:
         self._agree("stacks beside --journal", own, lambda: self._open_stacks(own))
 
     def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
-        """Use the folder of results, and refuse on all ranks where one cannot."""
-        problem = ""
+        """Use a file, or the folder of results, and refuse on all ranks where one cannot."""
+        option, problem, is_wrong = name.split()[-1], "", False
         try:
             act()
-        except (OSError, ValueError) as error:
-            problem = f"cannot write {path}: {error}"
-        for rank, said in enumerate(self.control.exchange_all(f"write {name}", problem)):
+        except ValueError as error:
+            problem, is_wrong = f": {error}; give {option} another file", True
+        except OSError as error:
+            why = f"cannot write {path}: {error}"
+            problem = f" {why}; give {option} a folder that every node sees and may write to"
+        there = self.control.exchange_all(f"write {name}", [problem, is_wrong])
+        for rank, (said, is_input) in enumerate(there):
             if said:
-                raise RuntimeError(
-                    f"{self._where(rank)} {said}; give {name.split()[-1]} a folder that every "
-                    "node sees and may write to"
-                )
+                raise (ValueError if is_input else RuntimeError)(f"{self._where(rank)}{said}")
 
     def _check_writable(self, path: Path) -> None:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""
         if not self.is_voice:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        path.open("ab").close()
+        target = path.resolve()  # a link stays, also one to what is not there yet
+        target.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not target.exists()
+        target.open("ab").close()
         if is_new:
-            path.unlink()
+            target.unlink()
 
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():

@@ -621,10 +621,20 @@ def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks,
     path = tmp_path / "mine.json"
     path.write_text('{\n "a": 1\n}')
     (ended,) = run_ranks([[*SMOKE, "-m", "weak", "--journal", "mine.json"]], tmp_path)
-    assert ended.returncode == 78, ended.stdout
-    said = "cannot write mine.json: mine.json: no journal, for it begins with "
-    assert said in ended.stdout + ended.stderr
+    assert ended.returncode == 4, ended.stdout
+    (error,) = errors(ended)
+    assert ": mine.json: no journal, for it begins with " in error
+    assert error.endswith("; give --journal another file")
     assert path.read_text() == '{\n "a": 1\n}'
+
+
+def test_a_link_to_a_result_that_is_not_there_yet_stays_a_link(run_ranks, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "out.json").symlink_to("kept/here.json")
+    (ended,) = run_ranks([[*COLLECTIVE, "-k", "4096"]], tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert (tmp_path / "out.json").is_symlink()
+    assert json.loads((tmp_path / "kept" / "here.json").read_text())[KEY]["complete"]
 
 
 FULL_AT_THE_END = """
