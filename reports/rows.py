@@ -61,15 +61,15 @@ def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, A
     stats = entry.get("stats")
     if not isinstance(stats, dict) or not stats.get("rounds"):
         raise ValueError(f"{path}: entry {name} has no stats; measure it again")
+    missing = [key for key in field_types.STATS if key not in stats]
+    if missing:
+        raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
+    field_types.check(stats, field_types.STATS, f"{path}: entry {name}")
     return name, stats
 
 
 def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:
     """Return the row of a benchmark that is not ours: one process, a time, no samples."""
-    missing = [key for key in field_types.STATS if key not in stats]
-    if missing:
-        raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
-    field_types.check(stats, field_types.STATS, f"{path}: entry {name}")
     numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
     if numbers[0] < SHORTEST_ROUND_S:
         raise ValueError(f"{path}: entry {name} has a median of {numbers[0]} s, not a time")

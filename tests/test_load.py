@@ -209,6 +209,28 @@ def test_ranks_with_different_rounds_are_refused(tmp_path):
         load([write(tmp_path, content)])
 
 
+@pytest.mark.parametrize(
+    ("stats", "says"),
+    [
+        ({"mean": None}, "mean is None, which its type or range does not allow"),
+        ({"median": "0.1"}, "median is '0.1', which its type or range does not allow"),
+        ({"max": -1.0}, "max is -1.0, which its type or range does not allow"),
+    ],
+)
+def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, stats, says):
+    content = one_launch()
+    content["benchmarks"][0]["stats"] |= stats
+    with pytest.raises(ValueError, match=says):
+        load([write(tmp_path, content)])
+
+
+def test_stats_without_a_mean_are_refused_though_the_rounds_are_there(tmp_path):
+    content = one_launch()
+    del content["benchmarks"][0]["stats"]["mean"]
+    with pytest.raises(ValueError, match="has incomplete stats: no mean"):
+        load([write(tmp_path, content)])
+
+
 def test_an_entry_twice_in_a_launch_is_refused(tmp_path):
     content = one_launch()
     content["benchmarks"] *= 2
