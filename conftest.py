@@ -307,9 +307,10 @@ def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
             journal.write_result(kept, path.resolve())
             benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         sys.stderr.write("\n")  # after the line of dots
         _say(
-            f"--benchmark-json {path} cannot be written: {error}; the cases are kept in {kept}: "
+            f"--benchmark-json {path} cannot be written: {why}; the cases are kept in {kept}: "
             f"run again with --resume --journal={kept}"
         )
         return False

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -50,7 +51,9 @@ def inject(fault: Fault) -> Seen:
     """Return what was seen after a fault, an error of the row included."""
     with tempfile.TemporaryDirectory(prefix="lockstep-fault-") as folder:
         try:
-            return fault.inject(Path(folder))
+            seen = fault.inject(Path(folder))
+            # The page says what was seen, not where it was for a moment.
+            return replace(seen, text=seen.text.replace(f"{folder}/", ""))
         except Exception as error:  # noqa: BLE001, one row must not end the others
             said = " ".join(str(error).split())
             return Seen(f"{type(error).__name__}: {said[-600:]}", holds=False)
