@@ -183,12 +183,13 @@ class LaunchSession:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""
         if not self.is_voice:
             return
-        target = path.resolve()  # a link stays, also one to what is not there yet
+        if path.exists():
+            path.open("ab").close()
+            return
+        target = path.resolve()  # of a link to what is not there yet, which stays
         target.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not target.exists()
         target.open("ab").close()
-        if is_new:
-            target.unlink()
+        target.unlink()
 
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():
