@@ -80,7 +80,7 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
         try:
             return _measure(ladder, as_json=as_json)
         except KeyboardInterrupt:
-            click.echo(f"All measured so far is kept in {folder}; run it again.", err=True)
+            click.echo(f"{folder} keeps what is measured; the same command goes on.", err=True)
             raise
 
 
