@@ -93,8 +93,6 @@ def report(
     series = series_of(results.rows, baseline, cost_per_gpu_hour)
     _say_kept_baselines(series, baseline)
     _say_unequal_ranks(series)
-    for why in results.unread:
-        click.echo(f"left out: {why}", err=True)
     _say_lost(results)
     code = 1 if results.unread else 0
     if as_csv or as_json:
@@ -102,9 +100,8 @@ def report(
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
-    _write_page(
-        results, series, threshold, _command(paths, baseline, threshold, cost_per_gpu_hour), target
-    )
+    command = _command(paths, baseline, threshold, cost_per_gpu_hour)
+    _write_page(results, series, threshold, command, target)
     _print_points(results, series)
     click.echo(f"\nreport: {target}")
     return code
@@ -135,6 +132,8 @@ def _say_unequal_ranks(series: "list[Series]") -> None:
 def _say_lost(results: "Results") -> None:
     from reports.facts import lost
 
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
     gaps = lost(results)
     for what, why, launches in gaps[:MAX_GAPS]:
         # What follows is a reason, with its traceback: the page has room for it.
