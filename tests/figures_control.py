@@ -20,7 +20,7 @@ GOAL_MS = 10.0
 
 def case_ms(journal: Path) -> list[float]:
     """Return this rank's milliseconds of each case, shape (num_cases,)."""
-    from bench import options, preflight, session, sizes
+    from bench import options, session, sizes
 
     settings = options.Settings(
         size_name="smoke",
@@ -42,7 +42,7 @@ def case_ms(journal: Path) -> list[float]:
         labels={},
     )
     launch = session.join(settings)
-    launch.provenance = preflight.gather_provenance(launch.world, launch.control, settings.seed)
+    launch.prepare([])
     launch.open_journal([], {})
     found = [_case_ms(launch, f"case {number}") for number in range(NUM_CASES)]
     launch.close()
