@@ -1,6 +1,6 @@
 """Real ranks for the tests: processes with a launcher's variables, and each one's own output."""
 
-import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from launched import environ
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
@@ -16,16 +17,15 @@ ROOT = Path(__file__).parents[1]
 RANKS_TIMEOUT_S = 300
 
 
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard: a shell's background job ignores it, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def clean_environ() -> dict[str, str]:
     """This process's variables without those of a launcher or of pytest."""
-    return _clean_environ()
-
-
-def _clean_environ() -> dict[str, str]:
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return environ(ROOT)
 
 
 @pytest.fixture(scope="session")
@@ -35,14 +35,18 @@ def run_ranks() -> Callable[..., list[Ended]]:
 
 
 def _run_ranks(
-    arguments: Sequence[Sequence[str | Path]], cwd: Path, launcher: str = "torchrun", **environ: str
+    arguments: Sequence[Sequence[str | Path]],
+    cwd: Path,
+    launcher: str = "torchrun",
+    **variables: str,
 ) -> list[Ended]:
     world_size, port = len(arguments), _free_port()
     started = [
         subprocess.Popen(
             [sys.executable, *own],
             cwd=cwd,
-            env=_clean_environ() | _variables(launcher, rank, world_size, port) | environ,
+            env=environ(ROOT) | _variables(launcher, rank, world_size, port) | variables,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

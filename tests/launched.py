@@ -99,7 +99,7 @@ def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
 
 
 def environ(folder: Path, **own: str) -> dict[str, str]:
-    """Return variables without those of a launcher or of pytest, and with a fault's."""
+    """Return variables without those of a launcher or of pytest, and with a test's."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)} | own

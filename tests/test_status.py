@@ -406,13 +406,16 @@ def test_watching_on_a_terminal_ends_with_130_when_interrupted(here, folder, ask
     command = [sys.executable, ROOT / "lockstep.py", "status", "results/x", "--watch", "1"]
     environ = os.environ | {"PATH": str(asked.folder), "TERM": "xterm"}
     with subprocess.Popen(command, cwd=here, env=environ, stdout=theirs) as watching:
-        give_up = time.monotonic() + 60
-        while not asked.calls("squeue"):
-            assert time.monotonic() < give_up
-            time.sleep(0.1)
-        time.sleep(0.5)
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(30) == 130
+        try:
+            give_up = time.monotonic() + 60
+            while not asked.calls("squeue"):
+                assert time.monotonic() < give_up
+                time.sleep(0.1)
+            time.sleep(0.5)
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(30) == 130
+        finally:
+            watching.kill()
     assert b"ladder, job 17: RUNNING, runs" in os.read(ours, 65536)
 
 
