@@ -725,12 +725,21 @@ SESSIONS = {
     "seconds: nan": Session("^--comm-timeout nan must be above 0", "--comm-timeout nan"),
     "seconds: endless": Session("^--comm-timeout inf must be above 0", "--comm-timeout inf"),
     "seconds: no budget": Session("^--case-budget 0 must be above 0", "--case-budget 0"),
+    "seconds: budget too short": Session(
+        "^--case-budget 5 is not above the 5 s of --comm-timeout",
+        "--case-budget 5 --comm-timeout 5",
+    ),
     "seed: negative": Session("^--seed -1 is not from 0 to", "--seed -1"),
     "threads: none": Session(
         "^threads_per_rank=0 is not 1 or more", "-k weak --threads-per-rank 0"
     ),
     "label: no value": Session("^--label 'x' is not NAME=VALUE", "--label x"),
     "part: none": Session("^--part '0/2' is not K/N with K from 1 to N", "--part 0/2"),
+    "part: too high": Session("^--part '4/3' is not K/N with K from 1 to N", "--part 4/3"),
+    "part: no number": Session("^--part 'one' is not K/N with K from 1 to N", "--part one"),
+    "part: empty": Session(
+        "^--part 2/3 holds no case, for 1 are selected; choose a part from ", "-k weak --part 2/3"
+    ),
     "case: unknown": Session(
         "^no case matches -k all_redcue; closest: all_reduce", "-k all_redcue"
     ),
@@ -744,6 +753,10 @@ SESSIONS = {
         "cannot write /proc/x/journal.jsonl: .*; give --journal a folder",
         "-k weak --journal /proc/x/journal.jsonl",
         code=78,
+    ),
+    "json: the journal": Session(
+        r"^--journal and --benchmark-json are both own/\.\./x\.json; give each its own file",
+        "-k weak --journal own/../x.json --benchmark-json x.json",
     ),
     "json: no folder": Session(
         "cannot write /proc/x.json: .*; give --benchmark-json",
@@ -800,24 +813,73 @@ def test_a_session_that_cannot_measure_says_why_before_its_first_case(name, sess
     assert_nothing_kept(folder)
 
 
+# The options of pytest-random-order and the name of pytest-randomly; installed is what counts.
+SHUFFLING = """
+def pytest_addoption(parser):
+    parser.addoption("--random-order", action="store_true", dest="random_order_enabled")
+    parser.addoption("--random-order-bucket", default="default:module")
+    parser.addoption("--random-order-seed", default="default:1")
+"""
+REFUSED = "is not for several ranks"
+OTHER_CASES = "ranks would run other cases than each other"
+# Name -> options, and what two ranks say of them.
+PARTING = {
+    "ranks: failed first": ("--lf", f"^--lf {REFUSED}: .*its own list .*; give --resume$"),
+    "ranks: stepwise": ("--sw", f"^--sw {REFUSED}: .*its own list .*; give --resume$"),
+    "ranks: debugger": ("--pdb", f"^--pdb {REFUSED}: a rank in a .*; measure one rank$"),
+    "ranks: one folder": ("--basetemp x", f"^--basetemp {REFUSED}: ranks .*; leave it out$"),
+    "ranks: randomly": ("-p randomly", f"^pytest-randomly {REFUSED}: {OTHER_CASES}; give -p no:r"),
+    "ranks: random order": (
+        "-p shuffling --random-order",
+        f"^--random-order {REFUSED}: {OTHER_CASES}; leave it out$",
+    ),
+    "ranks: random bucket": (
+        "-p shuffling --random-order-bucket=global",
+        f"^--random-order-bucket {REFUSED}: {OTHER_CASES}; leave it out$",
+    ),
+    "ranks: random seed": (
+        "-p shuffling --random-order-seed=1",
+        f"^--random-order-seed {REFUSED}: {OTHER_CASES}; leave it out$",
+    ),
+    "ranks: uneven batch": (
+        "-m strong --global-batch 7",
+        "^global_batch=7 does not divide by world_size=2; choose 6",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def launches_ended(request, tmp_path_factory, run_ranks):
+    """How both ranks of the chosen launches ended, a few at a time, each in a folder of its own."""
+    plugins = tmp_path_factory.mktemp("plugins")
+    (plugins / "randomly.py").touch()
+    (plugins / "shuffling.py").write_text(SHUFFLING)
+
+    def launch(row):
+        folder = tmp_path_factory.mktemp("launch")
+        options = ("--size", "smoke", "--journal", "kept/journal.jsonl", *shlex.split(row[0]))
+        arguments = ["-m", "pytest", ROOT / "bench", *options]
+        return run_ranks([arguments] * 2, folder, PYTHONPATH=f"{plugins}:{ROOT}"), folder
+
+    chosen = chosen_rows(request, "launches_ended")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ended = pool.map(launch, map(PARTING.get, chosen))
+        return dict(zip(chosen, ended, strict=True))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--pdb", "^--pdb is not for several ranks: .*; measure one rank$"),
-        ("--basetemp here", "^--basetemp is not for several ranks: .*; leave it out$"),
-        ("-m strong --global-batch 7", "^global_batch=7 does not divide by world_size=2; choose 6"),
-    ],
-)
-def test_what_several_ranks_cannot_do_is_said_once(options, says, run_ranks, tmp_path):
-    own = ("--size", "smoke", "--journal", "kept/journal.jsonl", *shlex.split(options))
-    ended = run_ranks([["-m", "pytest", ROOT / "bench", *own]] * 2, tmp_path)
-    assert [rank.returncode for rank in ended] == [4, 4], ended
-    said = "".join(rank.stdout + rank.stderr for rank in ended)
-    assert "Traceback" not in said
+@pytest.mark.parametrize("name", PARTING)
+def test_what_several_ranks_cannot_do_is_said_once(name, launches_ended):
+    (zero, one), folder = launches_ended[name]
+    assert [zero.returncode, one.returncode] == [4, 4], zero
+    said = zero.stdout + zero.stderr
+    assert "Traceback" not in said + one.stderr
     (error,) = re.findall("^ERROR: (.*)$", said, re.MULTILINE)
-    assert re.search(says, error), error
-    assert_nothing_kept(tmp_path)
+    assert re.search(PARTING[name][1], error), error
+    assert one.stdout == ""
+    # No launcher has ended rank 1, as it would once rank 0 has: for all it knows, it is alone.
+    assert re.fullmatch(rf"lockstep: rank 1 on \S+: {re.escape(error)}\n", one.stderr)
+    assert_nothing_kept(folder)
 
 
 @pytest.mark.slow

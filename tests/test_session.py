@@ -186,43 +186,6 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
     assert documents(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--workload", "nosuchmodel"], "no workload 'nosuchmodel': "),
-        (["--rounds", "0"], "rounds=0 is not 1 or more"),
-        (["--label", "campaign"], "--label 'campaign' is not NAME=VALUE"),
-        (["--threads-per-rank", "0"], "threads_per_rank=0 is not 1 or more"),
-        (
-            ["--journal", "own/../out.json", "--benchmark-json", "out.json"],
-            "--journal and --benchmark-json are both own/../out.json; give each its own file",
-        ),
-        (["--part", "4/3"], "--part '4/3' is not K/N with K from 1 to N, such as 3/27"),
-        (["--part", "0/3"], "--part '0/3' is not K/N with K from 1 to N, "),
-        (["--part", "one"], "--part 'one' is not K/N with K from 1 to N, "),
-        (["--seed", "-1"], "--seed -1 is not from 0 to 4294967295"),
-        (["--comm-timeout", "0"], "--comm-timeout 0 must be above 0 and at most 1000000 s"),
-        (["--case-budget", "nan"], "--case-budget nan must be above 0 and at most 1000000 s"),
-        (
-            ["--case-budget", "5", "--comm-timeout", "5"],
-            "--case-budget 5 is not above the 5 s of --comm-timeout",
-        ),
-        (
-            ["-k", "test_strong_scalin_"],
-            "no case matches -k test_strong_scalin_; closest: test_str",
-        ),
-        (["--part", "2/3"], "--part 2/3 holds no case, for 1 are selected; choose a part from "),
-    ],
-)
-def test_a_wrong_option_is_refused_in_one_sentence(run_ranks, tmp_path, options, sentence):
-    (ended,) = run_ranks([[*SMOKE, "-m", "strong", *options]], tmp_path)
-    (error,) = errors(ended)
-    assert error.startswith(f"ERROR: {sentence}")
-    assert ended.returncode == 4
-    assert "Traceback" not in ended.stdout + ended.stderr
-    assert documents(tmp_path) == []
-
-
 def test_caps_beyond_the_gradients_are_one_and_the_same_bucket(run_ranks, tmp_path):
     arguments = [
         *(*SMOKE, "-m", "bucket", "-k", "50 or 100", "--benchmark-json", "out.json"),
@@ -476,30 +439,7 @@ def test_what_failed_leaves_no_timings_and_what_ended_is_measured_once(faulty):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--lf"], "--lf is not for several ranks: each rank keeps its own list of failures; "),
-        (["--sw"], "--sw is not for several ranks: "),
-        (["--pdb"], "--pdb is not for several ranks: a rank in a debugger keeps the others "),
-        (["--basetemp", "here"], "--basetemp is not for several ranks: ranks would delete "),
-        (["-p", "randomly"], "pytest-randomly is not for several ranks: ranks would run other "),
-    ],
-)
-def test_several_ranks_refuse_what_would_part_them(run_ranks, tmp_path, options, sentence):
-    (tmp_path / "randomly.py").write_text("")  # what counts is that a plugin of this name is in
-    arguments = [*SMOKE, "-m", "strong", "--benchmark-json", "out.json", *options]
-    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    (error,) = errors(zero)
-    assert error.startswith(f"ERROR: {sentence}")
-    assert [zero.returncode, one.returncode] == [4, 4]
-    # No launcher has ended rank 1, as it would once rank 0 has: for all it knows, it is alone.
-    assert re.fullmatch(rf"lockstep: rank 1 on \S+: {re.escape(error[7:])}\n", one.stderr)
-    assert one.stdout == ""
-    assert documents(tmp_path) == []
-
-
-# The options of plugins that write or shuffle, as these have them; installed is what counts.
+# The options of plugins that write, as these have them; installed is what counts.
 PLUGINS = """
 from pathlib import Path
 
@@ -507,9 +447,6 @@ def pytest_addoption(parser):
     parser.addoption("--html", dest="htmlpath")
     parser.addoption("--json-report", action="store_true")
     parser.addoption("--json-report-file", default=".report.json")
-    parser.addoption("--random-order", action="store_true", dest="random_order_enabled")
-    parser.addoption("--random-order-bucket", default="default:module")
-    parser.addoption("--random-order-seed", default="default:1")
 
 def pytest_configure(config):
     if config.option.htmlpath:
@@ -537,17 +474,6 @@ def test_rank_0_alone_writes_for_other_plugins_and_the_others_end_well(run_ranks
     assert ended[1].stdout + ended[1].stderr == ""
     written = sorted(path.name for path in tmp_path.glob("[01].*"))
     assert written == ["0.html", "0.log", "0.report", "0.xml"]
-
-
-@pytest.mark.parametrize("option", ["", "-bucket=global", "-seed=1"])
-def test_a_random_order_is_refused_where_it_was_asked_for(run_ranks, tmp_path, option):
-    (tmp_path / "plugins.py").write_text(PLUGINS)
-    arguments = [*SMOKE, "-m", "strong", "-p", "plugins", f"--random-order{option}"]
-    zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    (error,) = errors(zero)
-    name = option.partition("=")[0]
-    assert error.startswith(f"ERROR: --random-order{name} is not for several ranks: ranks would ")
-    assert [zero.returncode, one.returncode] == [4, 4]
 
 
 def own_cases(folder, text):
