@@ -27,6 +27,8 @@ PROVENANCE: Types = {
     "ranks": (list, type(None)), "environment": (dict, type(None)),
     "device_names": (list, type(None)),
 }  # fmt: skip
+# A launch that a campaign has planned.
+PLANNED: Types = {"name": (str,), "world_size": _WHOLE}
 # What panels compute with, of what a study adds.
 DETAILS: Types = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,

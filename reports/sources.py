@@ -94,6 +94,8 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
     record.check_schema(own, str(path))
     field_types.check(own, {"launches": (list,)}, str(path))
+    for launch in own.get("launches", []):
+        field_types.check(launch, field_types.PLANNED, f"{path}: a planned launch")
     if not known:
         return own
     launches = [*known.get("launches", []), *own.get("launches", [])]
