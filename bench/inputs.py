@@ -19,6 +19,8 @@ Model = TypeVar("Model", bound=BaseModel)
 # Written by hand, and so never larger.
 LIMIT_BYTES = files.MIB
 MAX_SHOWN_CHARACTERS = 80
+# Of what an hour costs and of overheads: beyond it stands a slip, whose sums no JSON may hold.
+MAX_RATE = 1_000_000
 # How alike two words are of which one may be a slip of the other, as difflib counts it.
 LIKENESS = 0.7
 # pydantic's words are Python's; a file holds tables and texts.

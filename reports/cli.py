@@ -14,7 +14,6 @@ REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
 MAX_LINES = 60
 MAX_GAPS = 8
-MAX_PRICE = 1_000_000
 # A spreadsheet runs text that begins so, and imported tables bring text of others.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -78,6 +77,7 @@ def report(
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
     that `lockstep import` wrote.
     """
+    from bench.inputs import MAX_RATE
     from reports.load import load
     from reports.scaling import series_of
 
@@ -85,9 +85,9 @@ def report(
         raise ValueError("--csv and --json both want stdout; choose one")
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
-    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_PRICE:  # nan, too
+    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
         raise ValueError(
-            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_PRICE}"
+            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
         )
     results = load(paths)
     series = series_of(results.rows, baseline, cost_per_gpu_hour)

@@ -123,12 +123,16 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
       lockstep plan campaign.toml --site site.toml
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
     """
-    if not math.isfinite(overhead):
-        raise ValueError(f"--overhead {overhead} is no fraction; write 0.3 for 30 %")
+    from bench.inputs import MAX_RATE
+
+    if not overhead <= MAX_RATE:  # nan, too
+        raise ValueError(
+            f"--overhead {overhead:g} is no fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
+        )
     todo = _work(**given, budget=budget)
     _say_dropped(todo, budget)
     if as_json:
-        click.echo(json.dumps(_facts(todo, overhead), indent=1))
+        click.echo(json.dumps(_facts(todo, overhead), indent=1, allow_nan=False))
         return
     from rich.console import Console
 

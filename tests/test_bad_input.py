@@ -279,6 +279,12 @@ VALUES = {
     "value: site's cost": site(
         "time =", 'currency = "EUR"\ncost_per_gpu_hour = nan\ntime =', "gpu_hour = nan: .* finite"
     ),
+    "value: site's huge cost": site(
+        "time =",
+        'currency = "EUR"\ncost_per_gpu_hour = 1e308\ntime =',
+        r"gpu_hour = 1e\+308: input should be less than or equal to 1000000",
+        "plan campaign.toml --site bad.toml --json",
+    ),
     "value: site's memory": site(
         "time =", 'mem = "lots"\ntime =', "mem = 'lots' is not allowed; w"
     ),
@@ -352,6 +358,9 @@ OPTIONS = {
     "option: endless hours": planned("--budget inf is no number of hours", "--budget inf"),
     "option: negative hours": planned(r"'--budget': -1\.0 is not in the range", "--budget=-1"),
     "option: nan overhead": planned("--overhead nan is no fraction", "--overhead nan --json"),
+    "option: huge overhead": planned(
+        r"--overhead 1e\+308 is no fraction from 0 to 1000000; write", "--overhead 1e308 --json"
+    ),
     "option: site missing": Row("plan smoke", "^Missing option '--site'"),
     "option: watch": Row("status . --watch 0", r"'--watch': 0\.0 is not in the range"),
     "option: element": Row("cancel . --point -1", "'--point': -1 is not in the range"),
