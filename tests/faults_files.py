@@ -39,7 +39,8 @@ def disk_full(folder: Path) -> Seen:
         filler.unlink()
         second = alone(folder, "none", *where, "--resume")
     kept = list(first.ends("case"))
-    sentence = first.line(NO_SPACE)
+    # The line of the JSON, which finds no room either, names the journal, too.
+    sentence = first.line(f"the journal .*cannot be written: {NO_SPACE}")
     said = (
         f"ranks exit {first.codes}; said: {sentence or 'nothing'}; kept: {len(kept)} case; with "
         f"room again: {len(second.measured)} cases, exit {second.codes}"
