@@ -6,8 +6,9 @@ verdict, equal on all ranks. After a failed case the process group is built agai
 ends and its launcher starts it again.
 
 Every rank exits with pytest's codes (1 failed case, 2 interrupted, 4 wrong options, 5 nothing
-selected), or with 70: a rank or the store is lost, 74: the journal cannot be written, 75: ended in
-order because the stop file is there, 76: ranks out of step, 78: the machine cannot measure.
+selected), or with 70: a rank or the store is lost, 74: the journal or the JSON cannot be written,
+75: ended in order because the stop file is there, 76: ranks out of step, 78: the machine cannot
+measure.
 """
 
 import contextlib
