@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from click.testing import CliRunner, Result
 
 ROOT = Path(__file__).parents[1]
+# For a process that a test waits for: one that hangs, or asks, fails its test and holds no other.
+BOUNDED: dict[str, Any] = {"stdin": subprocess.DEVNULL, "timeout": 300}
 
 
 def run(command: click.Command, *arguments: object) -> Result:
@@ -21,5 +24,5 @@ def lockstep(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the assembled command in its own process, as users do."""
     return subprocess.run(
         [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-        text=True, check=False,
+        text=True, check=False, **BOUNDED,
     )  # fmt: skip

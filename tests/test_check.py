@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import BOUNDED
 from data.report_samples import document, read_or_refused, record, strong_tree, write
 from planted import CLEAN, PLANTED, Case, always, cited, measured, ranks, strong, table
 
@@ -319,7 +320,9 @@ def test_the_assembled_command_ends_as_its_help_says(tmp_path):
     def lockstep(*arguments):
         code = "import sys; sys.modules['torch'] = None; import lockstep; lockstep.main()"
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, **BOUNDED
+        )
 
     assert lockstep("import", "guide", "--to", tmp_path / "guide").returncode == 0
     done = lockstep("check", tmp_path / "guide", "--json")

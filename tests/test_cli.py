@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from commands import BOUNDED
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +52,7 @@ def lockstep(arguments, cwd):
         capture_output=True,
         text=True,
         check=False,
+        **BOUNDED,
     )
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from commands import BOUNDED
 
 from bench import journal, ladder, launcher
 from bench.campaign import Campaign, Launch, plan
@@ -205,7 +206,13 @@ def test_a_run_with_nothing_to_measure_makes_a_missing_result(tmp_path, clean_en
     there.claim()
     keep(there, W2, ("case", "a"), ("skip", "b"))
     ended = subprocess.run(
-        lockstep_run(), cwd=tmp_path, env=clean_environ, capture_output=True, text=True, check=False
+        lockstep_run(),
+        cwd=tmp_path,
+        env=clean_environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        **BOUNDED,
     )
     assert (ended.returncode, "0 launches to make" in ended.stderr) == (0, True), ended.stderr
     result = there.results.launch(W2.name) / "result.json"
@@ -225,6 +232,7 @@ def test_one_driver_at_a_time(tmp_path):
             capture_output=True,
             text=True,
             check=False,
+            **BOUNDED,
         )
 
     with ladder.only_driver(tmp_path):
@@ -276,7 +284,9 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
         "    os._exit(0)"
     )
     command = [sys.executable, "-c", script, tmp_path]
-    orphan = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    orphan = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, **BOUNDED
+    )
     assert ladder._runs(orphan.stdout)
     with ladder.only_driver(tmp_path):
         assert not ladder._runs(orphan.stdout)
@@ -333,7 +343,7 @@ def lockstep_run(*options):
 
 def run(folder, *options):
     return subprocess.run(
-        lockstep_run(*options), cwd=folder, capture_output=True, text=True, check=False
+        lockstep_run(*options), cwd=folder, capture_output=True, text=True, check=False, **BOUNDED
     )
 
 
@@ -480,6 +490,7 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
         capture_output=True,
         text=True,
         check=False,
+        **BOUNDED,
     )
     assert ended.returncode == 1, ended.stderr
     (outcome,) = json.loads(ended.stdout)
@@ -513,6 +524,7 @@ def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
         capture_output=True,
         text=True,
         check=False,
+        **BOUNDED,
     )
     assert ended.returncode == 1, ended.stderr
     assert re.search(
@@ -572,6 +584,7 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
         capture_output=True,
         text=True,
         check=False,
+        **BOUNDED,
     )
     assert ended.returncode == 1, ended.stderr
     (launch,) = json.loads(ended.stdout)
