@@ -67,24 +67,32 @@ def fuzz(name: str, seconds: float, seed: int) -> Seen:
         folder, report = Path(temporary) / "folder", Path(temporary) / "report.json"
         folder.mkdir()
         words = (name, seconds, seed, folder, report)
+        ended = _end_of_child([str(word) for word in words], seconds + SLACK_S)
+        if not report.exists():  # it died, or hangs, over what still stands there
+            last = folder / fuzz_readers.READERS[name].place
+            content = last.read_bytes() if last.exists() else b""
+            return Seen(name, "?", 0, 0, 0.0, {ended: content})
+        told = json.loads(report.read_text())
+    told["faults"] = {key: value.encode("latin-1") for key, value in told["faults"].items()}
+    return Seen(name=name, **told)
+
+
+def _end_of_child(words: list[str], patience_s: float) -> str:
+    """Let the child read until its time is over, and return how it ended."""
+    try:
         ended = subprocess.run(
-            [sys.executable, CHILD, *map(str, words)],
+            [sys.executable, CHILD, *words],
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=seconds + SLACK_S,
+            timeout=patience_s,
             check=False,
         )
-        if not report.exists():  # it died while it read what still stands there
-            last = folder / fuzz_readers.READERS[name].place
-            content = last.read_bytes() if last.exists() else b""
-            said = " / ".join(ended.stderr.strip().splitlines()[-3:])
-            return Seen(name, "?", 0, 0, 0.0, {f"ended with {ended.returncode}: {said}": content})
-        told = json.loads(report.read_text())
-    told["faults"] = {key: value.encode("latin-1") for key, value in told["faults"].items()}
-    return Seen(name=name, **told)
+    except subprocess.TimeoutExpired:  # a reader that waits takes none of its processor time
+        return f"did not end within {patience_s:g} s"
+    return f"ended with {ended.returncode}: {' / '.join(ended.stderr.strip().splitlines()[-3:])}"
 
 
 def keep(seen: Seen) -> list[str]:

@@ -45,6 +45,19 @@ def fault_of(name, content, folder, monkeypatch):
     return fuzz_child.fault_of(reader, folder, content)
 
 
+def test_a_reader_that_waits_for_ever_is_a_finding(tmp_path, monkeypatch):
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import sys, time; from pathlib import Path\n"
+        "(Path(sys.argv[4]) / 'own.toml').write_text('what it waits over')\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(fuzz, "CHILD", child)
+    monkeypatch.setattr(fuzz, "SLACK_S", 3)
+    seen = fuzz.fuzz("site", 0.0, seed=1)
+    assert seen.faults == {"did not end within 3 s": b"what it waits over"}
+
+
 @pytest.fixture
 def faulty(monkeypatch):
     """Readers that do what none may."""
