@@ -231,17 +231,18 @@ def split_brain(folder: Path) -> Seen:
         with path.open("a") as file:  # as on a file system without locks
             file.write(json.dumps(stray) + "\n")
         testbed.done(here.lockstep("collect", "results/fault"))
-        document = json.loads(path.with_name("result.json").read_text())
-        block, count = document["lockstep"], len(document["benchmarks"])
+        block = json.loads(path.with_name("result.json").read_text())["lockstep"]
+        good = measured(here)  # of the journal's own lines: a document has each case once
+        none_twice = len(set(good)) == len(good)
         text = (
             f"NODE_FAIL, {alive} processes of the first attempt alive; second attempt: exit "
             f"{facts['exit_code']}, {refused[:200]}; {late} cases when the old ranks had ended; "
-            f"third: exit {last['exit_code']}, {count} cases, none twice: "
-            f"{len(set(measured(here))) == len(measured(here))}; a stray line of another attempt "
-            f"is read: {bool(block['failed'])}"
+            f"third: exit {last['exit_code']}, {len(good)} cases, none twice: {none_twice}; a "
+            f"stray line of another attempt is read: {bool(block['failed'])}"
         )
         holds = bool(refused) and not block["failed"] and block["complete"]
-        return Seen(text, holds and count == NUM_BEFORE + 2, took)
+        whole = none_twice and len(good) == NUM_BEFORE + 2 and last["exit_code"] == 0
+        return Seen(text, holds and whole, took)
 
 
 def stepd_killed(folder: Path) -> Seen:
