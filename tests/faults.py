@@ -61,12 +61,13 @@ def inject(fault: Fault) -> Seen:
 
 def rows(faults: Sequence[Fault]) -> Iterator[tuple[Seen, str]]:
     """Yield what was seen of each fault, and its line of the table, as soon as it is known."""
+    at = commit()
     for fault in faults:
         seen = inject(fault)
         took = "-" if seen.detected_s is None else f"{seen.detected_s:.1f} s"
         told = (fault.name, fault.injected, fault.expected, seen.text, took)
         verdict = "yes" if seen.holds else NO
-        cells = [str(fault.number), *told, verdict, f"{datetime.now(UTC):%Y-%m-%d}"]
+        cells = [str(fault.number), *told, verdict, f"{datetime.now(UTC):%Y-%m-%d} {at}"]
         yield seen, line(cells)
 
 
@@ -105,7 +106,8 @@ def page(lines: Sequence[str]) -> str:
             f"{facts()}.",
             "",
             "Each fault was put into a real measurement. `detected` counts from the fault to the",
-            "first sign that names it; a dash says that no clock ran. `date` is that of the row.",
+            "first sign that names it; a dash says that no clock ran. `date` is that of the row,",
+            "with the commit that it was run at.",
             "",
             head(),
             *lines,
@@ -123,6 +125,15 @@ def facts() -> str:
         f"torch {metadata.version('torch')}, pytest {metadata.version('pytest')}, "
         "gloo on the CPU"
     )
+
+
+def commit() -> str:
+    """Return the short commit of what is run, marked where files differ; a dash without git."""
+    git = ("git", "-c", "safe.directory=*", "-C", str(ROOT))
+    known = _version(*git, "rev-parse", "--short", "HEAD").strip("-")
+    # Each row that is kept changes the page, and no document changes what is run.
+    changes = _version(*git, "status", "--porcelain", "--untracked-files=no", "--", ":!*.md")
+    return f"{known}-dirty" if known and changes else known or "-"
 
 
 def _version(*command: str) -> str:

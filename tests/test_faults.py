@@ -1,5 +1,6 @@
 """The table of faults: a row that raises is one that does not hold, and every row is told."""
 
+import subprocess
 import sys
 
 import faults
@@ -56,6 +57,38 @@ def test_only_some_rows_are_chosen_and_written_to_a_page(monkeypatch, tmp_path, 
     lines = [one for one in path.read_text().splitlines() if one.startswith("| ")]
     assert [one.split(" | ")[0] for one in lines] == ["| #", "| ---", "| 1", "| 2"]
     assert "1 of 2 faults end as expected. " in path.read_text()
+
+
+def test_a_row_says_at_which_commit_it_was_run(monkeypatch, tmp_path):
+    def git(*arguments):
+        own = ("-c", "user.name=x", "-c", "user.email=x", "-C", tmp_path)
+        said = subprocess.run(["git", *own, *arguments], check=True, capture_output=True, text=True)
+        return said.stdout.strip()
+
+    def cell():
+        return next(faults.rows([HOLDS]))[1].split(" | ")[-1].partition(" ")[2]
+
+    monkeypatch.setattr(faults, "ROOT", tmp_path)
+    assert cell() == "- |"
+    git("init")
+    for name in ("FAULTS.md", "code.py"):
+        (tmp_path / name).touch()
+    git("add", ".")
+    git("commit", "--message=x")
+    known = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "FAULTS.md").write_text("a row")
+    assert cell() == f"{known} |"
+    (tmp_path / "code.py").write_text("x")
+    assert cell() == f"{known}-dirty |"
+
+
+def test_a_row_kept_without_a_commit_stays_as_it_is(tmp_path):
+    path = tmp_path / "FAULTS.md"
+    old = "| 1 | fault 1 | so | so | seen | - | yes | 2026-11-21 |"
+    path.write_text(f"{faults.head()}\n{old}\n")
+    new = faults.line(["2", "fault 2", "so", "so", "seen", "-", "yes", "2026-11-22 0123abc"])
+    faults.keep(path, new)
+    assert path.read_text().splitlines()[-2:] == [old, new]
 
 
 def test_what_a_row_lacks_has_an_exit_code_of_its_own(monkeypatch, tmp_path, capsys):
