@@ -32,6 +32,8 @@ ENDS = ("case", "skip", "fail")
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
 # How a file begins that `Journal` wrote: of a launch, or of submissions.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
+# How a line begins that `Journal` wrote of a case that has ended.
+_ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 # What a reader relies on in each kind of line.
 _NEEDED: dict[str, dict[str, type]] = {
     "launch": {"launch": dict, "document": dict, "expected": list},
@@ -286,6 +288,35 @@ def rebuild(path: Path) -> dict[str, Any]:
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
     document[KEY] = _launch_block(headers[-1], last) | {"in_flight": _in_flight(entries)}
     return document
+
+
+def is_ahead(path: Path, document: Any) -> bool:
+    """Return whether a journal holds cases that a document made of it, or None, does not.
+
+    By what both hold, since a copy of them may be of any time. A document that has as many ends as
+    the journal has lines of them is told without parsing those.
+
+    Raises:
+        ValueError: The journal is missing, or corrupt.
+    """
+    held = _ends_in(document)
+    return _num_end_lines(path) > len(held) and _ends_in(rebuild(path)) != held
+
+
+def _num_end_lines(path: Path) -> int:
+    """Count the lines of cases that have ended, one that was measured again as often as it was."""
+    with files.opened(path, LIMIT_BYTES) as file:
+        lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
+        return sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
+
+
+def _ends_in(document: Any) -> list[Any]:
+    """Return what a document, which others may have written, says of cases that have ended."""
+    whole = document if isinstance(document, dict) else {}
+    block = whole.get(KEY)
+    block = block if isinstance(block, dict) else {}
+    parts = (whole.get("benchmarks"), block.get("skipped"), block.get("failed"))
+    return [one for part in parts if isinstance(part, list) for one in part]
 
 
 def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:

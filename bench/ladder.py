@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import psutil
 
-from bench import journal
+from bench import files, journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
@@ -69,7 +69,7 @@ class Ladder:
         for launch in plan(self.campaign):
             path = self.results.journal(launch.name)
             result = path.with_name("result.json")
-            if path.exists() and _is_older(result, path):
+            if path.exists() and journal.is_ahead(path, _read(result)):
                 self.results.write_result(launch.name)
 
     def claim(self) -> None:
@@ -163,8 +163,12 @@ class Ladder:
                 return
 
 
-def _is_older(file: Path, other: Path) -> bool:
-    return not file.exists() or file.stat().st_mtime_ns < other.stat().st_mtime_ns
+def _read(result: Path) -> Any:
+    """Return what a result holds; None where it is missing, or was cut short."""
+    try:
+        return files.parse(files.content(result))
+    except ValueError:
+        return None
 
 
 def _late_ranks(folder: Path, begun: float) -> str:

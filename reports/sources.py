@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import files, record
+from bench import files, journal, record
 from reports import field_types
 
 IMPORTED = "imported.json"
@@ -79,13 +79,9 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _inside_launch(folder: Path) -> list[Path]:
-    """Return the launch's result or journal, whichever was written last, or nothing.
-
-    A session stopped by hand writes its result; one that resumes it and is killed does not, and
-    then only the journal holds the cases measured since.
-    """
+    """Return the launch's result, or its journal where that is all there is, or nothing."""
     found = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
-    return [max(found, key=lambda path: path.stat().st_mtime_ns)] if found else []
+    return found[:1]
 
 
 def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -112,10 +108,25 @@ def read(source: Path) -> tuple[Path, Any]:
     problems = []
     for path in _either(source):
         try:
-            return path, document(path)
+            return _newest(path, document(path))
         except ValueError as error:
             problems.append(error)
     raise problems[0]
+
+
+def _newest(path: Path, found: Any) -> tuple[Path, Any]:
+    """Return a file and what it holds, or the journal where that is ahead of a result.
+
+    A session stopped by hand writes its result; one that resumes it and is killed does not, and
+    then only the journal holds the cases measured since.
+    """
+    own = path.with_name(JOURNAL)
+    if path.name != RESULT or own.is_symlink() or not own.exists():
+        return path, found
+    try:
+        return (own, document(own)) if journal.is_ahead(own, found) else (path, found)
+    except ValueError:  # of a corrupt journal, the result is what can be read
+        return path, found
 
 
 def in_campaign(source: Path) -> bool:
@@ -139,10 +150,7 @@ def document(path: Path) -> Any:
     """
     if path.name != JOURNAL:
         return read_json(path)
-    # Only a launch that did not end well needs the journal's reader.
-    from bench.journal import rebuild
-
-    return printable(rebuild(path))
+    return printable(journal.rebuild(path))
 
 
 def read_json(path: Path) -> Any:

@@ -176,6 +176,50 @@ def test_a_case_counts_by_its_last_outcome(written):
         assert block["complete"] == ("fail" not in last.values())
 
 
+@settings(max_examples=50, deadline=None)
+@given(entries(), st.data())
+def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, data):
+    def ends():
+        made = journal.rebuild(path)
+        return made, [made["benchmarks"], made[KEY]["skipped"], made[KEY]["failed"]]
+
+    cut = data.draw(st.integers(1, len(written)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Journal(Path(folder) / "journal.jsonl")) as kept,
+    ):
+        path = kept.path
+        for entry in written[:cut]:
+            kept.append(entry)
+        document, before = ends()
+        kept.begin("z")
+        assert not journal.is_ahead(path, document)
+        for entry in written[cut:]:
+            kept.append(entry)
+        assert journal.is_ahead(path, document) == (ends()[1] != before)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, [], {}, {"benchmarks": 3, KEY: 3}, {"benchmarks": [], KEY: {"skipped": "a"}}],
+)
+def test_a_journal_is_ahead_of_what_is_no_document(tmp_path, document):
+    path = write(tmp_path / "journal.jsonl", launch("a"))
+    assert not journal.is_ahead(path, document)
+    with path.open("a") as file:
+        file.write('{"kind": "case", "case": "a"')  # torn
+    assert not journal.is_ahead(path, document)
+    write(path, launch("a", resumed=True), ended("skip", "a"))
+    assert journal.is_ahead(path, document)
+
+
+def test_a_document_of_all_ends_is_told_without_parsing_them(tmp_path, monkeypatch):
+    path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"), ended("skip", "b"))
+    document = journal.rebuild(path)
+    monkeypatch.setattr(journal, "_entry", None)
+    assert not journal.is_ahead(path, document)
+
+
 def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
     path = write(
         tmp_path / "journal.jsonl",

@@ -4,7 +4,7 @@ import os
 import pytest
 from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
 
-from bench.journal import Journal
+from bench.journal import Journal, write_result
 from bench.record import KEY
 from reports.load import load
 from reports.page import page
@@ -49,22 +49,31 @@ def test_a_folder_that_holds_nothing_but_a_journal_is_a_launch(tmp_path):
     assert [row.case for row in results.rows] == [CASE]
 
 
-def test_a_launch_resumed_and_killed_is_read_from_its_journal(tmp_path):
+@pytest.mark.parametrize("journal_s", [0, 1, 2])  # a copy has any times
+def test_a_launch_resumed_and_killed_is_read_from_its_journal(tmp_path, journal_s):
     path = write(tmp_path, one_launch())
     more = document("w1-r0", 1, {CASE: record(), "measured later": record()})
     write_journal(path.parent, more)
+    os.utime(path.with_name("journal.jsonl"), (journal_s, journal_s))
     os.utime(path, (1, 1))
     assert [row.case for row in load([tmp_path]).rows] == [CASE, "measured later"]
 
 
-@pytest.mark.parametrize("journal_s", [0, 1])
-def test_a_result_that_is_no_older_is_preferred_to_the_journal(tmp_path, journal_s):
-    path = write(tmp_path, one_launch())
-    journal = path.with_name("journal.jsonl")
-    journal.write_text("not read")
-    os.utime(journal, (journal_s, journal_s))
+@pytest.mark.parametrize("journal_s", [0, 1, 2])
+def test_a_result_is_preferred_to_a_journal_that_holds_no_more(tmp_path, journal_s):
+    path = tmp_path / "launches" / "w1-r0" / "result.json"
+    write_journal(path.parent, one_launch())
+    write_result(path.with_name("journal.jsonl"), path)
+    os.utime(path.with_name("journal.jsonl"), (journal_s, journal_s))
     os.utime(path, (1, 1))
-    assert len(load([tmp_path]).rows) == 1
+    assert [launch.path for launch in load([tmp_path]).launches] == [path]
+
+
+@pytest.mark.parametrize("journal", ["not read", '{"kind": "case", but no JSON\n' * 2])
+def test_a_result_is_read_beside_a_journal_that_cannot_be(tmp_path, journal):
+    path = write(tmp_path, one_launch())
+    path.with_name("journal.jsonl").write_text(journal)
+    assert [launch.path for launch in load([tmp_path]).launches] == [path]
 
 
 def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_path):
