@@ -100,13 +100,15 @@ class Ladder:
     def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
         """Make one launch, again after a failure or a crash as long as that brings it further.
 
+        The first start measures what failed before, or crashed, again, and may end as it did then:
+        the second leaves that out, so it is made even if the first brought nothing.
+
         Args:
             launch: Which one.
             on_progress: Told how many cases have ended, a few times a second.
         """
-        before = self.outcome(launch)
         words = self._start(launch, on_progress)
-        after = self.outcome(launch)
+        before, after = None, self.outcome(launch)
         while after.remaining and after != before:
             before = after
             words = self._start(launch, on_progress, after=words)

@@ -312,28 +312,57 @@ def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypat
 
 
 class Stubborn(ladder.Ladder):
-    """Launches whose case b always fails, and ends them."""
+    """Launches whose case b always fails or crashes, and ends them."""
 
     def _start(self, launch, on_progress, *, after=None):
-        done = ladder.journal.outcomes(self.results.journal(launch.name))
-        log = ladder.journal.Journal(self.results.journal(launch.name))
+        path = self.results.journal(launch.name)
+        flight, done = journal.in_flight(path), journal.outcomes(path)
+        log = Journal(path)
         log.append(header("abcd", resumed=True))
+        if after is not None and flight:
+            log.append({"kind": "fail", "case": flight, "reason": "because"})
+            done[flight] = "fail"
         for case in "abcd":
             if done.get(case) == "case" or (after is not None and done.get(case) == "fail"):
                 continue
+            log.begin(case)
             if case == "b":
-                log.append({"kind": "fail", "case": case, "reason": "always"})
+                self.end_b(log)
                 break
             log.append({"kind": "case", "case": case, "benchmark": entry(case, 0.5)})
         log.close()
         return "words"
 
+    def end_b(self, log):
+        log.append({"kind": "fail", "case": "b", "reason": "because"})
 
-def test_a_case_that_failed_before_hides_none_behind_it(rungs):
-    keep(rungs, W2, ("case", "a"), ("fail", "b"), expected=list("abcd"))
-    ended = Stubborn(rungs.campaign, rungs.folder).run(W2, lambda *_: None)
+
+class Crashing(Stubborn):
+    """Launches that their case b always ends without a word."""
+
+    def end_b(self, log):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "last"), [(Stubborn, "fail"), (Crashing, "begin")])
+def test_a_case_that_ends_as_it_did_before_hides_none_behind_it(rungs, kind, last):
+    keep(rungs, W2, ("case", "a"), (last, "b"), expected=list("abcd"))
+    ended = kind(rungs.campaign, rungs.folder).run(W2, lambda *_: None)
     assert (ended.measured, ended.remaining, ended.complete) == (3, 0, False)
     assert [failed["case"] for failed in ended.failed] == ["b"]
+
+
+def test_a_launch_whose_starts_bring_nothing_comes_to_an_end(rungs, monkeypatch):
+    keep(rungs, W2, ("case", "a"), expected=list("abcd"))
+    starts = []
+
+    def start(*_, after=None):
+        starts.append(after)
+        return "words"
+
+    monkeypatch.setattr(Ladder, "_start", start)
+    ended = rungs.run(W2, lambda *_: None)
+    assert (ended.remaining, ended.ended, starts) == (3, "words", [None, "words"])
 
 
 # What follows starts torchrun, kills the driver, and goes on.
