@@ -7,7 +7,6 @@ rebuilt from it, and the launch's output. What they hold is never measured again
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -247,15 +246,24 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
 
 
 def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
-    """Return case -> world size -> median seconds per step of each launch measured so far."""
+    """Return case -> world size -> median seconds per step of each launch measured so far.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
     found: dict[str, dict[int, list[float]]] = {}
     for launch in plan(ladder.campaign):
-        path = ladder.results.launch(launch.name) / "result.json"
-        if not path.exists():
+        path = ladder.results.journal(launch.name)
+        if not journal.outcomes(path):
             continue
-        for entry in json.loads(path.read_text(encoding="utf-8"))["benchmarks"]:
-            step_s = _step_s(entry)
-            found.setdefault(entry["name"], {}).setdefault(launch.world_size, []).append(step_s)
+        for entry in journal.rebuild(path)["benchmarks"]:
+            try:
+                name, step_s = entry["name"], _step_s(entry)
+            except (KeyError, TypeError, ValueError, ZeroDivisionError):
+                raise ValueError(
+                    f"{path}: a case line has no median of its steps; the journal is corrupt"
+                ) from None
+            found.setdefault(name, {}).setdefault(launch.world_size, []).append(step_s)
     return found
 
 

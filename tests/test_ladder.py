@@ -173,12 +173,24 @@ def test_a_seed_of_zero_and_no_warm_up_are_still_said(tmp_path):
 
 
 def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
+    assert ladder.step_times(rungs) == {}
     keep(rungs, W1, ("case", "a"))
     keep(rungs, W2, ("case", "a"), ("case", "b"))
-    assert ladder.step_times(rungs) == {}
-    for launch in (W1, W2):
-        rungs.results.write_result(launch.name)
     assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"benchmarks": ['])
+def test_step_times_are_the_journal_s_whatever_its_result_holds(rungs, text):
+    keep(rungs, W1, ("case", "a"))
+    rungs.results.launch(W1.name).joinpath("result.json").write_text(text)
+    assert ladder.step_times(rungs) == {"a": {1: [0.25]}}
+
+
+def test_a_journal_whose_case_has_no_step_time_is_refused_by_its_name(rungs, monkeypatch):
+    monkeypatch.setitem(globals(), "entry", lambda case, _: {"name": case, "stats": {}})
+    keep(rungs, W1, ("case", "a"))
+    with pytest.raises(ValueError, match=r"w1-r0/journal\.jsonl: a case line has no median of "):
+        ladder.step_times(rungs)
 
 
 def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
