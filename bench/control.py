@@ -49,7 +49,8 @@ class Control:
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
-        self._silent: set[int] = set()  # in the latest exchange, as all ranks were told
+        # In the latest exchange, as all ranks were told; rank 0 where it told nothing.
+        self._silent: set[int] = set()
 
     def exchange(self, name: str, value: Any, *, is_verdict: bool = False) -> list[Any]:
         """Give this rank's value, return every rank's, in the order of ranks.
@@ -131,6 +132,7 @@ class Control:
         if (is_alike and not self._wait([f"{name}/0"], self._end_of_rank_0(is_verdict))) or (
             not self._wait([f"{name}/all"], end)
         ):
+            self._silent = {0}
             raise LostError(
                 f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
                 f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"

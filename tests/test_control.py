@@ -146,6 +146,15 @@ def test_a_rank_that_was_silent_is_not_waited_for_again(server):
     assert server.check(["left/1"])
 
 
+def test_a_lost_rank_0_is_waited_for_in_no_further_exchange(server):
+    _, one = ranks(server, 2, 0.1)
+    with pytest.raises(LostError):
+        one.exchange("x", 1)
+    one.part()
+    assert server.check(["left/1"])
+    assert not server.check(["leaving/1/1"])
+
+
 def test_one_rank_needs_no_store():
     Control(HashStore(), 0, 1, 0.1).part()
     assert Control(HashStore(), 0, 1, 0.1).exchange("x", "mine") == ["mine"]
