@@ -70,8 +70,10 @@ def take_lock(file: IO[str], folder: Path) -> bool:
 
 def sign_lock(file: IO[str]) -> None:
     """Say in a lock's file, open for appending, who holds it."""
+    # A name of a file may hold bytes, and so letters, that no encoding of the lock's has.
+    command = shlex.join(sys.argv).encode("ascii", "backslashreplace").decode()
     file.truncate(0)
-    file.write(f"{os.getpid()} {socket.gethostname()} {shlex.join(sys.argv)[:200]}")
+    file.write(f"{os.getpid()} {socket.gethostname()} {command[:200]}")
     file.flush()
 
 

@@ -277,6 +277,13 @@ def test_a_driver_is_refused_while_a_command_of_jobs_works(tmp_path):
                 pytest.fail("both hold the lock")
 
 
+def test_a_driver_signs_its_lock_whatever_bytes_its_command_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lockstep", "run", "--to", os.fsdecode(b"r\xe9sults")])
+    with ladder.only_driver(tmp_path):
+        said = (tmp_path / ".lock").read_text()
+    assert said == f"{os.getpid()} {socket.gethostname()} lockstep run --to 'r\\udce9sults'"
+
+
 def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "no locks")
