@@ -7,6 +7,7 @@ valid and no process may stay behind.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import signal
@@ -93,15 +94,18 @@ class Table:
 def strike(process: psutil.Process, name: str, random: Random) -> bool:
     """Send a signal, and return whether there was still somebody to get it.
 
-    What is frozen thaws after a while, or is killed.
+    What is frozen thaws after a while, or is killed, unless its launcher has killed it by then.
     """
     try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False  # it would take any signal, and has ended
         process.send_signal(getattr(signal, name))
-        if name == "SIGSTOP":
-            time.sleep(random.uniform(0, FROZEN_S))
-            process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
     except psutil.NoSuchProcess:
-        return name == "SIGSTOP" and not process.is_running()
+        return False
+    if name == "SIGSTOP":
+        time.sleep(random.uniform(0, FROZEN_S))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
     return True
 
 

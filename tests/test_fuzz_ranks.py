@@ -1,6 +1,7 @@
 """A small share of the fuzzed launches and of the soak, and that their judges would notice."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from random import Random
 
 import fuzz_ranks_check
 import fuzz_ranks_plan
+import psutil
 import pytest
+import soak
 from fuzz_ranks_launch import Ended, Launched, Sequence
 from fuzz_ranks_plan import KINDS, PHASES, Fault, Plan
 from hypothesis import given
@@ -180,6 +183,31 @@ def test_a_result_that_is_empty_or_cut_is_noticed(tmp_path, text):
     (tmp_path / "out.json").write_text(text)
     found = fuzz_ranks_check.findings(Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [WELL]))
     assert_found(found, "a file cannot be read")
+
+
+@pytest.mark.parametrize("name", soak.SIGNALS)
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_what_has_ended_is_not_struck(monkeypatch, name, is_reaped):
+    monkeypatch.setattr(soak, "FROZEN_S", 0.0)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        child.wait()
+    assert not soak.strike(process, name, Random(0))  # noqa: S311, no secret
+    child.wait()
+
+
+def test_what_is_killed_while_it_is_frozen_was_struck(monkeypatch):
+    monkeypatch.setattr(soak, "FROZEN_S", 0.0)
+    child = subprocess.Popen(["sleep", "600"])
+
+    def killed(*_):
+        child.kill()
+        child.wait()
+
+    monkeypatch.setattr(soak.time, "sleep", killed)
+    assert soak.strike(psutil.Process(child.pid), "SIGSTOP", Random(0))  # noqa: S311, no secret
 
 
 @pytest.fixture
