@@ -98,7 +98,9 @@ def numbered(task: tuple[int, int, float]) -> Result:
     seed, number, patience = task
     name = f"{seed}/{number}"
     result = fuzz(fuzz_ranks_plan.draw(Random(name), patience), name)  # noqa: S311, no secret
-    return shrink(result) if result.findings else result
+    # Ranks that do not meet do so whatever their plan is.
+    is_unmet = result.num_unmet == fuzz_ranks_launch.MAX_UNMET_LAUNCHES
+    return shrink(result) if result.findings and not is_unmet else result
 
 
 def shrink(result: Result) -> Result:
@@ -146,6 +148,11 @@ class Tally:
         self.reasons.update(reason.splitlines()[-1][:160] for reason in result.reasons if reason)
         if result.findings:
             self.bad.append(result)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there was something to judge, and nothing was wrong."""
+        return self.ends["case", True] > 0 and not self.bad
 
     def __str__(self) -> str:
         ends = ", ".join(
@@ -204,7 +211,9 @@ def main() -> int:
     _say(f"{tally}, {time.monotonic() - started:.0f} s")
     for reason, count in tally.reasons.most_common(10):
         _say(f"healthy but failed, {count} times: {reason}")
-    return 1 if tally.bad else 0
+    if not tally.ends["case", True]:
+        _say("no healthy case was measured: see what the ranks say with --plan")
+    return 0 if tally.holds else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ from fuzz_ranks_plan import DIVERGENT, PHASES, SILENT, Case, Fault, Plan, expect
 ENDS = ("case", "skip", "fail")
 # Ranks may end with these: pytest's own, and those of a launch that lost a rank, a store or a step.
 CODES = {0, 1, 2, 5, 70, 76}
-CODES_BEFORE_A_CASE = {78}  # ranks that did not meet in time
+CODE_BEFORE_A_CASE = 78  # ranks that did not meet in time
+# Before the first line: those, or a rank that its watchdog ended.
+CODES_UNMET = {1, CODE_BEFORE_A_CASE}
 # Seconds that a launch may take beside its cases, and a bad case beside its budget: the verdict
 # waits for a rank, the survivors for the verdict and their watchdogs.
 START_S = 15.0
@@ -64,8 +66,7 @@ def _of_records(sequence: Sequence, lines: list[dict[str, Any]]) -> Iterator[str
     records = [(case_number(line["case"]), line) for line in lines if line["kind"] in ENDS]
     counted = Counter(number for number, _ in records)
     for number in range(len(plan.cases)):
-        is_not_reached = not counted[number] and sequence.num_unmet == MAX_UNMET_LAUNCHES
-        if counted[number] != 1 and not is_not_reached:
+        if counted[number] != 1:
             yield f"case {number} is recorded {counted[number]} times"
     numbers = _numbers(sequence)
     for number, line in records:
@@ -138,6 +139,8 @@ def _names_a_culprit(plan: Plan, case: Case, reason: str) -> bool:
 
 def _of_launches(sequence: Sequence) -> Iterator[str]:
     """Judge how long launches took and how they ended."""
+    if sequence.num_unmet == MAX_UNMET_LAUNCHES:
+        yield f"its ranks did not meet in {MAX_UNMET_LAUNCHES} launches; give them more --patience"
     for number, launched in enumerate(sequence.launches):
         where = f"launch {number}"
         if launched.is_hung:
@@ -162,9 +165,13 @@ def limit_s(launched: Launched, plan: Plan) -> float:
 
 def _is_odd(one: Any, sequence: Sequence, launched: Launched) -> bool:
     """Return whether a rank ended in a way that neither the plan nor the suite explains."""
-    if one.is_ours or one.code in CODES:
+    if one.is_ours:
         return False
-    if one.code in CODES_BEFORE_A_CASE:
+    if not launched.has_met:
+        return one.code not in CODES_UNMET
+    if one.code in CODES:
+        return False
+    if one.code == CODE_BEFORE_A_CASE:
         return launched.num_ended > 0
     planned = {fault.kind for case in sequence.plan.cases for fault in case}
     # What raises in a teardown that pytest makes up for after an interrupt leaves pytest itself.

@@ -5,15 +5,18 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import fuzz_ranks
 import fuzz_ranks_check
 import fuzz_ranks_plan
 import psutil
 import pytest
 import soak
-from fuzz_ranks_launch import Ended, Launched, Sequence
+from fuzz_ranks_launch import MAX_UNMET_LAUNCHES, Ended, Launched, Sequence
 from fuzz_ranks_plan import KINDS, PHASES, Fault, Plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +177,46 @@ def test_the_ends_of_launches_are_judged(tmp_path, launched, finding):
         Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [launched])
     )
     assert_found(found, finding)
+
+
+def unmet(code):
+    return replace(WELL, ranks=[Ended(0, code, 1.0, is_ours=False)], has_met=False, num_ended=0)
+
+
+@pytest.mark.parametrize(
+    ("code", "finding"),
+    [(78, None), (1, None), *((code, f"code {code};") for code in (0, 2, 5, 70, 76))],
+)
+def test_ranks_that_did_not_meet_end_as_such_ranks_do(tmp_path, code, finding):
+    write_journal(tmp_path / "out.journal.jsonl", ("a", False, [measured()]))
+    write_numbers(tmp_path)
+    found = fuzz_ranks_check.findings(
+        Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [unmet(code), WELL])
+    )
+    assert_found(found, finding)
+
+
+def test_ranks_that_never_met_measured_nothing(tmp_path):
+    plan = Plan(2, "outside", 0.1, ((),))
+    found = fuzz_ranks_check.findings(Sequence(plan, tmp_path, [unmet(78)] * MAX_UNMET_LAUNCHES))
+    assert_found(found, "case 0 is recorded 0 times")
+    assert_found(found, "did not meet in 12 launches")
+
+
+@pytest.mark.parametrize(
+    ("ends", "findings", "holds"),
+    [
+        ({("case", True): 1, ("fail", False): 3}, [], True),
+        ({("case", True): 1}, ["wrong"], False),
+        ({("fail", False): 3}, [], False),
+        ({}, [], False),
+    ],
+)
+def test_a_campaign_holds_if_something_was_measured(ends, findings, holds):
+    tally = fuzz_ranks.Tally()
+    plan = Plan(2, "outside", 0.1, ((),))
+    tally.add(fuzz_ranks.Result("0/0", plan, findings, ends=Counter(ends)))
+    assert tally.holds is holds
 
 
 @pytest.mark.parametrize("text", ["", '{"benchmarks": ['])
