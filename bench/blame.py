@@ -60,7 +60,7 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
     """Return which rank called other collectives than rank 0; nothing where none did.
 
     A collective that nobody waits for does not fail where it is called: the next case would meet
-    it in place of its own.
+    it in place of its own. gloo counts sends and receives alike, and does not tell them apart.
 
     Args:
         found: How many collectives each rank has called, as "collectives"; None where it was
@@ -73,7 +73,8 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
         return ""
     return (
         f"{where(odd, ranks)} has called {counts[odd]} collectives since the ranks last joined, "
-        f"{where(min(counts), ranks)} {counts[min(counts)]}; every rank must call the same ones"
+        f"{where(min(counts), ranks)} {counts[min(counts)]}; every rank must call the same ones "
+        "(gloo counts sends and receives, too, but in a group of their own from new_group)"
     )
 
 

@@ -220,7 +220,8 @@ def rebuild(world: World, epoch: int) -> None:
 def num_collectives() -> int:
     """Return in how many collectives of the process group this rank has taken part, or will have.
 
-    Those still under way count: a backend counts them as they are called.
+    Those still under way count: a backend counts them as they are called, and gloo counts each
+    send and receive as one more.
     """
     from torch import distributed
 

@@ -103,6 +103,28 @@ keep(harness, harness.time(int))""",
     assert re.match(r"rank 1 on \S+ \(cpu\) has called \d+ collectives since ", failed["reason"])
 
 
+def test_sends_and_receives_count_as_collectives_but_in_a_group_of_their_own(run_ranks, tmp_path):
+    pipeline = """\
+ones, rank = torch.ones(4), harness.world.rank
+if rank > 0:
+    distributed.recv(ones, rank - 1, group=group)
+if rank < 2:
+    distributed.send(ones, rank + 1, group=group)
+keep(harness, harness.time(int))"""
+    own = case("own", f"group = distributed.new_group()\n{pipeline}")
+    joint = case("joint", f"group = None\n{pipeline}")
+    head = "import torch\nfrom torch import distributed\n"
+    arguments = [*own_cases(tmp_path, head + CASES + own + joint), "--global-batch=63"]
+    ended = run_ranks([arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1, 1], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_own"]
+    (failed,) = (
+        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    )
+    said = r"rank 1 on \S+ \(cpu\) has called \d+ collectives since .* \(gloo counts sends and rec"
+    assert re.match(said, failed["reason"])
+
+
 def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path):
     unfit = case(
         "unfit",
