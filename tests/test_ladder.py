@@ -617,6 +617,7 @@ def test_d_last(harness, workload, precision, local_batch):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
