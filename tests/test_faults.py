@@ -9,8 +9,8 @@ import pytest
 from fault import Fault, Seen
 
 ROWS = {one.number: one for one in faults_ranks.FAULTS}
-# One of each way on: the next case, a verdict, a new launch, a refusal, a lost store.
-QUICK = (2, 8, 10, 12, 13, 17)
+# One of each way on: the next case, a verdict, a new launch, a refusal, a lost store, Ctrl-C.
+QUICK = (2, 8, 10, 12, 13, 17, 45)
 
 
 def fault(number, inject):
