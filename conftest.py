@@ -212,8 +212,11 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
     """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
     own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
-    if report.when == "call" and own == "passed" and (problem := _unfit(launch, benchmark)):
-        report.outcome, report.longrepr = "failed", problem
+    entry: dict[str, Any] = {}
+    if report.when == "call" and own == "passed":
+        entry, problem = _record(launch, case, benchmark)
+        if problem:
+            report.outcome, report.longrepr = "failed", problem
     report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
     if report.outcome == "skipped":
         launch.pending = {"kind": "skip", "case": case, "reason": reason}
@@ -223,20 +226,19 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
-    elif report.when == "call" and _measured(benchmark):
-        stats = benchmark.stats.as_dict()
-        launch.pending = {"kind": "case", "case": case, "benchmark": stats}
+    elif entry:
+        launch.pending = entry
 
 
-def _unfit(launch: session.LaunchSession, benchmark: Any) -> str:
-    """Return why the journal could not keep what a case has left; empty where it can."""
-    if launch.journals and not _measured(benchmark):
-        return "it recorded nothing; call harness.record"
+def _record(launch: session.LaunchSession, case: str, benchmark: Any) -> tuple[dict[str, Any], str]:
+    """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
+    if not _measured(benchmark):
+        return {}, "it recorded nothing; call harness.record" if launch.journals else ""
+    entry = {"kind": "case", "case": case, "benchmark": benchmark.stats.as_dict()}
     try:
-        journal.encode(benchmark.stats.as_dict() if _measured(benchmark) else {})
+        return journal.fixed(entry), ""
     except (TypeError, ValueError) as error:
-        return f"the journal cannot keep what it recorded: {error}"
-    return ""
+        return {}, f"the journal cannot keep what it recorded: {error}"
 
 
 def _measured(benchmark: Any) -> bool:

@@ -110,10 +110,14 @@ def encode(entry: Mapping[str, Any]) -> bytes:
     """Return a line of a journal, which readers take.
 
     Raises:
+        TypeError: It holds what JSON does not know.
         ValueError: It is too long, nested too deeply, or holds a number that is not finite or out
             of range.
     """
-    line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+    try:
+        line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+    except RecursionError:
+        raise ValueError(f"nested deeper than {files.MAX_DEPTH} levels") from None
     if len(line) >= files.LIMIT_BYTES:
         raise ValueError(
             f"{len(line) // files.MIB} MiB are too long for a line of the journal, which must stay "
@@ -122,6 +126,18 @@ def encode(entry: Mapping[str, Any]) -> bytes:
         )
     files.parse(line)
     return line
+
+
+def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry that `Journal.append` takes, whatever is later put into parts of the given.
+
+    Raises:
+        TypeError: As `encode` does.
+        ValueError: As `encode` does.
+    """
+    # With the name of an attempt, as the line will have one of the same length.
+    kept: dict[str, Any] = json.loads(encode({**entry, "attempt": uuid.uuid4().hex}))
+    return kept
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -144,6 +144,46 @@ harness.benchmark.extra_info["x"] = float("nan")""",
     assert "the journal cannot keep what it recorded: Out of range float" in failed["reason"]
 
 
+def test_what_is_put_into_a_record_after_the_case_is_not_written(run_ranks, tmp_path):
+    late = """
+@pytest.fixture
+def late(harness):
+    yield
+    harness.benchmark.extra_info["x"] = float("nan")
+"""
+    good = case("good", "keep(harness, harness.time(int))")
+    spoilt = good.replace("good(harness", "spoilt(late, harness")
+    arguments = own_cases(tmp_path, CASES + late + spoilt + good)
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_spoilt", "test_good"]
+    assert "x" not in entries(tmp_path)["test_spoilt"]["extra_info"]
+
+
+@pytest.mark.parametrize("depth", [61, 100_000])
+def test_what_is_nested_too_deeply_fails_its_case_alone(run_ranks, tmp_path, depth):
+    # The line, the benchmark and its extra_info are three levels, the lists themselves the others.
+    deep = case(
+        "deep",
+        f"""\
+keep(harness, harness.time(int))
+found = []
+for _ in range({depth}):
+    found = [found]
+harness.benchmark.extra_info["x"] = found""",
+    )
+    good = case("good", "keep(harness, harness.time(int))")
+    arguments = own_cases(tmp_path, CASES + deep + good)
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
+    assert list(entries(tmp_path)) == ["test_good"]
+    (failed,) = (
+        one for one in journal.read(tmp_path / "out.journal.jsonl") if one["kind"] == "fail"
+    )
+    assert "::test_deep[" in failed["case"]
+    assert "cannot keep what it recorded: nested deeper than 64 levels" in failed["reason"]
+
+
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()

@@ -385,6 +385,26 @@ def test_the_longest_line_that_is_written_is_read(beyond):
         assert len(journal.read(kept.path)) == 2 + (beyond < 0)
 
 
+def test_what_is_fixed_is_appended_to_the_last_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LIMIT_BYTES", LIMIT)
+    kept = Journal(write(tmp_path / "journal.jsonl", launch("a")))
+    before = kept.path.stat().st_size
+    kept.append(ended("fail", "a", ""))
+    room = LIMIT - 1 - (kept.path.stat().st_size - before)
+    kept.append(journal.fixed(ended("fail", "a", "x" * room)))
+    with pytest.raises(ValueError, match="are too long for a line of the journal"):
+        journal.fixed(ended("fail", "a", "x" * (room + 1)))
+    kept.close()
+    assert len(journal.read(kept.path)) == 3
+
+
+def test_what_is_fixed_does_not_change_with_the_given():
+    given = case("a")
+    fixed = journal.fixed(given)
+    given["benchmark"]["stats"]["min"] = float("nan")
+    assert fixed["benchmark"] == case("a")["benchmark"]
+
+
 def test_a_journal_grows_no_larger_than_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LIMIT_BYTES", LIMIT)
     kept = Journal(tmp_path / "journal.jsonl")
