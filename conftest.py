@@ -269,6 +269,7 @@ def _reason(report: pytest.TestReport) -> str:
     return str(report.longrepr)
 
 
+@pytest.hookimpl(optionalhook=True)  # sessions that measure nothing may leave the plugin out
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
     launch = config.stash.get(SESSION, None)

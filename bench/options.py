@@ -211,7 +211,8 @@ def _seed(option: Any) -> int:
 
 def _files(option: Any) -> None:
     """Refuse one file for both, or the JSON would take the place of the journal."""
-    path, result = option.journal, option.benchmark_json
+    # Sessions that measure nothing may leave pytest-benchmark out.
+    path, result = option.journal, getattr(option, "benchmark_json", None)
     if path and result and os.path.realpath(path) == os.path.realpath(result):
         raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 

@@ -156,6 +156,14 @@ def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_pa
     assert documents(tmp_path) == []
 
 
+def test_a_session_that_measures_nothing_needs_no_plugin_of_benchmarks(run_ranks, tmp_path):
+    own_cases(tmp_path, "def test_of_the_users_own():\n    pass\n")
+    arguments = ["-m", "pytest", "-p", "no:benchmark", "bench/test_own.py"]
+    (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " 1 passed" in ended.stdout
+
+
 def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks, tmp_path):
     common = [*SMOKE, "-m", "collective", "--journal", "journal.jsonl"]
     zero, one = run_ranks(
