@@ -210,9 +210,12 @@ def _seed(option: Any) -> int:
 
 
 def _files(option: Any) -> None:
-    """Refuse one file for both, or the JSON would take the place of the journal."""
+    """Refuse what names no file, and one file for both: the JSON would replace the journal."""
     # Sessions that measure nothing may leave pytest-benchmark out.
     path, result = option.journal, getattr(option, "benchmark_json", None)
+    for name, given in (("--journal", path), ("--benchmark-json", result)):
+        if given and not given.name:
+            raise ValueError(f"{name} {given} names no file; give the path of one")
     if path and result and os.path.realpath(path) == os.path.realpath(result):
         raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
 

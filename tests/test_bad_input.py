@@ -767,6 +767,9 @@ SESSIONS = {
         r"^--journal and --benchmark-json are both own/\.\./x\.json; give each its own file",
         "-k weak --journal own/../x.json --benchmark-json x.json",
     ),
+    "json: empty": Session(r"^--benchmark-json \. names no file; give", "--benchmark-json="),
+    "json: the root": Session("^--benchmark-json / names no file; give", "--benchmark-json /"),
+    "journal: a folder": Session(r"^--journal \. names no file; give", "-k weak --journal ."),
     "json: no folder": Session(
         "cannot write /proc/x.json: .*; give --benchmark-json",
         "-k weak --benchmark-json /proc/x.json",
