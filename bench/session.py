@@ -15,6 +15,7 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -186,6 +187,8 @@ class LaunchSession:
             return
         if path.exists():
             path.open("ab").close()
+            if path.is_file():  # another will be made beside it, to take its place
+                tempfile.NamedTemporaryFile(dir=path.resolve().parent).close()
             return
         target = path.resolve()  # of a link to what is not there yet, which stays
         target.parent.mkdir(parents=True, exist_ok=True)

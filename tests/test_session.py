@@ -1,6 +1,7 @@
 """Launches as pytest sees them: real ranks, one voice, one result, and what happens to failures."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -570,6 +571,34 @@ def test_a_link_to_a_result_that_is_not_there_yet_stays_a_link(run_ranks, tmp_pa
     assert ended.returncode == 0, ended.stdout
     assert (tmp_path / "out.json").is_symlink()
     assert json.loads((tmp_path / "kept" / "here.json").read_text())[KEY]["complete"]
+
+
+def test_a_result_that_cannot_be_replaced_is_refused_before_it_is_measured(clean_environ, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "out.json").write_text("older")
+    folder.chmod(0o555)
+    # Root may write where nobody may, but for this.
+    obeys = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    ended = subprocess.run(
+        [
+            *(*obeys, sys.executable, *SMOKE, "-m", "collective", "-k", "4096"),
+            *("--benchmark-json", "mine/out.json", "--journal", "kept.jsonl"),
+        ],
+        cwd=tmp_path,
+        env=clean_environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 78, ended.stdout
+    assert re.search(
+        r"rank 0 on \S+ \(.*\) cannot write mine/out\.json: .* Permission denied: .*; give "
+        "--benchmark-json a folder that every node sees and may write to",
+        ended.stdout,
+    )
+    assert [path.name for path in folder.iterdir()] == ["out.json"]
+    assert not (tmp_path / "kept.jsonl").exists()
 
 
 FULL_AT_THE_END = """
