@@ -247,7 +247,9 @@ def _measured(benchmark: Any) -> bool:
 
 def _forget(error: BaseException | None) -> None:
     """Let go of what the frames of an error hold, such as a process group to be built again."""
-    while error is not None:
+    seen = set[int]()  # `raise ... from` may close a chain of causes to a ring
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # pytest keeps them

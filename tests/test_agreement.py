@@ -184,6 +184,25 @@ harness.benchmark.extra_info["x"] = found""",
     assert "cannot keep what it recorded: nested deeper than 64 levels" in failed["reason"]
 
 
+def test_errors_that_are_each_others_cause_fail_their_case_alone(run_ranks, tmp_path):
+    ring = case(
+        "ring",
+        """\
+try:
+    raise ValueError("first")
+except ValueError as first:
+    try:
+        raise OSError("second") from first
+    except OSError as second:
+        raise first from second""",
+    )
+    good = case("good", "keep(harness, harness.time(int))")
+    arguments = own_cases(tmp_path, CASES + ring + good)
+    (ended,) = run_ranks([[*arguments, "--case-budget=20"]], tmp_path, PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 1, ended.stdout
+    assert list(entries(tmp_path)) == ["test_good"]
+
+
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()
