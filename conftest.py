@@ -389,7 +389,9 @@ def _exit(error: Exception, returncode: int) -> NoReturn:
             _say(str(error))
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
         time.sleep(REFUSAL_S)
-        if not str(error).startswith("rank "):  # rank 0, still there, had no such reason to end
+        # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
+        # there, had no such reason to end.
+        if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
             _say(f"rank {rank} on {socket.gethostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 

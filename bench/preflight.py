@@ -1,6 +1,6 @@
 """What the ranks settle before the first case: the same cases, known hosts, results that pool.
 
-Every refusal is raised on all ranks alike: ValueError for what was asked, RuntimeError for what
+Every refusal is raised on all ranks alike: AgreedError for what was asked, RuntimeError for what
 the machine did.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench import journal, provenance
 from bench.control import Control
 from bench.record import KEY, pooling_facts
+from bench.refusals import AgreedError
 from bench.world import World
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> 
     """Refuse ranks that run other software, collected other cases, or were given other options.
 
     Raises:
-        ValueError: The first difference, and the rank that has it.
+        AgreedError: The first difference, and the rank that has it.
         RuntimeError: A rank did not answer, or runs in another image or other software.
     """
     mine = {"digest": _digest(case_ids, settings), "software": provenance.rank_software()}
@@ -53,16 +54,16 @@ def refuse_alike(control: Control, problem: str) -> None:
         problem: This rank's, as a sentence; empty where it has none.
 
     Raises:
-        ValueError: The first problem, with its rank and host where others have none or another.
+        AgreedError: The first problem, with its rank and host where others have none or another.
         RuntimeError: A rank did not answer.
     """
     there = control.exchange_all("problems", [problem, socket.gethostname()])
     if all(said == there[0][0] for said, _ in there):
         if problem:
-            raise ValueError(problem)
+            raise AgreedError(problem)
         return
     rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
-    raise ValueError(f"rank {rank} on {host}: {said}; give every rank the same files and options")
+    raise AgreedError(f"rank {rank} on {host}: {said}; give every rank the same files and options")
 
 
 def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:
@@ -105,12 +106,12 @@ def _refuse_difference(
 ) -> None:
     if ids != ids_0:
         differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
-        raise ValueError(
+        raise AgreedError(
             f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
             f"the first difference is {differing[0]}; give every rank the same files and options"
         )
     for name in (name for name in options_0 if options[name] != options_0[name]):
-        raise ValueError(
+        raise AgreedError(
             f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
             "give every rank the same options"
         )
@@ -199,7 +200,7 @@ def done_before(
     Rank 0 alone reads: a shared file system may show the others an older file.
 
     Raises:
-        ValueError: The journal is corrupt, or was measured with something that does not pool.
+        AgreedError: The journal is corrupt, or was measured with something that does not pool.
     """
     answer: dict[str, Any] = {}
     if control.rank == 0:
@@ -209,7 +210,7 @@ def done_before(
             answer = {"refused": str(error)}
     answer = control.exchange("done", answer)[0]
     if "refused" in answer:
-        raise ValueError(answer["refused"])
+        raise AgreedError(answer["refused"])
     done: dict[str, str] = answer["done"]
     return done
 

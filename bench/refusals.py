@@ -29,6 +29,10 @@ RANDOMLY = ("pytest-randomly", OTHER_CASES, "give -p no:randomly")
 NOT_GIVEN = "default:"
 
 
+class AgreedError(ValueError):
+    """What all ranks refuse alike once they have met: each knows that rank 0 says it."""
+
+
 def refuse_options(config: pytest.Config) -> None:
     """Refuse what several ranks cannot be told.
 

@@ -32,6 +32,7 @@ from bench.harness import Harness
 from bench.journal import Journal
 from bench.options import Settings
 from bench.record import SCHEMA_VERSION
+from bench.refusals import AgreedError
 from bench.timing import ReplayClock, synchronise
 from bench.watchdog import GRACE_S, Watchdog, stacks_file
 
@@ -179,7 +180,8 @@ class LaunchSession:
         there = self.control.exchange_all(f"write {name}", [problem, is_wrong])
         for rank, (said, is_input) in enumerate(there):
             if said:
-                raise (ValueError if is_input else RuntimeError)(f"{self._where(rank)}{said}")
+                kind = AgreedError if is_input else RuntimeError
+                raise kind(f"{self._where(rank)}{said}")
 
     def _check_writable(self, path: Path) -> None:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""
