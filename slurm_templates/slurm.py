@@ -213,7 +213,7 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
     """
     command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
-        said = ask(*command, environ=environment())
+        return _job_id(ask(*command, environ=environment()))
     except RuntimeError as error:
         stderr = error.stderr if isinstance(error, FailedError) else ""
         if explained := refusals.explain(stderr, getpass.getuser(), ask):
@@ -222,7 +222,17 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
         if (job_id := _find(comment)) is not None:
             return job_id
         raise
-    return said.strip().partition(";")[0]
+
+
+def _job_id(said: str) -> str:
+    """Return the id in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE)
+    if not found:
+        raise RuntimeError(
+            f"sbatch gave no job id but {said.strip()[:80]!r}; see by squeue --me whether it took "
+            "the job, and ask the cluster's support why sbatch --parsable prints no id"
+        )
+    return str(found[-1])
 
 
 def _find(comment: str) -> str | None:

@@ -638,6 +638,26 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     assert "SLURM_" not in sent.replace("SLURM_CONF", "")
 
 
+@pytest.mark.parametrize(
+    "said", ["41\n", "41;cluster\n", "Welcome!\n12 jobs wait\n2026\n41;a b\nBye\n", "41"]
+)
+def test_the_id_is_found_in_what_a_site_s_sbatch_prints(asked, monkeypatch, said):
+    asked.say("sbatch", said)
+    monkeypatch.setenv("PATH", str(asked.folder))
+    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+
+
+@pytest.mark.parametrize("said", ["", "\n", "Submitted batch job 41\n", "41 jobs\n", "-41\n"])
+def test_an_answer_without_an_id_is_a_lost_one(asked, monkeypatch, said):
+    asked.say("sbatch", said)
+    monkeypatch.setenv("PATH", str(asked.folder))
+    asked.say("squeue", "41|41|PENDING|Priority|1|mine\n")
+    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+    asked.say("squeue")
+    with pytest.raises(RuntimeError, match="sbatch gave no job id but '"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+
+
 def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked, monkeypatch):
     """Slurm keeps a refused job for a while, FAILED for BadConstraints, with its comment."""
     asked.say("squeue", "41|41|FAILED|BadConstraints|1|mine\n")
