@@ -12,9 +12,10 @@ import stat
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 MIB = 2**20
 LIMIT_BYTES = 64 * MIB
@@ -31,7 +32,7 @@ _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
 
 
 @contextmanager
-def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BinaryIO]:
+def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
     """Open a regular file for reading.
 
     Args:

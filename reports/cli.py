@@ -1,6 +1,7 @@
 """The commands `lockstep report` and `lockstep import`."""
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +184,14 @@ def _text(cell: str) -> str:
 
 def _refuse_foreign(target: Path, force: bool) -> None:
     """Refuse to replace a page that is not a report of ours."""
+    from bench import files
     from reports.render import MARK
 
     if target.is_dir():
         raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
     if force or not target.exists():
         return
-    with target.open("rb") as page:
+    with files.opened(target, sys.maxsize) as page:
         if MARK.encode() in page.read(2048):
             return
     raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")

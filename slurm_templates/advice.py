@@ -1,9 +1,12 @@
 """What is to be done about a job that has ended badly, in one sentence."""
 
+import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench import files
 from slurm_templates.results import Results
 from slurm_templates.standing import Standing
 
@@ -82,10 +85,10 @@ def gist(path: Path) -> str | None:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
+        with files.opened(path, sys.maxsize) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
         return ""
 
 

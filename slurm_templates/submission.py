@@ -1,6 +1,5 @@
 """Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
 
-import json
 import shlex
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from bench import journal
+from bench import files, journal
 from bench.campaign import Campaign, Launch
 from bench.record import KEY
 from slurm_templates import budget, slurm
@@ -107,7 +106,7 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
     kept = {key: value for key, value in campaign.items() if key != "launches"}
     try:
-        site = Site.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        site = Site.model_validate(files.parse(files.content(path)))
         return Campaign.model_validate(kept), site
     except ValueError as error:  # pydantic's is one, of several lines
         first = str(error).splitlines()[-1].strip()
@@ -127,7 +126,7 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     texts = todo.scripts()
     paths = [spec.script for spec in todo.jobs]
     for path, text in zip(paths, texts, strict=True):
-        if not force and path.exists() and path.read_text(encoding="utf-8") != text:
+        if not force and path.exists() and files.text(path) != text:
             raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
     todo.results.claim(todo.campaign, todo.launches)
     if todo.profiler is None:  # what a profile changes is not what measures

@@ -25,7 +25,7 @@ from bench import files, journal
 from bench.folder import Folder
 from reports import imports
 from reports.load import load
-from slurm_templates.job import jobs
+from slurm_templates.job import jobs, launches_of
 from slurm_templates.results import Results
 from slurm_templates.script import render
 
@@ -53,10 +53,12 @@ def lockstep(*words, cwd):
 
 
 def campaign_folder(here):
-    """Make a campaign that one job of Slurm has measured."""
+    """Make a campaign of which one job of Slurm has measured some, and ended badly."""
     folder = strong_tree(here / "results")
+    Folder(folder).claim(small(), launches_of(small()))
     send(folder, "ladder", "17", ["w1-r0"])
-    leave(folder, "17", 0)
+    leave(folder, "17", 1)
+    (folder / "jobs" / "site.json").write_text(plain().model_dump_json(by_alias=True))
     return folder
 
 
@@ -75,13 +77,17 @@ PLACES = [
     ("report", "campaign.json"),
     ("report", "imported.json"),
     ("report", "accounting.json"),
+    ("report", "report.html"),
     ("status", "campaign.json"),
     ("status", "jobs/submitted.jsonl"),
     ("status", "jobs/exit-17.json"),
+    ("status", "jobs/slurm-17.out"),
     ("status", f"{LAUNCH}/journal.jsonl"),
+    ("status", f"{LAUNCH}/log.txt"),
     ("collect", "jobs/sacct.txt"),
     ("collect", "jobs/staging.jsonl"),
     ("collect", "accounting.json"),
+    ("resume", "jobs/site.json"),
 ]
 
 

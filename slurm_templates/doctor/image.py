@@ -1,14 +1,15 @@
 """Checks of the container runtime and of the site's image."""
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import files
 from slurm_templates.doctor.checks import (
     Finding,
     Subject,
@@ -157,12 +158,11 @@ def image(subject: Subject) -> Finding:
         return wanted
     path = Path(wanted.image)
     try:
-        with path.open("rb") as file:
+        with files.opened(path, sys.maxsize) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        return missing(
-            f"{path}: {error.strerror}", "lockstep image build, or correct container.image"
-        )
+    except (OSError, ValueError) as error:
+        says = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return missing(says, "lockstep image build, or correct container.image")
     says = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     recorded = _recorded(path)
     if recorded is None:
@@ -177,7 +177,7 @@ def image(subject: Subject) -> Finding:
 def _recorded(image_file: Path) -> str | None:
     """Return the hash in the record that `lockstep image build` leaves beside an image."""
     try:
-        record = json.loads(image_file.with_name(f"{image_file.name}.json").read_text("utf-8"))
+        record = files.parse(files.content(image_file.with_name(f"{image_file.name}.json")))
         return str(record["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
