@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import files, journal
-from bench.folder import Folder, in_use, no_locks, sign_lock, take_lock
+from bench.folder import Folder, in_use, no_locks, opened_lock, sign_lock, take_lock
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,14 @@ class Results(Folder):
         """Hold the folder's lock, the same that `lockstep run` holds.
 
         Raises:
-            ValueError: Another command changes the folder, or its file system has no locks.
+            ValueError: Another command changes the folder, its lock is no regular file, or its file
+                system has no locks.
         """
         try:
             self.jobs_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
-        with (self.path / ".lock").open("a") as lock:
+        with opened_lock(self.path / ".lock") as lock:
             if not take_lock(lock, self.path):
                 raise ValueError(in_use(self.path))
             sign_lock(lock)
@@ -143,8 +144,11 @@ class Results(Folder):
 
         Args:
             say: Told where there are no locks: two at once may then undo each other's work.
+
+        Raises:
+            ValueError: The lock is no regular file.
         """
-        with (self.path / ".collect.lock").open("a") as lock:
+        with opened_lock(self.path / ".collect.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:

@@ -23,6 +23,7 @@ from test_script import HARMFUL, STUBS, execute, made, plain, seen, stubs  # noq
 
 from bench import files, journal
 from bench.folder import Folder
+from bench.ladder import only_driver
 from reports import imports
 from reports.load import load
 from slurm_templates.job import jobs, launches_of
@@ -87,7 +88,9 @@ PLACES = [
     ("collect", "jobs/sacct.txt"),
     ("collect", "jobs/staging.jsonl"),
     ("collect", "accounting.json"),
+    ("collect", ".collect.lock"),
     ("resume", "jobs/site.json"),
+    ("resume", ".lock"),
 ]
 
 
@@ -108,6 +111,46 @@ def test_a_pipe_or_device_is_refused_by_its_name(kind, tmp_path):
     for read in (files.content, files.text, journal.read, lambda path: load([path])):
         with pytest.raises(ValueError, match=f"{path}: no regular file; "):
             read(path)
+
+
+LOCKS = {
+    "run": (".lock", only_driver),
+    "submit": (".lock", lambda folder: Results(folder).alone()),
+    "collect": (".collect.lock", lambda folder: Results(folder).merging(pytest.fail)),
+}
+
+
+def refused_lock(folder, command):
+    """Assert that a command refuses what stands in its lock's place."""
+    name, hold = LOCKS[command]
+    said = f"{folder / name}: no regular file, so no lock; delete it"
+    with pytest.raises(ValueError, match=said), hold(folder):
+        pytest.fail("it is no lock")
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("command", LOCKS)
+def test_what_is_no_file_is_no_lock(command, kind, tmp_path):
+    SPECIAL[kind](tmp_path / LOCKS[command][0])
+    refused_lock(tmp_path, command)
+
+
+def test_a_pipe_that_somebody_reads_is_no_lock(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    reader = os.open(tmp_path / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+    refused_lock(tmp_path, "run")
+    os.close(reader)
+
+
+@pytest.mark.parametrize("command", LOCKS)
+def test_a_lock_that_leads_elsewhere_empties_and_makes_no_file(command, tmp_path):
+    lock, other = tmp_path / LOCKS[command][0], tmp_path / "thesis.tex"
+    lock.symlink_to(other)
+    refused_lock(tmp_path, command)
+    assert not other.exists()
+    other.write_text("years of work")
+    refused_lock(tmp_path, command)
+    assert other.read_text() == "years of work"
 
 
 @pytest.mark.parametrize("name", ["result.json", "journal.jsonl", "imported.json", "campaign.json"])
