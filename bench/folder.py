@@ -138,10 +138,14 @@ class Folder:
         """Return where a launch keeps its files.
 
         Raises:
-            ValueError: The name, which a file of others may have said, leads elsewhere.
+            ValueError: The name, which a file of others may have said, leads elsewhere, or would
+                act on a terminal.
         """
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise ValueError(f"{self.path}: {name[:80]!r} is no name of a launch; leave no / in it")
+        if name in ("", ".", "..") or "/" in name or not name.isprintable():
+            raise ValueError(
+                f"{self.path}: {name[:80]!r} is no name of a launch; leave no / and no control "
+                "character in it"
+            )
         return self.path / "launches" / name
 
     def journal(self, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def advise(standing: Standing, results: Results, folder: str) -> str | None:
     state = standing.state.name
     if state == "STALLED":
         minutes = (standing.quiet_s or 0) / MINUTE_S
-        named = f"--job {standing.job.name}"
+        named = f"--job {shlex.quote(standing.job.name)}"
         if standing.job.element is not None:
             named += f" --point {standing.job.element}"
         return (
@@ -76,11 +77,15 @@ def _not_begun(standing: Standing, results: Results) -> str | None:
 
 def gist(path: Path) -> str | None:
     """Return the last line of a file that tells of an error, else its last line; None without."""
-    lines = [" ".join(line.split()) for line in _tail(path).splitlines()]
-    lines = ["".join(filter(str.isprintable, line)) for line in lines if line]
+    lines = list(filter(None, map(_printable, _tail(path).splitlines())))
     telling = [line for line in lines if re.search(r"error|exception|killed|fatal", line, re.I)]
     chosen = (telling or lines)[-1:]
     return chosen[0][:MAX_GIST] if chosen else None
+
+
+def _printable(text: str) -> str:
+    """Return a text of others as one line without what acts on a terminal."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))
 
 
 def _tail(path: Path) -> str:
@@ -126,7 +131,7 @@ def _log(standing: Standing, results: Results) -> Path:
 
 def _failed_node(standing: Standing, results: Results) -> str | None:
     if lost := (standing.record or {}).get("lost"):
-        return f"{lost} answers no more"
+        return f"{_printable(str(lost))[:MAX_GIST]} answers no more"
     logs = (_log(standing, results), results.output(standing.job))
     if found := [name for path in logs for name in _NODE.findall(_tail(path))]:
         return f"{found[0]} failed"

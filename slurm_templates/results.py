@@ -161,6 +161,9 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     for name in ("uuid", "job", "kind", "time"):
         if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
             raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
+    job = entry.get("job", "")
+    if not job.isprintable():  # it would act on a terminal
+        raise ValueError(f"{path}: a line has the job {job[:80]!r}, which is no job's name")
     job_id = entry.get("id")
     is_id = isinstance(job_id, str) and re.fullmatch("[0-9]+", job_id)
     if job_id is not None and not is_id:

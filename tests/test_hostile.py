@@ -179,7 +179,9 @@ def test_links_to_and_within_a_folder_are_followed(tmp_path):
     assert len(load([tmp_path / "link"]).launches) == 4
 
 
-@pytest.mark.parametrize("name", ["../../secret", "/etc", "..", ".", "", "a/b", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["../../secret", "/etc", "..", ".", "", "a/b", "a\0b", "\x1b[2J", "a\nb"]
+)
 def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
     with pytest.raises(ValueError, match="is no name of a launch"):
         Folder(tmp_path).journal(name)
@@ -192,7 +194,7 @@ def test_a_record_that_names_no_launch_is_one_sentence(tmp_path):
     send(tmp_path, "ladder", "17", ["../../secret"])
     code, _, said = lockstep("status", tmp_path, cwd=tmp_path)
     assert code == 2
-    assert "'../../secret' is no name of a launch; leave no / in it" in said
+    assert "'../../secret' is no name of a launch; leave no / and no control char" in said
 
 
 @pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
@@ -305,6 +307,33 @@ def test_no_text_of_results_acts_on_a_terminal(tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "mlp\ufffd]0;title" in page
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status", "cancel", "collect", "resume"])
+@pytest.mark.parametrize("of", ["job", "launch", "folder"])
+def test_no_name_of_a_job_or_launch_acts_on_a_terminal(command, of, tmp_path):
+    folder, name = campaign_folder(tmp_path), "\x1b]0;x\x07\x1b[2J"
+    if of == "folder":
+        (folder / "launches" / "w1-r0").rename(folder / "launches" / name)
+        (folder / "launches" / name / "journal.jsonl").touch()
+    else:
+        send(folder, name if of == "job" else "ladder", "18", [name] if of == "launch" else [])
+    code, shown, said = lockstep(command, folder, cwd=tmp_path)
+    assert "\x1b" not in shown + said
+    if of == "job":
+        assert (code, shown) == (2, "")
+        assert r"a line has the job '\x1b]0;x\x07\x1b[2J', which is no job's name" in said
+
+
+@pytest.mark.parametrize("lost", [TERMINAL, [TERMINAL], "x" * 9**5])
+def test_what_a_job_calls_lost_is_one_short_line(lost, tmp_path):
+    folder = campaign_folder(tmp_path)
+    leave(folder, "17", 1, lost=lost)
+    code, shown, said = lockstep("status", folder, cwd=tmp_path)
+    (line,) = [line for line in shown.splitlines() if " answers no more; " in line]
+    assert (code, len(line) < 400) == (1, True)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", shown + said)
 
 
 # A page of what others wrote

@@ -353,6 +353,15 @@ def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     assert "--job arr --point 1, then" in row["advice"]
 
 
+def test_the_name_of_a_stalled_job_is_one_word_of_a_command(here, folder, asked):
+    send(folder, "x; reboot", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a")
+    then = time.time() - 3600
+    os.utime(folder / "launches/w1-r0/journal.jsonl", (then, then))
+    asked.say("squeue", "17|17|RUNNING|None|1|lockstep:x; reboot-17\n")
+    assert "cancel results/x --job 'x; reboot', then" in jobs(here, asked)[0]["advice"]
+
+
 def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
