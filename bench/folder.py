@@ -87,9 +87,7 @@ def take_lock(file: IO[str], folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise ValueError(
-            f"{no_locks(folder, error)}; give --to a folder on one with locks"
-        ) from None
+        raise ValueError(f"{no_locks(folder, error)}; keep results on one with locks") from None
     return True
 
 
@@ -113,7 +111,7 @@ def in_use(folder: Path) -> str:
     process, host, command = holder(folder / ".lock")
     return (
         f"another lockstep command (process {process} on {host}: {command}) works in {folder}; "
-        "wait for it, or --to another folder"
+        "wait for it"
     )
 
 

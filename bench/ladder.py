@@ -219,7 +219,7 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
             process, host, _ = holder(path)
             # Whether a process of another host runs cannot be seen from here.
             if host not in ("", socket.gethostname()) or _runs(process):
-                raise ValueError(in_use(folder))
+                raise ValueError(f"{in_use(folder)}, or --to another folder")
             on_wait()
             _wait_for(lock, folder)
         sign_lock(lock)

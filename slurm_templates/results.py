@@ -44,6 +44,11 @@ class Results(Folder):
         return self.path / "jobs"
 
     @property
+    def submissions_file(self) -> Path:
+        """The record of the jobs that were sent, of each a line before and one after."""
+        return self.jobs_folder / "submitted.jsonl"
+
+    @property
     def accounting_file(self) -> Path:
         """What is known of the jobs that have ended."""
         return self.path / "accounting.json"
@@ -70,7 +75,7 @@ class Results(Folder):
         Raises:
             ValueError: The record of submissions is corrupt.
         """
-        path = self.jobs_folder / "submitted.jsonl"
+        path = self.submissions_file
         found: dict[str, dict[str, Any]] = {}
         for entry in journal.read(path) if path.exists() else []:
             _check(entry, path)

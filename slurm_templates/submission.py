@@ -101,7 +101,8 @@ def stored(results: Results) -> tuple[Campaign, Site]:
     """
     campaign, path = results.claimed(), results.jobs_folder / SITE_FILE
     if campaign is None or not path.exists():
-        ran_here = campaign is not None and not results.jobs_folder.exists()
+        # A submission that failed leaves a folder of jobs, too.
+        ran_here = campaign is not None and not results.submissions_file.exists()
         todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
         raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
     kept = {key: value for key, value in campaign.items() if key != "launches"}
@@ -237,7 +238,7 @@ def _is_of(command: str, results: Results) -> bool:
 
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
     comment = f"lockstep:{uuid.uuid4()}"
-    record = journal.Journal(results.jobs_folder / "submitted.jsonl")
+    record = journal.Journal(results.submissions_file)
     try:
         record.append({"uuid": comment, **_facts(spec)})
         try:

@@ -264,7 +264,8 @@ def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path, process):
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(f"{process} login1 lockstep run ladder.toml --to x")
         lock.flush()
-        said = rf"\(process {process} on login1: lockstep run ladder.toml --to x\) works in "
+        said = rf"\(process {process} on login1: lockstep run ladder.toml --to x\) works in .*; "
+        said += "wait for it, or --to another folder$"
         with pytest.raises(ValueError, match=said), ladder.only_driver(tmp_path):
             pytest.fail("it may live")
 
@@ -289,7 +290,7 @@ def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said = r"is on a file system without locks \(ENOSYS\); give --to a folder on one with locks"
+    said = r"is on a file system without locks \(ENOSYS\); keep results on one with locks"
     with pytest.raises(ValueError, match=said), ladder.only_driver(tmp_path):
         pytest.fail("nobody is kept out")
 
@@ -451,7 +452,8 @@ def test_a_second_driver_is_refused(killed):
     assert second.returncode == 2
     (sentence,) = second.stderr.splitlines()
     assert re.match(
-        r"Error: another lockstep command \(process \d+ on \S+: .*\) works in results/ladder; ",
+        r"Error: another lockstep command \(process \d+ on \S+: .*\) works in results/ladder; "
+        r"wait for it, or --to another folder$",
         sentence,
     )
 

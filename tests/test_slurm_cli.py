@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import stand_ins
 
+from bench.campaign import load
+from bench.folder import Folder
 from bench.journal import Journal
 from bench.record import SCHEMA_VERSION
 
@@ -253,6 +255,18 @@ def test_without_slurm_a_submission_fails_and_says_so(folder):
         "Error: squeue is not installed here; use a login node of the cluster\n",
     )
     assert not (folder / "results/ladder/jobs/submitted.jsonl").exists()
+
+
+def test_what_ran_here_is_run_again_although_a_submission_failed(folder):
+    results = folder / "results/ladder"
+    results.mkdir(parents=True)
+    Folder(results).claim(load(folder / "campaign.toml"), [])
+    for _ in range(2):
+        ended = lockstep("resume results/ladder", folder)
+        said = f"Error: {results}: no jobs were sent from here; run lockstep run again\n"
+        assert (ended.returncode, ended.stderr) == (2, said)
+        ended = lockstep("submit campaign.toml --site site.toml", folder)
+        assert (ended.returncode, (results / "jobs").exists()) == (3, True)
 
 
 def test_other_results_are_not_mixed_in(folder):

@@ -691,7 +691,8 @@ def test_the_last_line_that_tells_of_an_error_is_the_gist(tmp_path):
 def test_two_commands_do_not_change_a_folder_at_once(tmp_path):
     results = Results(tmp_path)
     said = (
-        rf"another lockstep command \(process {os.getpid()} on .*\) works in {tmp_path}; wait for"
+        rf"another lockstep command \(process {os.getpid()} on .*\) works in {tmp_path}; "
+        "wait for it$"
     )
     with results.alone(), pytest.raises(ValueError, match=said), results.alone():
         pytest.fail("both hold the lock")
@@ -703,7 +704,7 @@ def test_a_file_system_without_locks_is_no_other_command(tmp_path, monkeypatch, 
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said = rf"{tmp_path} is on a file system without locks \({errno.errorcode[code]}\); give --to"
+    said = rf"{tmp_path} is on a file system without locks \({errno.errorcode[code]}\); keep "
     with pytest.raises(ValueError, match=said), Results(tmp_path).alone():
         pytest.fail("nobody is kept out")
     told = []
