@@ -850,6 +850,7 @@ import faulthandler
 import os
 import time
 import pytest
+import torch  # its import is to take none of the time that the ranks have to meet
 from bench import preflight, session, world
 
 session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
