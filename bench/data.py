@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from bench.folder import opened_lock
 from bench.workloads import Workload
 
 NAMES = ("digits", "synthetic", "mnist", "cifar10")
@@ -318,16 +319,17 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises:
         RuntimeError: The folder cannot be written, or its file system has no locks.
+        ValueError: The lock is no regular file.
     """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / LOCK_NAME).open("w")
-    except OSError as error:
-        raise RuntimeError(
-            f"{root} cannot be written ({error.strerror}); choose another data root, "
-            "or put the data there beforehand"
-        ) from error
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(opened_lock(root / LOCK_NAME))
+        except OSError as error:
+            raise RuntimeError(
+                f"{root} cannot be written ({error.strerror}); choose another data root, "
+                "or put the data there beforehand"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, however that happens
         except OSError as error:
