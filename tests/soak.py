@@ -7,7 +7,6 @@ valid and no process may stay behind.
 """
 
 import argparse
-import contextlib
 import ctypes
 import os
 import signal
@@ -28,6 +27,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import soak_slurm  # noqa: E402, this script's own folder
 from soak_check import WRONGS, Watch  # noqa: E402
+from soak_strike import strike  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes.
 PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60"
@@ -48,7 +48,6 @@ SIGNALS = {"SIGKILL": 4, "SIGSTOP": 2, "SIGTERM": 1, "SIGINT": 1}
 KILLS_A_RUN = (6, 4, 2)  # of one campaign; the runs after these are left alone
 VICTIM_WAIT_S = 10.0
 DELAYS_S = {"rank": 9.0, "torchrun": 9.0, "driver": 9.0, "worker": 0.3}
-FROZEN_S = 8.0
 PATIENCE_S = 180.0  # a run that nothing disturbs for so long hangs
 LEFT_S = 180.0  # three time-outs and a budget: what a killed launch leaves has ended by then
 POLL_S = 0.1
@@ -89,24 +88,6 @@ class Table:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
         return "\n".join("  ".join(row).rstrip() for row in cells)
-
-
-def strike(process: psutil.Process, name: str, random: Random) -> bool:
-    """Send a signal, and return whether there was still somebody to get it.
-
-    What is frozen thaws after a while, or is killed, unless its launcher has killed it by then.
-    """
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False  # it would take any signal, and has ended
-        process.send_signal(getattr(signal, name))
-    except psutil.NoSuchProcess:
-        return False
-    if name == "SIGSTOP":
-        time.sleep(random.uniform(0, FROZEN_S))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
-    return True
 
 
 @dataclass

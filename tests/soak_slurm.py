@@ -6,7 +6,6 @@ The testbed is one for all that runs on this machine: whoever strikes it holds `
 import fcntl
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from cluster import SHARED, STATE, TESTBED, USUAL_STATE, as_user
 from soak_check import Watch
+from soak_strike import strike
 
 if TYPE_CHECKING:
     from soak import Table
@@ -42,7 +42,6 @@ VICTIMS = {"rank": 4, "srun": 2, "slurmstepd": 2, "slurmd": 2, "batch script": 1
 SIGNALS = {"SIGKILL": 4, "SIGSTOP": 1, "SIGTERM": 1}
 BEGIN_S = 60.0  # until a job has a process of every kind
 DELAY_S = 12.0
-FROZEN_S = 8.0
 END_S = 90.0  # a job that has not ended by then is cancelled
 CANCEL_S = 90.0
 POLL_S = 0.5
@@ -118,18 +117,8 @@ def _strike(watch: Watch, random: Random) -> tuple[str, str] | None:
         time.sleep(POLL_S)
     time.sleep(random.uniform(0, DELAY_S))
     process = random.choice(found)
-    if not process.is_running():
-        return None
     watch.look()
-    _send(process, name, random)
-    return victim, name
-
-
-def _send(process: psutil.Process, name: str, random: Random) -> None:
-    process.send_signal(getattr(signal, name))
-    if name == "SIGSTOP":
-        time.sleep(random.uniform(0, FROZEN_S))
-        process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
+    return (victim, name) if strike(process, name, random) else None
 
 
 def kinds() -> Iterator[tuple[psutil.Process, str]]:

@@ -16,6 +16,7 @@ import fuzz_ranks_plan
 import psutil
 import pytest
 import soak
+import soak_strike
 from fuzz_ranks_launch import MAX_UNMET_LAUNCHES, Ended, Launched, Sequence
 from fuzz_ranks_plan import KINDS, PHASES, Fault, Plan
 from hypothesis import given
@@ -231,26 +232,26 @@ def test_a_result_that_is_empty_or_cut_is_noticed(tmp_path, text):
 @pytest.mark.parametrize("name", soak.SIGNALS)
 @pytest.mark.parametrize("is_reaped", [False, True])
 def test_what_has_ended_is_not_struck(monkeypatch, name, is_reaped):
-    monkeypatch.setattr(soak, "FROZEN_S", 0.0)
+    monkeypatch.setattr(soak_strike, "FROZEN_S", 0.0)
     child = subprocess.Popen([sys.executable, "-c", ""])
     process = psutil.Process(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     if is_reaped:
         child.wait()
-    assert not soak.strike(process, name, Random(0))  # noqa: S311, no secret
+    assert not soak_strike.strike(process, name, Random(0))  # noqa: S311
     child.wait()
 
 
 def test_what_is_killed_while_it_is_frozen_was_struck(monkeypatch):
-    monkeypatch.setattr(soak, "FROZEN_S", 0.0)
+    monkeypatch.setattr(soak_strike, "FROZEN_S", 0.0)
     child = subprocess.Popen(["sleep", "600"])
 
     def killed(*_):
         child.kill()
         child.wait()
 
-    monkeypatch.setattr(soak.time, "sleep", killed)
-    assert soak.strike(psutil.Process(child.pid), "SIGSTOP", Random(0))  # noqa: S311, no secret
+    monkeypatch.setattr(soak_strike.time, "sleep", killed)
+    assert soak_strike.strike(psutil.Process(child.pid), "SIGSTOP", Random(0))  # noqa: S311
 
 
 @pytest.fixture

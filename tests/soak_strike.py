@@ -1,0 +1,28 @@
+"""One strike at a process, of the soak on this machine and of that on the testbed."""
+
+import contextlib
+import signal
+import time
+from random import Random
+
+import psutil
+
+FROZEN_S = 8.0
+
+
+def strike(process: psutil.Process, name: str, random: Random) -> bool:
+    """Send a signal, and return whether there was still somebody to get it.
+
+    What is frozen thaws after a while, or is killed, unless its launcher has killed it by then.
+    """
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False  # it would take any signal, and has ended
+        process.send_signal(getattr(signal, name))
+    except psutil.NoSuchProcess:
+        return False
+    if name == "SIGSTOP":
+        time.sleep(random.uniform(0, FROZEN_S))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
+    return True
