@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from bench.folder import opened_lock
+from bench import files
 from bench.workloads import Workload
 
 NAMES = ("digits", "synthetic", "mnist", "cifar10")
@@ -324,7 +324,7 @@ def locked(root: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(opened_lock(root / LOCK_NAME))
+            lock = stack.enter_context(files.opened_lock(root / LOCK_NAME))
         except OSError as error:
             raise RuntimeError(
                 f"{root} cannot be written ({error.strerror}); choose another data root, "

@@ -5,6 +5,7 @@ opens regular files alone (a pipe would block, a device never ends), and takes n
 `LIMIT_BYTES` of one document, nested no deeper than `MAX_DEPTH`.
 """
 
+import errno
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 MIB = 2**20
 LIMIT_BYTES = 64 * MIB
@@ -53,6 +54,29 @@ def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
         os.close(descriptor)
         raise
     with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+@contextmanager
+def opened_lock(path: Path) -> Iterator[IO[str]]:
+    """Open a lock's file for appending, never what somebody put in its place.
+
+    A link would lead to another file, which the holder empties; a pipe would be waited for.
+
+    Raises:
+        ValueError: It is a link, or no regular file.
+    """
+    refused = ValueError(f"{path}: no regular file, so no lock; delete it")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise refused from None
+        raise
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise refused
         yield file
 
 

@@ -6,10 +6,8 @@ import json
 import os
 import shlex
 import socket
-import stat
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -51,29 +49,6 @@ class Outcome:
     failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
     ended: str = ""
-
-
-@contextmanager
-def opened_lock(path: Path) -> Iterator[IO[str]]:
-    """Open a lock's file for appending, never what somebody put in its place.
-
-    A link would lead to another file, which `sign_lock` empties; a pipe would be waited for.
-
-    Raises:
-        ValueError: It is a link, or no regular file.
-    """
-    refused = ValueError(f"{path}: no regular file, so no lock; delete it")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise refused from None
-        raise
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise refused
-        yield file
 
 
 def take_lock(file: IO[str], folder: Path) -> bool:

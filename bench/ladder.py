@@ -23,7 +23,7 @@ import psutil
 
 from bench import files, journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
-from bench.folder import Folder, Outcome, holder, in_use, opened_lock, sign_lock, take_lock
+from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
 from bench.record import KEY
 
@@ -214,7 +214,7 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with opened_lock(path) as lock:
+    with files.opened_lock(path) as lock:
         if not take_lock(lock, folder):
             process, host, _ = holder(path)
             # Whether a process of another host runs cannot be seen from here.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import files, journal
-from bench.folder import Folder, in_use, no_locks, opened_lock, sign_lock, take_lock
+from bench.folder import Folder, in_use, no_locks, sign_lock, take_lock
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Results(Folder):
             self.jobs_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
-        with opened_lock(self.path / ".lock") as lock:
+        with files.opened_lock(self.path / ".lock") as lock:
             if not take_lock(lock, self.path):
                 raise ValueError(in_use(self.path))
             sign_lock(lock)
@@ -153,7 +153,7 @@ class Results(Folder):
         Raises:
             ValueError: The lock is no regular file.
         """
-        with opened_lock(self.path / ".collect.lock") as lock:
+        with files.opened_lock(self.path / ".collect.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:
