@@ -125,6 +125,10 @@ class Folder:
         """Return the journal of a launch."""
         return self.launch(name) / "journal.jsonl"
 
+    def result_file(self, name: str) -> Path:
+        """Return the JSON of a launch, made from its journal."""
+        return self.launch(name) / "result.json"
+
     def names(self) -> list[str]:
         """Return the names of the launches that have begun."""
         return sorted(path.parent.name for path in self.path.glob("launches/*/journal.jsonl"))
@@ -168,22 +172,44 @@ class Folder:
         path = self.journal(name)
         has_ended = bool(journal.outcomes(path))
         if has_ended:
-            journal.write_result(path, path.with_name("result.json"))
+            journal.write_result(path, self.result_file(name))
         return has_ended
+
+    def result(self, name: str) -> Any:
+        """Return what a launch's JSON holds; None where it is missing, or was cut short."""
+        try:
+            return files.parse(files.content(self.result_file(name)))
+        except ValueError:
+            return None
 
     def claim(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
         """Write the campaign beside its results, or refuse to mix it with another's.
 
         Raises:
-            ValueError: The folder holds results that were measured otherwise.
+            ValueError: As `refuse` does.
+        """
+        self.refuse(campaign, launches)
+        facts = campaign.facts() | {"launches": [launch.facts() for launch in launches]}
+        journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+
+    def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
+        """Refuse a campaign that would mix with what the folder holds, or write over it.
+
+        Raises:
+            ValueError: The folder holds results that were measured otherwise, or cases that only
+                the JSON of a launch still has.
         """
         for key, (then, now) in differences(self.claimed() or campaign.facts(), campaign).items():
             raise ValueError(
                 f"{self.path} holds results measured with {key} {then}, now it is {now}; "
                 "give the campaign another name, or --to another folder"
             )
-        facts = campaign.facts() | {"launches": [launch.facts() for launch in launches]}
-        journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+        for name in (launch.name for launch in launches):
+            if journal.lacks(self.journal(name), self.result(name)):
+                raise ValueError(
+                    f"{self.result_file(name)} holds measured cases that no journal beside it has; "
+                    "move it away to measure again, or give --to another folder"
+                )
 
     def claimed(self) -> dict[str, Any] | None:
         """Return the campaign that the folder's results were measured for, if there are any.

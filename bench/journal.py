@@ -203,12 +203,14 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
+    # Whoever deletes it loses what the other lines, and files made of them, hold.
+    todo = "put back a whole copy of the file, or move its folder away to start anew"
     try:
         entry = files.parse(line)
     except ValueError as error:
-        raise ValueError(f"{where}: not a journal line: {error}") from error
+        raise ValueError(f"{where}: not a journal line: {error}; {todo}") from error
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: not a journal line: {str(entry)[:80]!r} is no object")
+        raise ValueError(f"{where}: not a journal line: {str(entry)[:80]!r} is no object; {todo}")
     return entry
 
 
@@ -317,6 +319,22 @@ def is_ahead(path: Path, document: Any) -> bool:
     """
     held = _ends_in(document)
     return _num_end_lines(path) > len(held) and _ends_in(rebuild(path)) != held
+
+
+def lacks(path: Path, document: Any) -> bool:
+    """Return whether a document, or None, holds measured cases that its journal does not.
+
+    A journal that is gone has none; one that was begun again still has what it measured before.
+
+    Raises:
+        ValueError: The journal cannot be read.
+    """
+    found = document.get("benchmarks") if isinstance(document, dict) else None
+    measured = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    if not measured:
+        return False
+    kept = [entry.get("benchmark") for entry in read(path)] if path.exists() else []
+    return any(one not in kept for one in measured)
 
 
 def _num_end_lines(path: Path) -> int:

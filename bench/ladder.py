@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import psutil
 
-from bench import files, journal
+from bench import journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
@@ -67,8 +67,7 @@ class Ladder:
         """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
         for launch in plan(self.campaign):
             path = self.results.journal(launch.name)
-            result = path.with_name("result.json")
-            if path.exists() and journal.is_ahead(path, _read(result)):
+            if path.exists() and journal.is_ahead(path, self.results.result(launch.name)):
                 self.results.write_result(launch.name)
 
     def claim(self) -> None:
@@ -162,14 +161,6 @@ class Ladder:
                 on_progress(launch, len(journal.outcomes(path)))
             if process.returncode is not None:
                 return
-
-
-def _read(result: Path) -> Any:
-    """Return what a result holds; None where it is missing, or was cut short."""
-    try:
-        return files.parse(files.content(result))
-    except ValueError:
-        return None
 
 
 def _late_ranks(folder: Path, begun: float) -> str:

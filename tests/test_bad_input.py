@@ -516,9 +516,15 @@ RESULTS = {
     "results: newer": Row(says="schema 99 is not the schema 1", **claimed('{"schema": 99}')),
     "results: corrupt journal": Row(
         "run smoke",
-        r"launches/w1-r0/journal\.jsonl:1: not a journal line",
+        r"launches/w1-r0/journal\.jsonl:1: not a journal line: .*; put back a whole copy of the fi",
         {"results/smoke/launches/w1-r0/journal.jsonl": "garbage\n"},
         leaves=("results/smoke/.lock", "results/smoke/campaign.json"),
+    ),
+    "results: journal gone": Row(
+        "run smoke",
+        r"^results/smoke/launches/w1-r0/result\.json holds measured cases that no journal beside",
+        {"results/smoke/launches/w1-r0/result.json": '{"benchmarks": [{"name": "a"}]}'},
+        leaves=("results/smoke/.lock",),
     ),
     "report: not there": Row("report gone", "^gone: no such file or folder$"),
     "report: nothing": Row(

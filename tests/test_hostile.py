@@ -55,8 +55,9 @@ def lockstep(*words, cwd):
 
 def campaign_folder(here):
     """Make a campaign of which one job of Slurm has measured some, and ended badly."""
-    folder = strong_tree(here / "results")
+    folder = here / "results"
     Folder(folder).claim(small(), launches_of(small()))
+    strong_tree(folder)
     send(folder, "ladder", "17", ["w1-r0"])
     leave(folder, "17", 1)
     (folder / "jobs" / "site.json").write_text(plain().model_dump_json(by_alias=True))

@@ -210,6 +210,38 @@ def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
     assert not rungs.results.launch(W1.name).exists()
 
 
+@pytest.mark.parametrize("left", [None, 0, 2])
+def test_measured_cases_that_only_a_result_has_are_never_written_over(rungs, left):
+    keep(rungs, W2, ("case", "a"), ("case", "b"))
+    rungs.write_results()
+    rungs.claim()  # the journal has them, too
+    path = rungs.results.journal(W2.name)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink() if left is None else path.write_bytes(b"".join(lines[:left]))
+    before = contents(rungs.folder)
+    said = r"w2-r0/result\.json holds measured cases that no journal beside it has; move it aw"
+    with pytest.raises(ValueError, match=said):
+        rungs.claim()
+    assert contents(rungs.folder) == before
+
+
+def test_a_result_of_a_launch_that_was_begun_again_is_no_loss(rungs):
+    keep(rungs, W2, ("case", "a"))
+    rungs.write_results()
+    keep(rungs, W2, ("case", "b"))
+    rungs.claim()
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"benchmarks": [', '{"benchmarks": []}', '{"benchmarks": 3}']
+)
+def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
+    result = rungs.results.result_file(W2.name)
+    result.parent.mkdir(parents=True)
+    result.write_text(text)
+    rungs.claim()
+
+
 @pytest.mark.slow
 def test_a_run_with_nothing_to_measure_makes_a_missing_result(tmp_path, clean_environ):
     (tmp_path / "ladder.toml").write_text(
