@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,25 @@ def test_a_page_of_someone_else_is_left_alone(tmp_path):
     assert page.read_text() == "<html>mine</html>"
     run(report, tmp_path, "--force")
     assert MARK in page.read_text()
+
+
+@pytest.mark.parametrize("options", [[], ["--force"]])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda page: page.symlink_to("/dev/null")])
+def test_a_page_never_takes_the_place_of_a_pipe_or_device(tmp_path, make, options):
+    page = tmp_path / "page"
+    make(page)
+    before = page.lstat().st_ino
+    with pytest.raises(ValueError, match=r"page is no regular file; choose another --output$"):
+        run(report, strong_tree(tmp_path / "a"), "--output", page, *options)
+    assert page.lstat().st_ino == before
+
+
+def test_force_replaces_a_link_and_leaves_what_it_leads_to(tmp_path):
+    page, mine = tmp_path / "page", tmp_path / "mine"
+    mine.write_text("mine")
+    page.symlink_to(mine)
+    run(report, strong_tree(tmp_path / "a"), "--output", page, "--force")
+    assert (mine.read_text(), MARK in page.read_text()) == ("mine", True)
 
 
 def test_two_campaigns_make_one_report(tmp_path):
