@@ -72,6 +72,7 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladder = ladders.Ladder(chosen, folder)
     if dry_run:
+        ladder.refuse()
         _show_plan(ladder, as_json=as_json)
         return 0
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:

@@ -70,11 +70,19 @@ class Ladder:
             if path.exists() and journal.is_ahead(path, self.results.result(launch.name)):
                 self.results.write_result(launch.name)
 
+    def refuse(self) -> None:
+        """Refuse a folder that the campaign could not claim.
+
+        Raises:
+            ValueError: As `Folder.refuse` does.
+        """
+        self.results.refuse(self.campaign, plan(self.campaign))
+
     def claim(self) -> None:
         """Write the campaign beside its results, or refuse to mix it with another's.
 
         Raises:
-            ValueError: The folder holds results that were measured otherwise.
+            ValueError: As `Folder.refuse` does.
         """
         self.results.claim(self.campaign, plan(self.campaign))
 

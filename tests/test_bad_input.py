@@ -511,6 +511,11 @@ RESULTS = {
         says="holds results measured with size node, now it is smoke; give the campaign another",
         **claimed('{"schema": 1, "size": "node"}'),
     ),
+    "results: another campaign, dry": Row(
+        "run smoke --size laptop --dry-run",
+        "^results/smoke holds results measured with size smoke, now it is laptop; ",
+        {"results/smoke/campaign.json": '{"schema": 1, "size": "smoke"}'},
+    ),
     "results: no campaign": Row(says="campaign.json: not a campaign: ", **claimed("[]")),
     "results: cut short": Row(says="campaign.json: not a campaign: ", **claimed('{"schema": ')),
     "results: newer": Row(says="schema 99 is not the schema 1", **claimed('{"schema": 99}')),
