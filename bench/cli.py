@@ -129,7 +129,10 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in incomplete:
         _explain(ladder, outcome)
-    click.echo(f"Results: {ladder.folder}\nNext: lockstep report {ladder.folder}", err=True)
+    click.echo(f"Results: {ladder.folder}", err=True)
+    if incomplete:
+        click.echo("The same command goes on with what is left.", err=True)
+    click.echo(f"Next: lockstep report {ladder.folder}", err=True)
     return 1 if incomplete else 0
 
 

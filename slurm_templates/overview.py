@@ -202,6 +202,9 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
     elif campaign.jobs:
         text.append(f"lockstep {'resume' if campaign.abandoned else 'collect'} {typed}")
     else:
+        # Where nobody wrote jobs, `lockstep run` measured: nothing else takes up what it left.
+        if campaign.num_complete < len(campaign.planned) and not results.jobs_folder.exists():
+            text.append("lockstep run CAMPAIGN  # with the options of before: it goes on")
         text.append(f"lockstep report {typed}")
     return ["Next:", *(f"  {line}" for line in text)]
 

@@ -590,6 +590,10 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     assert "w2-r0 is not complete; its output: results/faulty/launches/w2-r0/log.txt" in (
         ended.stderr
     )
+    assert ended.stderr.endswith(
+        "Results: results/faulty\nThe same command goes on with what is left.\n"
+        "Next: lockstep report results/faulty\n"
+    )
     result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
     (measured,) = json.loads(result.read_text())["benchmarks"]
     assert measured["name"].startswith("test_weak_scaling[")

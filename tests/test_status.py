@@ -371,6 +371,18 @@ def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     assert f"  log: {folder}/jobs/slurm-17.out\n" in text
 
 
+@pytest.mark.parametrize(("cases", "is_left"), [(None, True), (["a"], True), (["a", "b"], False)])
+def test_what_a_run_without_jobs_left_is_for_run_to_go_on_with(here, folder, asked, cases, is_left):
+    (folder / "jobs").rmdir()
+    facts = {"schema": 1, "launches": [{"name": "w1-r0"}], "studies": ["weak"]}
+    (folder / "campaign.json").write_text(json.dumps(facts))
+    if cases is not None:
+        keep(folder, "w1-r0", *cases)
+    _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
+    again = "  lockstep run CAMPAIGN  # with the options of before: it goes on\n" * is_left
+    assert todo == f"{again}  lockstep report results/x\n"
+
+
 @pytest.mark.parametrize("command", ["status", "collect", "cancel"])
 @pytest.mark.parametrize(
     ("given", "what"),
