@@ -12,6 +12,7 @@ measure.
 """
 
 import contextlib
+import errno
 import gc
 import os
 import sys
@@ -77,6 +78,7 @@ class LaunchSession:
         broken: Why rank 0 could not write the journal; empty while it can.
         ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
+        held: The JSON's descriptor, where it is no file, such as a pipe.
     """
 
     settings: Settings
@@ -95,6 +97,7 @@ class LaunchSession:
     broken: str = ""
     ending: Ending | None = None
     is_in_step: bool = False
+    held: int | None = None
 
     def __post_init__(self) -> None:
         self.control.bounded = self._bounded
@@ -187,15 +190,27 @@ class LaunchSession:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""
         if not self.is_voice:
             return
+        if path.exists() and not path.is_file():
+            self._hold(path)
+            return
         if path.exists():
             path.open("ab").close()
-            if path.is_file():  # another will be made beside it, to take its place
-                tempfile.NamedTemporaryFile(dir=path.resolve().parent).close()
+            # another will be made beside it, to take its place
+            tempfile.NamedTemporaryFile(dir=path.resolve().parent).close()
             return
         target = path.resolve()  # of a link to what is not there yet, which stays
         target.parent.mkdir(parents=True, exist_ok=True)
         target.open("ab").close()
         target.unlink()
+
+    def _hold(self, path: Path) -> None:
+        """Open what is no file until the end: a pipe's reader goes when its last writer does."""
+        try:
+            self.held = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ENXIO and path.is_fifo():
+                raise ValueError(f"{path}: a pipe that nobody reads") from None
+            raise
 
     def _open_stacks(self, path: Path) -> None:
         if not path.parent.is_dir():
@@ -434,6 +449,8 @@ class LaunchSession:
         try:
             if self.journal:
                 self.journal.close()
+            if self.held is not None:
+                os.close(self.held)
             if self.is_in_step or not self.num_cases:
                 world.leave()
                 with contextlib.suppress(LostError):  # all that was to be written is

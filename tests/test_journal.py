@@ -436,6 +436,17 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, conte
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_pipe_is_no_journal_and_is_not_waited_for(tmp_path, is_read):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with contextlib.ExitStack() as stack:
+        if is_read:
+            stack.callback(os.close, os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        with pytest.raises(ValueError, match=r"pipe: no regular file, so no journal$"):
+            Journal(path)
+
+
 @pytest.mark.parametrize("first", [launch("a"), {"uuid": "lockstep:1", "job": "a"}])
 def test_a_journal_whose_first_line_is_torn_is_begun_again(tmp_path, first):
     path = write(tmp_path / "journal.jsonl", first)
