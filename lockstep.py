@@ -85,8 +85,11 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
-        said = _one_line(error.format_message())
-        click.UsageError(said, getattr(error, "ctx", None)).show()
+        said, context = error.format_message(), getattr(error, "ctx", None)
+        if context is not None and said == context.get_help():  # what a group alone raises
+            click.echo(said, err=True)
+        else:
+            click.UsageError(_one_line(said), context).show()
         sys.exit(EXIT_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)

@@ -155,6 +155,12 @@ def test_the_command_lists_every_command(folder):
     assert [line.split()[0] for line in listed.splitlines() if line.strip()] == list(COMMANDS)
 
 
+@pytest.mark.parametrize("group", ["", "image"])
+def test_a_group_alone_prints_its_help(group, tmp_path):
+    alone, asked = lockstep(group, tmp_path), lockstep(f"{group} --help", tmp_path)
+    assert (alone.returncode, alone.stdout + alone.stderr) == (2, asked.stdout)
+
+
 def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
     ended = lockstep("run smoke --dry-run --repeats 2 --to out", tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
