@@ -104,7 +104,7 @@ def report(
     command = _command(paths, baseline, threshold, cost_per_gpu_hour)
     _write_page(results, series, threshold, command, target)
     _print_points(results, series)
-    click.echo(f"\nreport: {target}")
+    click.echo(f"\nreport: {click.format_filename(target)}")
     return code
 
 
@@ -222,7 +222,9 @@ def _write_page(
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
-    write_atomically(target, html(page(results, series, threshold, command)))
+    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
+    text = html(page(results, series, threshold, command))
+    write_atomically(target, text.encode("utf-8", "backslashreplace"))
 
 
 def _print_points(results: "Results", series: "list[Series]") -> None:

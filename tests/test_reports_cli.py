@@ -36,6 +36,13 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     ]  # fmt: skip
 
 
+def test_a_report_of_a_folder_whose_name_is_not_utf_8_is_written(tmp_path):
+    done = run(report, strong_tree(tmp_path / "dir\udcff"))
+    page = (tmp_path / "dir\udcff" / "report.html").read_text(encoding="utf-8")
+    assert r"dir\udcff" in page
+    assert f"report: {tmp_path}/dir\ufffd/report.html" in done.stdout
+
+
 def test_an_imported_table_prints_speedup_efficiency_and_gpu_hours(tmp_path):
     table = tmp_path / "hours.csv"
     table.write_text(
