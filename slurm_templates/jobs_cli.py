@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_BAD = 1
 WATCH_S = 15.0
+MAX_WATCH_S = 86_400  # a day
 # Where nothing changes, the wait doubles up to so many times the first: squeue is everybody's.
 MAX_BACK_OFF = 8
 
@@ -84,6 +85,10 @@ def status(folder: str, *, as_json: bool, watch: float | None) -> int:
     """
     from slurm_templates.standing import Board
 
+    if watch is not None and not watch <= MAX_WATCH_S:  # nan, too
+        raise ValueError(
+            f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
+        )
     board = Board(_results(folder))
     if watch is None:
         campaign = board.look()

@@ -363,6 +363,11 @@ OPTIONS = {
     ),
     "option: site missing": Row("plan smoke", "^Missing option '--site'"),
     "option: watch": Row("status . --watch 0", r"'--watch': 0\.0 is not in the range"),
+    "option: nan watch": Row("status . --watch=nan", "^--watch nan is no number of seconds; give"),
+    "option: endless watch": Row("status . --watch=inf", "^--watch inf is no number of seconds"),
+    "option: huge watch": Row(
+        "status . --watch=1e308", r"^--watch 1e\+308 is no number of seconds; give .* to 86400$"
+    ),
     "option: element": Row("cancel . --point -1", "'--point': -1 is not in the range"),
     "option: baseline 0": report(
         result(), "no series has the baseline 0", "report x.json --baseline 0"
