@@ -54,7 +54,7 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
         source: A TOML file, or a key of `built_in`.
         model: What it may say.
         built_in: Name -> file of those that ship with the suite.
-        changes: Keys to set over the file's; None leaves a key as it is.
+        changes: Keys that options of those names set over the file's; None leaves one as it is.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
@@ -65,7 +65,14 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_sentence(error, model)}") from None
+        where = _option(error, changes) or path
+        raise ValueError(f"{where}: {_sentence(error, model)}") from None
+
+
+def _option(error: ValidationError, changes: Mapping[str, Any]) -> str:
+    """Return the option that gave what is wrong; empty where the file did."""
+    key = str(next(iter(_first(error)["loc"]), ""))
+    return "" if changes.get(key) is None else f"--{key.replace('_', '-')}"
 
 
 def _read(path: Path, todo: str, built_in: Mapping[str, Path]) -> dict[str, Any]:
@@ -111,8 +118,7 @@ def _doubled(said: str, lines: Sequence[str]) -> str:
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first thing that is wrong, in one sentence."""
-    # A misspelt key is missing as well; what was meant shows in the unknown one.
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    first = _first(error)
     place = [str(part) for part in first["loc"] if part != "[key]"]
     key, given = ".".join(place), first["input"]
     fields = _table(place, model).model_fields
@@ -120,7 +126,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return _unknown(key, [field.alias or name for name, field in fields.items()])
     if first["type"] == "missing":
         return f"key {key!r} is missing"
-    message = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+    message: str = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
     if not key:
         return message
     if isinstance(given, dict):
@@ -130,6 +136,11 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "literal_error":
         message += _nearest(given, re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{key} = {_shown(given)}: {message[0].lower()}{message[1:]}"
+
+
+def _first(error: ValidationError) -> Any:
+    # A misspelt key is missing as well; what was meant shows in the unknown one.
+    return min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
 
 
 def _shown(value: Any) -> str:

@@ -29,9 +29,9 @@ REFUSED = {
     "run .": ".: Is a directory; give a campaign file, or a built-in one: ladder, laptop, "
     "sensitivity, smoke",
     "run smoke --world-sizes 1,x": "'1,x' is not a list of numbers such as 1,2,4",
-    "run smoke --world-sizes 0": "world_sizes.0 = 0: input should be greater than or equal to 1",
+    "run smoke --world-sizes 0": "Error: --world-sizes: world_sizes.0 = 0: input should be gr",
     "run smoke --world-sizes 1,1": "world_sizes = [1, 1]: 1 stands twice",
-    "run smoke --repeats 0": "repeats = 0: input should be greater than or equal to 1",
+    "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run smoke --repeats many": "'many' is not a valid integer",
     "run smoke --local-batch -1": "local_batch = -1: input should be greater than or equal to 1",
     "run smoke --size huge": "size = 'huge': input should be 'smoke', 'laptop', 'node' or 'clus",
