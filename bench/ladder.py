@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import psutil
 
-from bench import journal
+from bench import files, journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
