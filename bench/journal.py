@@ -360,13 +360,14 @@ def _num_end_lines(path: Path) -> int:
         return sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
 
 
-def _ends_in(document: Any) -> list[Any]:
+def _ends_in(document: Any) -> list[tuple[str, Any]]:
     """Return what a document, which others may have written, says of cases that have ended."""
     whole = document if isinstance(document, dict) else {}
     block = whole.get(KEY)
     block = block if isinstance(block, dict) else {}
-    parts = (whole.get("benchmarks"), block.get("skipped"), block.get("failed"))
-    return [one for part in parts if isinstance(part, list) for one in part]
+    parts = {"case": whole.get("benchmarks")}
+    parts |= {"skip": block.get("skipped"), "fail": block.get("failed")}
+    return [(kind, one) for kind, ends in parts.items() if isinstance(ends, list) for one in ends]
 
 
 def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -213,6 +213,13 @@ def test_a_journal_is_ahead_of_what_is_no_document(tmp_path, document):
     assert journal.is_ahead(path, document)
 
 
+def test_a_case_that_ended_otherwise_for_the_same_reason_has_ended_since(tmp_path):
+    path = write(tmp_path / "journal.jsonl", launch("a"), ended("skip", "a"))
+    document = journal.rebuild(path)
+    write(path, launch("a", resumed=True), ended("fail", "a"))
+    assert journal.is_ahead(path, document)
+
+
 def test_a_document_of_all_ends_is_told_without_parsing_them(tmp_path, monkeypatch):
     path = write(tmp_path / "journal.jsonl", launch("a", "b"), case("a"), ended("skip", "b"))
     document = journal.rebuild(path)
