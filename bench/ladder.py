@@ -173,8 +173,8 @@ class Ladder:
 
 def _late_ranks(folder: Path, begun: float) -> str:
     """Return which ranks have written their stacks since, for a case that took too long."""
-    files = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
-    late = ", ".join(str(file) for file in files if file.stat().st_size)
+    stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
+    late = ", ".join(str(file) for file in stacks if file.stat().st_size)
     return f"; the case took too long, stacks: {late}" if late else ""
 
 

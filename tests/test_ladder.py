@@ -230,6 +230,7 @@ def test_a_result_of_a_launch_that_was_begun_again_is_no_loss(rungs):
     rungs.write_results()
     keep(rungs, W2, ("case", "b"))
     rungs.claim()
+    assert rungs.results.claimed()["name"] == rungs.campaign.name
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,7 @@ def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
     result.parent.mkdir(parents=True)
     result.write_text(text)
     rungs.claim()
+    assert rungs.results.claimed()["name"] == rungs.campaign.name
 
 
 @pytest.mark.slow
