@@ -102,7 +102,9 @@ def environ(folder: Path, **own: str) -> dict[str, str]:
     """Return variables without those of a launcher or of pytest, and with a test's."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCKSTEP_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)} | own
+    # At its end each session would import all of hypothesis, a third of what its start costs.
+    usual = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+    return kept | usual | {"PYTHONPATH": str(folder)} | own
 
 
 @dataclass

@@ -29,8 +29,8 @@ import soak_slurm  # noqa: E402, this script's own folder
 from soak_check import WRONGS, Watch  # noqa: E402
 from soak_strike import strike  # noqa: E402
 
-# Ranks that wait for a frozen one shall not wait for minutes.
-PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60"
+# Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
+PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60 -p no:hypothesispytest"
 CAMPAIGN = """schema = 1
 name = "soak"
 studies = ["weak", "loader", "accumulation"]
