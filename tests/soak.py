@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import soak_slurm  # noqa: E402, this script's own folder
 from soak_check import WRONGS, Watch  # noqa: E402
-from soak_strike import strike  # noqa: E402
+from soak_strike import end, strike  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
 PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60 -p no:hypothesispytest"
@@ -178,9 +178,7 @@ class Local:
         give_up = time.monotonic() + LEFT_S
         while (left := _alive()) and time.monotonic() < give_up:
             time.sleep(POLL_S)
-        for process in left:
-            self.table.said.append(f"left after {row}: {process.pid} {_command(process)[:200]}")
-            process.kill()
+        self.table.said += [f"left after {row}: {end(process)}" for process in left]
         return len(left)
 
 

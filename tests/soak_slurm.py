@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from cluster import SHARED, STATE, TESTBED, USUAL_STATE, as_user
 from soak_check import Watch
-from soak_strike import strike
+from soak_strike import end, strike
 
 if TYPE_CHECKING:
     from soak import Table
@@ -123,8 +123,10 @@ def _strike(watch: Watch, random: Random) -> tuple[str, str] | None:
 
 def kinds() -> Iterator[tuple[psutil.Process, str]]:
     """Yield the processes of the testbed's jobs and nodes, and what each is."""
-    for process in psutil.process_iter(["name", "username", "cmdline"]):
+    for process in psutil.process_iter(["name", "username", "cmdline", "status"]):
         name, command = process.info["name"], " ".join(process.info["cmdline"] or ())
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue  # it has ended, whatever its name
         if name in ("slurmd", "slurmstepd"):
             yield process, name
         elif process.info["username"] == "lockstep" and (kind := _kind(name, command)):
@@ -152,9 +154,7 @@ def _await_end(folder: Path, table: "Table", row: tuple[str, str] | None) -> Cou
             wrong["hung"] += 1
             table.said.append(f"jobs do not end after {row}: {_states(folder)}")
     left = _left()
-    for process in left:
-        table.said.append(f"left after {row}: {process.pid} {' '.join(process.cmdline())[:200]}")
-        process.kill()
+    table.said += [f"left after {row}: {end(process)}" for process in left]
     wrong["left"] += len(left)
     return wrong
 
@@ -196,7 +196,7 @@ def _restore() -> None:
     for number in range(1, 5):
         path = run / f"node{number}.pid"
         pid = int(path.read_text() or 0) if path.exists() else 0
-        if not pid or not psutil.pid_exists(pid):
+        if not _runs(pid):
             subprocess.run([TESTBED / "node", "return", f"node{number}"], check=True)
     nodes = "node[1-4]"
     for state in ("idle", "resume"):
@@ -205,6 +205,13 @@ def _restore() -> None:
             capture_output=True,
             check=False,
         )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _resume(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""One strike at a process, of the soak on this machine and of that on the testbed."""
+"""What the soaks do to a process, that on this machine and that on the testbed."""
 
 import contextlib
 import signal
@@ -26,3 +26,12 @@ def strike(process: psutil.Process, name: str, random: Random) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(random.choice((signal.SIGCONT, signal.SIGKILL)))
     return True
+
+
+def end(process: psutil.Process) -> str:
+    """Kill a process that should have ended by itself, and return which it was."""
+    said = f"{process.pid}"
+    with contextlib.suppress(psutil.Error):  # which it may do still
+        said += f" {' '.join(process.cmdline())[:200]}"
+        process.kill()
+    return said
