@@ -70,8 +70,8 @@ def _guard_end(end_s: float) -> None:
     Its stacks go to standard error, for the file of stacks may be on a disk that is gone. Where
     Python has ended and a library's destructor waits, the kernel's timer is all that is left.
     """
-    file = open(os.dup(2), "a", encoding="utf-8")  # noqa: PTH123, SIM115, open to the end
-    faulthandler.dump_traceback_later(end_s + GRACE_S, exit=True, file=file)
+    # A bare descriptor, for a file object that the next guard drops would warn of being unclosed.
+    faulthandler.dump_traceback_later(end_s + GRACE_S, exit=True, file=os.dup(2))
     signal.setitimer(signal.ITIMER_REAL, end_s + 2 * GRACE_S)
 
 
