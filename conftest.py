@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slurm: brings up a real Slurm on this machine")
     if not _is_voice():
         _silence(config)
+    if config.pluginmanager.hasplugin("dsession") and not _is_alone():
+        # pytest-xdist would start its workers before the ranks could refuse it.
+        config.pluginmanager.unregister(name="dsession")
 
 
 def _is_voice() -> bool:
@@ -68,6 +71,13 @@ def _is_voice() -> bool:
         return world.placement().rank == 0
     except ValueError:  # joining refuses it, and somebody must say so
         return True
+
+
+def _is_alone() -> bool:
+    try:
+        return world.placement().world_size == 1
+    except ValueError:
+        return False
 
 
 def _silence(config: pytest.Config) -> None:
@@ -120,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     try:
         refusals.refuse_own_rounds(items, world.placement().world_size)
         chosen = session.of_part(measured, options.part(config.option))
-        if not config.option.collectonly:
+        if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
@@ -185,6 +195,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         launch.enter(session.case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
+    elif item.get_closest_marker("cases") and _is_worker(item.config):
+        pytest.fail(refusals.IN_A_WORKER, pytrace=False)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is one of those that pytest-xdist shares the cases out to."""
+    return hasattr(config, "workerinput")
 
 
 def _launch_of(item: pytest.Item) -> session.LaunchSession | None:

@@ -24,6 +24,7 @@ OPTIONS = {
     "random_order_bucket": ("--random-order-bucket", OTHER_CASES, "leave it out"),
     "random_order_seed": ("--random-order-seed", OTHER_CASES, "leave it out"),
 }
+IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
 RANDOMLY = ("pytest-randomly", OTHER_CASES, "give -p no:randomly")
 # What pytest-random-order puts before the values of its options that nobody gave
 NOT_GIVEN = "default:"

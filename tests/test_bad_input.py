@@ -852,6 +852,7 @@ REFUSED = "is not for several ranks"
 OTHER_CASES = "ranks would run other cases than each other"
 # Name -> options, and what two ranks say of them.
 PARTING = {
+    "ranks: workers": ("-n 2", f"^-n {REFUSED}: .*workers would join as that.*; start more ranks$"),
     "ranks: failed first": ("--lf", f"^--lf {REFUSED}: .*its own list .*; give --resume$"),
     "ranks: stepwise": ("--sw", f"^--sw {REFUSED}: .*its own list .*; give --resume$"),
     "ranks: debugger": ("--pdb", f"^--pdb {REFUSED}: a rank in a .*; measure one rank$"),
@@ -911,6 +912,15 @@ def test_what_several_ranks_cannot_do_is_said_once(name, launches_ended):
     alone = rf"lockstep: rank 1 on \S+: {re.escape(error)}\n"
     assert re.fullmatch("" if name in AGREED else alone, one.stderr)
     assert_nothing_kept(folder)
+
+
+@pytest.mark.slow
+def test_workers_do_not_measure_beside_each_other(clean_environ, tmp_path):
+    ended = start(Session("", "-k weak -n 2"), tmp_path / "here", clean_environ)
+    assert ended.returncode == 1
+    assert "\n-n would measure several cases at once, each slowed down by" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert_nothing_kept(tmp_path / "here")
 
 
 @pytest.mark.slow
