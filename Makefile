@@ -33,7 +33,7 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 	$(BIN)/lockstep report results/laptop
 
 test: venv ## Run all tests, those that start ranks and browsers included
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=10
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"
