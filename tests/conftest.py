@@ -22,16 +22,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give two workers what they may do at once: there is one testbed, and files share fixtures."""
-    for item in items:
-        group = "testbed" if item.get_closest_marker("slurm") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def clean_environ() -> dict[str, str]:
-    """This process's variables without those of a launcher or of pytest."""
+    """This process's variables without those of a launcher or of pytest, and with tests' own."""
     return environ(ROOT)
 
 

@@ -52,7 +52,7 @@ def gone(folder: Path) -> Seen:
             if command == "true":
                 here.at_gate(0, 1)
                 testbed.until(lambda path=image: not path.exists(), "the image to go")
-                for pid in testbed.processes("pytest", rank=1):
+                for pid in testbed.processes("pytest", job_id=job_id, rank=1):
                     os.kill(pid, signal.SIGKILL)  # so that a step has to begin anew
                 here.let_go()
             facts = here.finished(job_id)
@@ -118,7 +118,7 @@ def squashfuse_killed(folder: Path) -> Seen:
         job_id = here.submit()
         here.at_gate(0, 1)
         before = measured(here)
-        victims = testbed.processes("squashfuse", rank=1)
+        victims = testbed.processes("squashfuse", job_id=job_id, rank=1)
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         began = time.monotonic()

@@ -26,11 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import soak_slurm  # noqa: E402, this script's own folder
+from launched import NO_HYPOTHESIS  # noqa: E402
 from soak_check import WRONGS, Watch  # noqa: E402
-from soak_strike import end, strike  # noqa: E402
+from soak_strike import command, end, strike  # noqa: E402
 
 # Ranks that wait for a frozen one shall not wait for minutes, nor for hypothesis at their end.
-PYTEST_OPTIONS = "--comm-timeout=20 --case-budget=60 -p no:hypothesispytest"
+PYTEST_OPTIONS = f"--comm-timeout=20 --case-budget=60 {NO_HYPOTHESIS}"
 CAMPAIGN = """schema = 1
 name = "soak"
 studies = ["weak", "loader", "accumulation"]
@@ -202,11 +203,11 @@ def _kinds(driver: psutil.Popen) -> Iterator[tuple[psutil.Process, str]]:
     """Yield the processes of a run, and what each is."""
     yield psutil.Process(driver.pid), "driver"
     for launcher in _children(driver):
-        if "torch.distributed.run" not in _command(launcher):
+        if "torch.distributed.run" not in command(launcher):
             continue
         yield launcher, "torchrun"
         for rank in _children(launcher):
-            if "pytest" in _command(rank):
+            if "pytest" in command(rank):
                 yield rank, "rank"
                 yield from ((one, "worker") for one in _children(rank))
 
@@ -216,13 +217,6 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return list(process.children())
     except psutil.NoSuchProcess:
         return []
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return "?"
 
 
 def _commands(driver: psutil.Popen) -> list[str]:

@@ -196,7 +196,7 @@ def _restore() -> None:
     for number in range(1, 5):
         path = run / f"node{number}.pid"
         pid = int(path.read_text() or 0) if path.exists() else 0
-        if not _runs(pid):
+        if not runs(pid):
             subprocess.run([TESTBED / "node", "return", f"node{number}"], check=True)
     nodes = "node[1-4]"
     for state in ("idle", "resume"):
@@ -207,7 +207,8 @@ def _restore() -> None:
         )
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Return whether a process runs: not one that has ended and waits to be reaped."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -30,8 +30,15 @@ def strike(process: psutil.Process, name: str, random: Random) -> bool:
 
 def end(process: psutil.Process) -> str:
     """Kill a process that should have ended by itself, and return which it was."""
-    said = f"{process.pid}"
+    said = f"{process.pid} {command(process)[:200]}"
     with contextlib.suppress(psutil.Error):  # which it may do still
-        said += f" {' '.join(process.cmdline())[:200]}"
         process.kill()
     return said
+
+
+def command(process: psutil.Process) -> str:
+    """Return a process's command line, or a question mark where it has none any more."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "?"

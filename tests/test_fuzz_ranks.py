@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ import fuzz_ranks_plan
 import psutil
 import pytest
 import soak
+import soak_slurm
 import soak_strike
 from fuzz_ranks_launch import MAX_UNMET_LAUNCHES, Ended, Launched, Sequence
 from fuzz_ranks_plan import KINDS, PHASES, Fault, Plan
@@ -240,6 +242,24 @@ def test_what_has_ended_is_not_struck(monkeypatch, name, is_reaped):
         child.wait()
     assert not soak_strike.strike(process, name, Random(0))  # noqa: S311
     child.wait()
+
+
+def test_what_is_left_is_killed_and_named():
+    child = subprocess.Popen(["sleep", "600"])
+    process = psutil.Process(child.pid)
+    while not process.cmdline():  # the kernel fills it in a little after exec
+        pass
+    assert soak_strike.end(process) == f"{child.pid} sleep 600"
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_daemon_that_waits_to_be_reaped_does_not_run():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not soak_slurm.runs(child.pid)
+    child.wait()
+    assert not soak_slurm.runs(child.pid)
+    assert soak_slurm.runs(os.getpid())
 
 
 def test_what_is_killed_while_it_is_frozen_was_struck(monkeypatch):

@@ -564,7 +564,8 @@ def test_faulty(harness, workload, precision, local_batch):
 def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_environ):
     for name in ("conftest.py", "lockstep.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    ignored = shutil.ignore_patterns("__pycache__")  # others write it meanwhile
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=ignored)
     (tmp_path / "bench" / "test_a_fault.py").write_text(FAULTY)
     ended = subprocess.run(
         [
@@ -661,7 +662,8 @@ def test_d_last(harness, workload, precision, local_batch):
 def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("test_*"))
+    ignored = shutil.ignore_patterns("test_*", "__pycache__")
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=ignored)
     (tmp_path / "bench" / "test_crashing.py").write_text(CRASHING)
     (tmp_path / "ladder.toml").write_text(
         'schema = 1\nname = "crash"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'

@@ -392,6 +392,7 @@ def test_a_hostile_script_takes_no_longer_than_its_length(unit):
     assert long < 20 * short  # 8 where time grows as the length, 64 where as its square
 
 
+@pytest.mark.slurm
 def test_every_option_of_this_sbatch_is_known():
     need("sbatch")
     said = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False)

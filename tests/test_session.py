@@ -489,7 +489,8 @@ def own_cases(folder, text):
     """Put a file of cases beside a copy of the suite, and return the start of a session of it."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("test_*"))
+    ignored = shutil.ignore_patterns("test_*", "__pycache__")
+    shutil.copytree(ROOT / "bench", folder / "bench", ignore=ignored)
     (folder / "bench" / "test_own.py").write_text(text)
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
 
