@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     field_validator,
     model_validator,
@@ -131,7 +132,7 @@ class Campaign(BaseModel):
         default=None, description="untimed rounds before them"
     )
     steps_per_round: Count | None = Field(default=None, description="steps in a round")
-    case_budget: Annotated[float, Field(gt=0, le=MAX_COUNT)] | None = Field(
+    case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = Field(
         default=None, description="seconds that a case may take, 900 by default"
     )
     jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     model_validator,
 )
@@ -114,7 +115,7 @@ Place = Annotated[Bind, AfterValidator(_without_colon)]
 Variable = Annotated[str, AfterValidator(_variable)]
 ShellLines = Annotated[str, AfterValidator(_shell_lines)]
 Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
-Cost = Annotated[float, Field(ge=0, le=inputs.MAX_RATE, allow_inf_nan=False)]
+Cost = Annotated[StrictFloat, Field(ge=0, le=inputs.MAX_RATE, allow_inf_nan=False)]
 
 # Where NCCL and gloo are told which network interface to use (their documentation, "Environment
 # Variables"; PyTorch, "Distributed communication package").

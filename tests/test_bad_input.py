@@ -242,6 +242,12 @@ VALUES = {
     "value: warm-up 1e9": campaign(
         "repeats = 2", "warmup_rounds = 1_000_000_000", "warmup_rounds = 1000000000: .* 1000000$"
     ),
+    "value: budget true": campaign(
+        "repeats = 2", "case_budget = true", "case_budget = true: .* valid number$"
+    ),
+    "value: budget a text": campaign(
+        "repeats = 2", 'case_budget = "900"', "case_budget = '900': .* valid number$"
+    ),
     "value: seed": campaign("repeats = 2", "seed = -1", "seed = -1: .* or equal to 0$"),
     "value: large seed": campaign("repeats = 2", f"seed = {2**70}", "seed = [0-9]+: .* less than"),
     "value: endless number": campaign(
@@ -278,6 +284,12 @@ VALUES = {
     "value: site's true": site("per_node = 64", "per_node = true", "cpus_per_node = (?i:true): "),
     "value: site's cost": site(
         "time =", 'currency = "EUR"\ncost_per_gpu_hour = nan\ntime =', "gpu_hour = nan: .* finite"
+    ),
+    "value: site's cost true": site(
+        "time =", 'currency = "EUR"\ncost_per_gpu_hour = true\ntime =', "= true: .* valid number$"
+    ),
+    "value: site's cost a text": site(
+        "time =", 'currency = "EUR"\ncost_per_node_hour = "2"\ntime =', "= '2': .* valid number$"
     ),
     "value: site's huge cost": site(
         "time =",
