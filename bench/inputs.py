@@ -23,6 +23,12 @@ MAX_SHOWN_CHARACTERS = 80
 MAX_RATE = 1_000_000
 # How alike two words are of which one may be a slip of the other, as difflib counts it.
 LIKENESS = 0.7
+# What the parser says where a key or table stands twice, and how a line begins either.
+_TWICE = re.compile(
+    r"Cannot (overwrite a value|declare .* twice|redefine namespace .*|mutate .*)"
+    r" \(at (line (?P<line>\d+).*|end of document)\)"
+)
+_BEGIN = re.compile(r"\s*\[*([^\[\]=#]+)[\]=]")
 # pydantic's words are Python's; a file holds tables and texts.
 WORDS = {
     "tuple_type": "input should be a list",
@@ -106,14 +112,35 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _doubled(said: str, lines: Sequence[str]) -> str:
-    """Return what the parser says; of a key that stands twice, which key and where."""
-    found = re.search(r"Cannot overwrite a value \(at line (\d+)", said)
-    number = int(found[1]) if found else 0
-    keys = [line.partition("=")[0].strip() for line in lines[:number]]
-    if keys[-1:] and keys[-1] in keys[:-1]:
-        first = number - 1 - keys[-2::-1].index(keys[-1])
-        return f"key {keys[-1]!r} is given twice, on lines {first} and {number}; keep one"
-    return said
+    """Return what the parser says; of a key or table that stands twice, which one and where."""
+    found = _TWICE.match(said)
+    if found is None:
+        return said
+    last = int(found["line"] or len(lines))  # where the second one ends
+    begin = next((n for n in range(last, 0, -1) if _is_whole(lines[n - 1 : last])), last)
+    key = _key(lines[begin - 1])
+    is_table = lines[begin - 1].lstrip().startswith("[")
+    what, todo = ("table", "make them one") if is_table else ("key", "keep one")
+    before = [n for n in range(1, begin) if _key(lines[n - 1]) == key]
+    if not before:
+        return f"{what} {key!r} on line {begin} gives again what a line before gives; {todo}"
+    return f"{what} {key!r} is given twice, on lines {before[-1]} and {begin}; {todo}"
+
+
+def _is_whole(lines: Sequence[str]) -> bool:
+    """Return whether lines are a key with all of its value, or a table's head."""
+    if not _key(lines[0]):
+        return False
+    try:
+        return bool(tomllib.loads("\n".join(lines)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _key(line: str) -> str:
+    """Return the key or table that a line begins; empty where it begins none."""
+    found = _BEGIN.match(line)
+    return re.sub(r"[\s\"']", "", found[1]) if found else ""
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:

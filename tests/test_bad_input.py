@@ -202,6 +202,31 @@ KEYS = {
         'size = "smoke"\nname = "x"\n',
         "not a TOML file: key 'name' is given twice, on lines 2 and 7; keep one$",
     ),
+    "key: list given twice": campaign(
+        'studies = ["weak"]\n',
+        'studies = [\n"weak",\n]\nstudies = [\n"strong",\n]\n',
+        "not a TOML file: key 'studies' is given twice, on lines 3 and 6; keep one$",
+    ),
+    "key: at the end": campaign(
+        'size = "smoke"\n',
+        'size = "smoke"\nsize = "node"',
+        "not a TOML file: key 'size' is given twice, on lines 6 and 7; keep one$",
+    ),
+    "key: table given twice": campaign(
+        "repeats = 2\n",
+        "[jobs]\ncollect = true\n[jobs]\npreflight = true\n",
+        "not a TOML file: table 'jobs' is given twice, on lines 5 and 7; make them one$",
+    ),
+    "key: both text and table": campaign(
+        'size = "smoke"\n',
+        'size = "smoke"\nsize.unit = 3\n',
+        r"not a TOML file: key 'size\.unit' on line 7 gives again what a line before gives",
+    ),
+    "key: shell lines given twice": site(
+        "\n[container]",
+        '\nshell_before = """\nA=1\n"""\nshell_before = """\nA=1\nA=2\n"""\n[container]',
+        "key 'shell_before' is given twice, on lines 7 and 10; keep one$",
+    ),
     "key: schema of a campaign": campaign(
         "schema = 1", "schema = true", "schema = true: input should be 1$"
     ),
