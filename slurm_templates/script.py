@@ -1,9 +1,11 @@
 """Batch scripts: a job rendered by our templates, and by the site's own where it has one."""
 
+import os
+import re
 import shlex
 import subprocess
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -22,6 +24,7 @@ from jinja2 import (
 
 from bench import files
 from bench.campaign import Launch
+from bench.inputs import MAX_SHOWN_CHARACTERS
 from slurm_templates import accounting
 from slurm_templates.job import JobSpec
 from slurm_templates.site import Site
@@ -151,11 +154,28 @@ def _refuse_unreadable(text: str, origin: str) -> None:
     if not text.startswith("#!"):
         raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
     found = subprocess.run(
-        ["/bin/bash", "-n"], input=text, capture_output=True, text=True, timeout=BASH_S, check=False
+        ["/bin/bash", "-n"],
+        input=text,
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=BASH_S,
+        check=False,
     )
     if found.returncode:
-        said = found.stderr.partition("\n")[0].removeprefix("bash: ")
+        said = _offence(found.stderr, text.split("\n"))
         raise ValueError(f"{origin} makes a script that bash does not read: {said}")
+
+
+def _offence(said: str, lines: Sequence[str]) -> str:
+    """Return what bash says of a script, with the line that it means: no file holds the script."""
+    found = re.search(r"line ([0-9]+): (?!warning:)(.*)", said)
+    if found is None:
+        return " ".join(said.split())
+    number = int(found[1])
+    line = lines[number - 1].strip() if number <= len(lines) else ""
+    where = f"in line {number}: {line[:MAX_SHOWN_CHARACTERS]}" if line else "after its last line"
+    return f"{found[2]}, {where}"
 
 
 def words(launch: Launch) -> Iterator[str]:

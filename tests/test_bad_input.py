@@ -51,13 +51,12 @@ SIF = bytearray(200)
 SIF[32:42], SIF[45:48] = b"SIF_MAGIC\0", b"04\0"
 struct.pack_into("<2q", SIF, 112, 150, 50)
 
+# What a command leaves that has begun to work in the folder of the results.
+CLAIMED = ("results", "results/ladder", "results/ladder/.lock", "results/ladder/jobs")
 # What a submission keeps even where Slurm refuses it.
 SUBMITTED = (
-    "results",
-    "results/ladder",
-    "results/ladder/.lock",
+    *CLAIMED,
     "results/ladder/campaign.json",
-    "results/ladder/jobs",
     "results/ladder/jobs/ladder.sh",
     "results/ladder/jobs/site.json",
     "results/ladder/jobs/submitted.jsonl",
@@ -97,10 +96,10 @@ def campaign(old, new, says, command="run bad.toml --dry-run"):
     return Row(command, rf"^bad\.toml: {says}", {"bad.toml": changed(CAMPAIGN, old, new)})
 
 
-def site(old, new, says, line="plan campaign.toml --site bad.toml"):
+def site(old, new, says, line="plan campaign.toml --site bad.toml", leaves=()):
     """A site file of which a part reads otherwise."""
     text = changed(SITE, old, new)
-    return Row(line, says, {"campaign.toml": CAMPAIGN, "bad.toml": text})
+    return Row(line, says, {"campaign.toml": CAMPAIGN, "bad.toml": text}, leaves=leaves)
 
 
 def planned(says, options="", text=CAMPAIGN, **more):
@@ -371,6 +370,21 @@ NAMES = {
     "name: shell lines of DOS": site(
         "time =", 'shell_before = "echo a\\r\\necho b"\ntime =', "carriage return or NUL breaks a"
     ),
+    "name: shell lines that bash cannot read": site(
+        "time =",
+        "shell_before = 'echo a; fi # here'\ntime =",
+        r"^shell_before or shell_after makes .*: syntax error near unexpected token `fi', in line "
+        r"[0-9]+: echo a; fi # here$",
+        "render campaign.toml --site bad.toml",
+        CLAIMED,
+    ),
+    "name: shell lines without an end": site(
+        "time =",
+        "shell_before = 'if true; then'\ntime =",
+        "bash does not read: syntax error: unexpected end of file, after its last line$",
+        "render campaign.toml --site bad.toml",
+        CLAIMED,
+    ),
     "name: option of two lines": Row("run '--x\ny'", r"^No such option '--x\\ny'"),
     "name: command": Row("rum", r"^No such command 'rum'"),
     "name: workload": Row(
@@ -453,7 +467,7 @@ SLURM = {
         line="submit",
         code=3,
         commands={},
-        leaves=("results", "results/ladder", "results/ladder/.lock", "results/ladder/jobs"),
+        leaves=CLAIMED,
     ),
     "slurm: partition": refused(
         "sbatch: error: invalid partition specified: gpu",
