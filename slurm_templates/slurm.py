@@ -6,6 +6,7 @@ A question that fails has no answer: `None` or `unknown`, never a state that sou
 import getpass
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -161,9 +162,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise NotInstalledError(
-            f"{command[0]} is not installed here; use a login node of the cluster"
-        ) from None
+        raise NotInstalledError(command[0]) from None
     except subprocess.TimeoutExpired:
         raise RuntimeError(
             f"{command[0]} gave no answer within {TIMEOUT_S} s; ask again later"
@@ -197,6 +196,19 @@ class FailedError(RuntimeError):
 
 class NotInstalledError(RuntimeError):
     """A command of Slurm that is not on this machine: asking again is of no use."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(f"{command} is not installed here; use a login node of the cluster")
+
+
+def require(command: str) -> None:
+    """Check that a command of Slurm is on this machine.
+
+    Raises:
+        NotInstalledError: It is not.
+    """
+    if shutil.which(command) is None:
+        raise NotInstalledError(command)
 
 
 def sbatch(script: Path, comment: str, *options: str) -> str:

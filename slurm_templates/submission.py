@@ -166,6 +166,7 @@ def submit(todo: Work) -> Iterator[Sent]:
     """
     with todo.results.alone():
         refuse_unfinished(todo.results)
+        slurm.require("sbatch")  # before a record of a submission that nobody can make
         scripts = write_scripts(todo, force=True)
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}

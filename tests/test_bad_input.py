@@ -469,6 +469,13 @@ SLURM = {
         commands={},
         leaves=CLAIMED,
     ),
+    "slurm: sbatch not installed": planned(
+        "^sbatch is not installed here; use a login node",
+        line="submit",
+        code=3,
+        commands={"squeue": "exit 0"},
+        leaves=CLAIMED,
+    ),
     "slurm: partition": refused(
         "sbatch: error: invalid partition specified: gpu",
         r"^sbatch said: .*gpu; change partition in the site file \(partitions: debug\)$",

@@ -24,7 +24,7 @@ from slurm_templates.site import Site
 from slurm_templates.slurm import NotInstalledError
 
 ROOT = Path(__file__).parents[1]
-ABSENT = NotInstalledError("scontrol is not installed here; use a login node of the cluster")
+ABSENT = NotInstalledError("scontrol")
 SILENT = RuntimeError("scontrol gave no answer within 60 s; ask again later")
 PROBED = {
     "torch": "2.9.0",
