@@ -3,11 +3,16 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from bench import files
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"
 EITHER = f"{SITE} or {CAMPAIGN}"
 MAX_LISTED = 12
+CHARGED = ("account", "qos")
+_CHARGED = re.compile(rf"^#SBATCH --({'|'.join(CHARGED)})=(.*)$", re.MULTILINE)
 # A line of sbatch's own: banners, and what a plugin only tells, begin otherwise.
 _OWN_LINE = re.compile(r"sbatch: (error: |fatal: |unrecognized |invalid |option )", re.IGNORECASE)
 # The answer was lost, not the job: the controller may have taken it.
@@ -93,7 +98,7 @@ def find(said: str) -> Refusal | None:
     return next((one for one in REFUSALS if one.said in low), None)
 
 
-def explain(stderr: str, user: str, ask: Callable[..., str]) -> str | None:
+def explain(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
     """Return sbatch's message with the key to change and what is allowed; None if it is no refusal.
 
     Only sbatch's own lines of errors count, and the last of them says how the submission ended.
@@ -102,14 +107,24 @@ def explain(stderr: str, user: str, ask: Callable[..., str]) -> str | None:
         stderr: What sbatch said, line by line; all of it is kept in the message.
         user: Who asks, for what only the user's account may do.
         ask: Runs one of Slurm's commands and returns its output.
+        script: What was sent.
     """
     own = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
     refusal = find(" ".join(own))
     if refusal is None or _LOST_ANSWER.search(own[-1]):
         return None
     said = " ".join(stderr.split())
-    allowed = _allowed(refusal, user, ask)
-    return f"sbatch said: {said}; change {refusal.key} {refusal.where}{allowed and f' ({allowed})'}"
+    known = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
+    return f"sbatch said: {said}; change {refusal.key} {refusal.where}{known and f' ({known})'}"
+
+
+def _charged(refusal: Refusal, script: Path) -> str:
+    """Return the account and QOS that a script asks for, where one may be what is refused."""
+    if not any(name in refusal.key for name in CHARGED) or not script.is_file():
+        return ""
+    asked = dict(_CHARGED.findall(files.text(script)))
+    words = [f"{name} {asked[name]}" if name in asked else f"no {name}" for name in CHARGED]
+    return f"sent with {', '.join(words)}"
 
 
 def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:

@@ -228,7 +228,7 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
         return _job_id(ask(*command, environ=environment()))
     except RuntimeError as error:
         stderr = error.stderr if isinstance(error, FailedError) else ""
-        if explained := refusals.explain(stderr, getpass.getuser(), ask):
+        if explained := refusals.explain(stderr, getpass.getuser(), ask, script):
             raise ValueError(explained) from None
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:

@@ -309,7 +309,7 @@ def _sbatch() -> list[bytes]:
 
 def _read_sbatch(folder: Path) -> None:
     said = _text(folder)
-    refusals.explain(said, "me", lambda *command: said)
+    refusals.explain(said, "me", lambda *command: said, folder)
 
 
 # What jobs leave

@@ -109,7 +109,7 @@ def planned(says, options="", text=CAMPAIGN, **more):
     return Row(f"{line} campaign.toml --site site.toml {options}", says, files, **more)
 
 
-def refused(said, says, **answers):
+def refused(said, says, site_file=SITE, **answers):
     """A submission to a Slurm that refuses it and says what it has."""
     commands = {"squeue": "exit 0", "sbatch": f"printf '%b\\n' {shlex.quote(said)} >&2; exit 1"} | {
         name: f"echo {shlex.quote(text)}" for name, text in answers.items()
@@ -118,6 +118,7 @@ def refused(said, says, **answers):
         says,
         line="submit",
         commands=commands,
+        files={"site.toml": site_file},
         leaves=SUBMITTED,
     )
 
@@ -499,13 +500,21 @@ SLURM = {
     "slurm: account": refused(
         "sbatch: error: Batch job submission failed: Invalid account or account/partition "
         "combination specified",
-        r"change account in the site file \(your accounts: project\)",
+        "^sbatch said: .*: Invalid account or account/partition combination specified; change "
+        r"account in the site file \(sent with account nobody, no qos; your accounts: project\)$",
+        changed(SITE, "time =", 'account = "nobody"\ntime ='),
         sacctmgr="project",
     ),
     "slurm: QOS": refused(
         "sbatch: error: Batch job submission failed: Invalid qos specification",
-        r"change qos in the site file \(your QOS: normal\)",
+        r"change qos in the site file \(sent with account a, qos high; your QOS: normal\)$",
+        changed(SITE, "time =", 'account = "a"\nqos = "high"\ntime ='),
         sacctmgr="normal",
+    ),
+    "slurm: policy": refused(
+        "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+        "submit limit, user's size and/or time limits)",
+        r"change qos, account or time, .* \(sent with no account, no qos\)$",
     ),
     "slurm: not UTF-8": refused(
         "sbatch: error: invalid partition specified: \\0377",
@@ -1040,7 +1049,11 @@ def test_a_series_without_one_rank_is_relative_to_its_smallest(tmp_path):
         ('"gpu"', '"gpuu"', r"change partition in the site file \(partitions: .*gpu"),
         ('"fake"', '"h100"', r"change gpus_per_node, gpu_type, .* in the site file \(.*gpu:fake:2"),
         ('"gpu"', '"debug"', r"change .*world_sizes.* \(partitions: .*debug has 2 nodes"),
-        ("time =", 'account = "nobody"\ntime =', "change account in the site file"),
+        (
+            "time =",
+            'account = "nobody"\ntime =',
+            r"change account .* \(sent with account nobody, no q",
+        ),
     ],
 )
 def test_a_real_slurm_s_refusal_names_the_key_and_what_there_is(old, new, says, tmp_path):

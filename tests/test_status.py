@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow  # real commands, many of them
 
 TESTBED_USER = "lockstep"
 DISABLED = "Slurm accounting storage is disabled"
+GONE = Path("/gone.sh")
 
 
 @pytest.fixture
@@ -577,7 +578,7 @@ def test_a_state_without_words_of_ours_is_slurm_s():
     ],
 )
 def test_a_refusal_names_the_key_and_keeps_what_slurm_said(said, key, where):
-    explained = refusals.explain(f"sbatch: error: {said}\n", "me", lambda *_: "")
+    explained = refusals.explain(f"sbatch: error: {said}\n", "me", lambda *_: "", GONE)
     assert explained.startswith(f"sbatch said: sbatch: error: {said}; change {key}")
     assert f" in the {where} file" in explained
     assert "\n" not in explained
@@ -588,7 +589,7 @@ def test_a_refusal_says_what_there_is():
         assert command[:2] == ("sinfo", "--noheader")
         return "gpu\ndebug\ngpu\n"
 
-    explained = refusals.explain("sbatch: error: Invalid partition name", "me", ask)
+    explained = refusals.explain("sbatch: error: Invalid partition name", "me", ask, GONE)
     assert explained.endswith("; change partition in the site file (partitions: gpu, debug)")
 
 
@@ -596,13 +597,13 @@ def test_a_refusal_is_told_where_nobody_says_what_there_is():
     def ask(*_):
         raise RuntimeError("sacctmgr said: Connection refused")
 
-    explained = refusals.explain("sbatch: error: Invalid qos specification", "me", ask)
+    explained = refusals.explain("sbatch: error: Invalid qos specification", "me", ask, GONE)
     assert explained.endswith("; change qos in the site file")
 
 
 @pytest.mark.parametrize("said", ["Socket timed out on send/recv operation", "", "Zero Bytes"])
 def test_what_is_no_refusal_names_no_key(said):
-    assert refusals.explain(f"sbatch: error: {said}", "me", lambda *_: "") is None
+    assert refusals.explain(f"sbatch: error: {said}", "me", lambda *_: "", GONE) is None
 
 
 # A site's banner, which names keys, and the same as a plugin's own line of error.
@@ -636,9 +637,12 @@ def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypa
 
 def test_a_banner_is_no_refusal_and_hides_none():
     banner = BANNERS[1]
-    assert refusals.explain(f"{banner}sbatch: error: something new\n", "me", lambda *_: "") is None
+    assert (
+        refusals.explain(f"{banner}sbatch: error: something new\n", "me", lambda *_: "", GONE)
+        is None
+    )
     said = f"{banner}sbatch: error: Batch job submission failed: Invalid qos specification\n"
-    assert "; change qos in the site file" in refusals.explain(said, "me", lambda *_: "")
+    assert "; change qos in the site file" in refusals.explain(said, "me", lambda *_: "", GONE)
 
 
 def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
