@@ -39,8 +39,8 @@ def version() -> str:
     if shutil.which("apptainer") is None:
         raise RuntimeError("apptainer is not installed here, or not on PATH; install or load it")
     said = ask("--version")
-    if said.code:
-        raise RuntimeError(f"apptainer --version failed: {said.reason}")
+    if said.code or not said.text.split():
+        raise RuntimeError(f"apptainer --version failed: {said.reason}; load or install another")
     return said.text.split()[-1]
 
 

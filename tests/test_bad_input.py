@@ -571,6 +571,12 @@ IMAGES = {
     "apptainer: not installed": Row(
         "image build cpu x.sif", "^apptainer is not installed here", code=3, commands={}
     ),
+    "apptainer: says nothing": Row(
+        "image build cpu x.sif",
+        "^apptainer --version failed: it ended with exit code 0 and said nothing; load or install",
+        code=3,
+        commands={"apptainer": "exit 0"},
+    ),
     "apptainer: too old": Row(
         "image build cpu x.sif",
         r"^apptainer 1\.1\.9 is installed here, and build arguments need 1\.2 or newer; load or",
