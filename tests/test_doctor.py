@@ -400,9 +400,12 @@ def test_the_clock_of_a_local_disk_is_this_machine_s(tmp_path):
 # The image
 
 
+SQUASHED = bytes(32) + b"SIF_MAGIC\0" + bytes(100) + b"squashed"  # for no machine by name
+
+
 def in_image(tmp_path, slurm=SILENT, **changes):
     file = tmp_path / "lockstep.sif"
-    file.write_bytes(b"squashed")
+    file.write_bytes(SQUASHED)
     return subject(tmp_path, slurm, site=site(container={"image": str(file)}, **changes)), file
 
 
@@ -410,12 +413,33 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     given, file = in_image(tmp_path)
     assert "no record" in image.image(given).says
     record = tmp_path / "lockstep.sif.json"
-    record.write_text(json.dumps({"sha256": sha256(b"squashed").hexdigest()}))
+    record.write_text(json.dumps({"sha256": sha256(SQUASHED).hexdigest()}))
     assert image.image(given).says.endswith("as it was built")
-    file.write_bytes(b"sqvashed")
+    file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     found = image.image(given)
     assert found.status == "missing"
-    assert f"but it was built as {sha256(b'squashed').hexdigest()[:12]}" in found.says
+    assert f"but it was built as {sha256(SQUASHED).hexdigest()[:12]}" in found.says
+
+
+@pytest.mark.parametrize("content", [b"", b"an HTML page of an error", SQUASHED[:40]])
+def test_a_file_of_another_kind_is_no_image(tmp_path, content):
+    given, file = in_image(tmp_path)
+    file.write_bytes(content)
+    found = image.image(given)
+    assert found.status == "missing"
+    assert found.says == f"{file} is no SIF image: it begins with {content[:16]!r}"
+    assert found.action == "lockstep image build, or correct container.image"
+
+
+def test_an_image_is_for_this_machine(tmp_path, monkeypatch):
+    given, file = in_image(tmp_path)
+    file.write_bytes(SQUASHED[:45] + b"04" + SQUASHED[47:])
+    monkeypatch.setattr(image.platform, "machine", lambda: "aarch64")
+    assert image.image(given).status == "ok"
+    monkeypatch.setattr(image.platform, "machine", lambda: "x86_64")
+    found = image.image(given)
+    assert found.status == "missing"
+    assert found.says == f"{file} is built for aarch64, and this machine is x86_64"
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", "\xff"])

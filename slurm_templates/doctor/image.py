@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
@@ -37,6 +38,14 @@ RUNTIMES = {
     "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
     "rocm": ("ROCm", Path("/dev/kfd")),
 }
+# Where a SIF file has its magic word, and the machines it is for in numbers of its own, here by
+# what uname(1) calls them: https://github.com/apptainer/sif, pkg/sif/sif.go and arch.go.
+SIF_BYTES = 128
+SIF_MAGIC, SIF_MACHINE = slice(32, 42), slice(45, 47)
+MACHINES = {
+    b"02": "x86_64", b"04": "aarch64", b"06": "ppc64le", b"11": "s390x", b"12": "riscv64",
+}  # fmt: skip
+FIRST_BYTES = 16
 # Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
@@ -159,6 +168,9 @@ def image(subject: Subject) -> Finding:
     path = Path(wanted.image)
     try:
         with files.opened(path, sys.maxsize) as file:
+            if misfit := _misfit(subject, path, file.read(SIF_BYTES)):
+                return misfit
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         says = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -172,6 +184,23 @@ def image(subject: Subject) -> Finding:
             f"{says}, but it was built as {recorded[:12]}", "build or copy the image again"
         )
     return ok(f"{says}, as it was built")
+
+
+def _misfit(subject: Subject, path: Path, header: bytes) -> Finding | None:
+    """Return why a file is no image for this machine by its header; None where it fits."""
+    if header[SIF_MAGIC] != b"SIF_MAGIC\0":
+        return missing(
+            f"{path} is no SIF image: it begins with {header[:FIRST_BYTES]!r}",
+            "lockstep image build, or correct container.image",
+        )
+    machine, here = MACHINES.get(header[SIF_MACHINE]), platform.machine()
+    if machine in (None, here):
+        return None
+    return _lacking(
+        subject,
+        f"{path} is built for {machine}, and this machine is {here}",
+        "build it on a machine like the nodes, or correct container.image",
+    )
 
 
 def _recorded(image_file: Path) -> str | None:
