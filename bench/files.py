@@ -80,6 +80,19 @@ def opened_lock(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
+def refuse_link_out(path: Path, folder: Path) -> None:
+    """Refuse what a link lets stand in a folder; the folder may itself be a link.
+
+    Raises:
+        ValueError: The link leads out of the folder.
+    """
+    there = Path(os.path.realpath(path))  # of a loop of links, which `resolve` raises for, itself
+    if not there.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{path}: leads out of {folder}, to {there}; put what is there in the place of the link"
+        )
+
+
 def _refuse(path: Path, facts: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError(f"{path}: no regular file; give one, or delete this")

@@ -112,14 +112,17 @@ class Folder:
 
         Raises:
             ValueError: The name, which a file of others may have said, leads elsewhere, or would
-                act on a terminal.
+                act on a terminal; or a link of that name leads out of the folder.
         """
         if name in ("", ".", "..") or "/" in name or not name.isprintable():
             raise ValueError(
                 f"{self.path}: {name[:80]!r} is no name of a launch; leave no / and no control "
                 "character in it"
             )
-        return self.path / "launches" / name
+        path = self.path / "launches" / name
+        if path.is_symlink():
+            files.refuse_link_out(path, self.path)
+        return path
 
     def journal(self, name: str) -> Path:
         """Return the journal of a launch."""

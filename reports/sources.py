@@ -31,7 +31,7 @@ def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     """
     if not (path / CAMPAIGN).exists():
         return known
-    _refuse_link_out(path / CAMPAIGN, path)
+    files.refuse_link_out(path / CAMPAIGN, path)
     return _merged_campaign(known, path / CAMPAIGN)
 
 
@@ -55,17 +55,8 @@ def behind(path: Path) -> Iterator[Path]:
     if not found:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
     for source in found:
-        _refuse_link_out(source, path)
+        files.refuse_link_out(source, path)
         yield source
-
-
-def _refuse_link_out(source: Path, folder: Path) -> None:
-    """Refuse a file that a link lets stand in a folder; the folder may itself be a link."""
-    there = source.resolve()
-    if not there.is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"{source}: leads out of {folder}, to {there}; name that file itself, or copy it"
-        )
 
 
 def _inside(folder: Path) -> list[Path]:

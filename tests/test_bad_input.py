@@ -161,6 +161,16 @@ def claimed(text, line="run smoke"):
     return {"line": line, "files": {file: text}, "leaves": ("results/smoke/.lock",)}
 
 
+def led_out(line, *leaves):
+    """A command on results of which a launch is a link out of their folder."""
+    files = {
+        "own/journal.jsonl": '{"kind": "launch"}\n',
+        "results/smoke/launches/w1-r0": link("../../../own"),
+    }
+    says = "results/smoke/launches/w1-r0: leads out of .*results/smoke, to /.*/own; put what is"
+    return Row(line, says, files, leaves=leaves)
+
+
 FILES = {
     "campaign: not there": Row("run gone.toml", r"^gone\.toml: No such file or directory; give a "),
     "campaign: a folder": Row("run .", r"^\.: Is a directory; give a campaign file, or a built-in"),
@@ -609,6 +619,9 @@ RESULTS = {
         {"results/smoke/launches/w1-r0/result.json": '{"benchmarks": [{"name": "a"}]}'},
         leaves=("results/smoke/.lock",),
     ),
+    "results: a link out, run": led_out("run smoke --dry-run"),
+    "results: a link out, status": led_out("status results/smoke"),
+    "results: a link out, collect": led_out("collect results/smoke", "results/smoke/.collect.lock"),
     "report: not there": Row("report gone", "^gone: no such file or folder$"),
     "report: nothing": Row(
         "report .", r"^\.: holds no launch, no pytest-benchmark file and no imp"
