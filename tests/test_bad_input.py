@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import need_testbed
-from data.report_samples import strong_tree
+from data.report_samples import provenance, strong_tree
 from stand_ins import ROOT, StandIns
 
 COMMAND = Path(sys.executable).with_name("lockstep")
@@ -41,6 +41,11 @@ time = "01:30:00"
 [container]
 image = "/images/lockstep.sif"
 """
+TEMPLATE = """{% extends "base.sh.j2" %}
+{% block before %}
+module load {{ acount }}
+{% endblock %}
+"""
 DEFINITION = "Bootstrap: docker\nFrom: {{ BASE }}\n"
 ENTRY = {
     "name": "a",
@@ -51,6 +56,7 @@ SIF = bytearray(200)
 SIF[32:42], SIF[45:48] = b"SIF_MAGIC\0", b"04\0"
 struct.pack_into("<2q", SIF, 112, 150, 50)
 
+A100 = provenance(device_names=["A100"])
 # What a command leaves that has begun to work in the folder of the results.
 CLAIMED = ("results", "results/ladder", "results/ladder/.lock", "results/ladder/jobs")
 # What a submission keeps even where Slurm refuses it.
@@ -396,6 +402,18 @@ NAMES = {
         "render campaign.toml --site bad.toml",
         CLAIMED,
     ),
+    "name: undefined in a template": Row(
+        "render campaign.toml --site site.toml",
+        r"own\.sh\.j2:3: not a template over base\.sh\.j2: 'acount' is undefined$",
+        {
+            "campaign.toml": CAMPAIGN,
+            "own.sh.j2": TEMPLATE,
+            "site.toml": lambda path: path.write_text(
+                changed(SITE, "time =", f'template = "{path.with_name("own.sh.j2")}"\ntime =')
+            ),
+        },
+        leaves=CLAIMED,
+    ),
     "name: option of two lines": Row("run '--x\ny'", r"^No such option '--x\\ny'"),
     "name: command": Row("rum", r"^No such command 'rum'"),
     "name: workload": Row(
@@ -655,6 +673,16 @@ RESULTS = {
         "report x.json --output x.html",
         r"^x\.html is no Lockstep report; choose --output or pass --force$",
         {"x.json": result(), "x.html": "mine"},
+    ),
+    "compare: other devices": Row(
+        "compare a b",
+        "^A was measured on H100 and B on A100, so .*; pass --allow device to compare all the",
+        {"a": strong_tree, "b": lambda path: strong_tree(path, provenance=A100)},
+    ),
+    "compare: nothing in common": Row(
+        "compare a b",
+        "^A and B have no point in common: A holds .* at 1, .*; B holds .* at 4; measure the same",
+        {"a": strong_tree, "b": lambda path: strong_tree(path, {4: (0.1,)})},
     ),
     "import: not there": Row(
         "import gone.csv --to cited", r"^gone\.csv: cannot be read: it does not"
