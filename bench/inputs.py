@@ -28,7 +28,9 @@ _TWICE = re.compile(
     r"Cannot (overwrite a value|declare .* twice|redefine namespace .*|mutate .*)"
     r" \(at (line (?P<line>\d+).*|end of document)\)"
 )
-_BEGIN = re.compile(r"\s*\[*([^\[\]=#]+)[\]=]")
+_BEGIN = re.compile(r"\[*([^\[\]=#]+)[\]=]")
+# How far back the beginning of a value is looked for, each time by parsing what follows.
+MAX_VALUE_LINES, MAX_VALUE_CHARACTERS = 100, 10_000
 # pydantic's words are Python's; a file holds tables and texts.
 WORDS = {
     "tuple_type": "input should be a list",
@@ -117,8 +119,11 @@ def _doubled(said: str, lines: Sequence[str]) -> str:
     if found is None:
         return said
     last = int(found["line"] or len(lines))  # where the second one ends
-    begin = next((n for n in range(last, 0, -1) if _is_whole(lines[n - 1 : last])), last)
+    tried = range(last, max(0, last - MAX_VALUE_LINES), -1)
+    begin = next((n for n in tried if _is_whole(lines[n - 1 : last])), last)
     key = _key(lines[begin - 1])
+    if not key:  # it begins too far back
+        return said
     is_table = lines[begin - 1].lstrip().startswith("[")
     what, todo = ("table", "make them one") if is_table else ("key", "keep one")
     before = [n for n in range(1, begin) if _key(lines[n - 1]) == key]
@@ -129,7 +134,7 @@ def _doubled(said: str, lines: Sequence[str]) -> str:
 
 def _is_whole(lines: Sequence[str]) -> bool:
     """Return whether lines are a key with all of its value, or a table's head."""
-    if not _key(lines[0]):
+    if not _key(lines[0]) or sum(map(len, lines)) > MAX_VALUE_CHARACTERS:
         return False
     try:
         return bool(tomllib.loads("\n".join(lines)))
@@ -139,7 +144,7 @@ def _is_whole(lines: Sequence[str]) -> bool:
 
 def _key(line: str) -> str:
     """Return the key or table that a line begins; empty where it begins none."""
-    found = _BEGIN.match(line)
+    found = _BEGIN.match(line.strip())
     return re.sub(r"[\s\"']", "", found[1]) if found else ""
 
 
