@@ -86,6 +86,7 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
         _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
+        _refuse_apart(environ)
         return Placement()
     if launcher == "slurm":
         _refuse_without_srun(environ, hint="start with srun")
@@ -101,13 +102,31 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
 
 
 def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
-    """Refuse one process of its own inside an allocation that was made for several tasks."""
+    """Refuse one process of its own inside an allocation that was made for several tasks.
+
+    An interactive shell may be the one task of a step, with the variables of the whole allocation.
+    """
     num_tasks = environ.get("SLURM_NTASKS", "1")
-    if "SLURM_JOB_ID" in environ and "SLURM_STEP_NUM_TASKS" not in environ and num_tasks != "1":
+    if "SLURM_JOB_ID" in environ and _tasks_of_step(environ) == "1" != num_tasks:
         raise ValueError(
-            f"SLURM_NTASKS={num_tasks}, but this process is in no step of srun; {hint}, or unset "
+            f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
             "SLURM_NTASKS to measure one rank"
         )
+
+
+def _refuse_apart(environ: Mapping[str, str]) -> None:
+    """Refuse tasks of one step that would not know of each other, and each measure one rank."""
+    num_tasks = _tasks_of_step(environ)
+    if "SLURM_JOB_ID" in environ and num_tasks != "1":
+        raise ValueError(
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
+            "measure alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+        )
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> str:
+    """Return how many tasks srun started together; a process in no step is alone."""
+    return environ.get("SLURM_STEP_NUM_TASKS", "1")
 
 
 def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:

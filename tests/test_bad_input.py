@@ -797,6 +797,7 @@ def assert_one_sentence(row, ended):
 # What starts torch takes seconds each.
 
 RANK_0_OF_2 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+ALLOCATION = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 @dataclass(frozen=True)
@@ -844,9 +845,18 @@ SESSIONS = {
     ),
     "ranks: launcher": ranked("^LOCKSTEP_LAUNCHER='x' is not one of torch", LOCKSTEP_LAUNCHER="x"),
     "ranks: no srun": ranked(
-        "^SLURM_NTASKS=8, but this process is in no step of srun",
-        SLURM_NTASKS="8",
-        SLURM_JOB_ID="5",
+        "^SLURM_NTASKS=8, but this process is task 0 of 1; start with srun and LOCKSTEP_LAUNCHER",
+        **ALLOCATION,
+    ),
+    "ranks: a shell in a step": ranked(
+        "^SLURM_NTASKS=8, but this process is task 0 of 1; start with srun and LOCKSTEP_LAUNCHER",
+        **ALLOCATION,
+        SLURM_STEP_NUM_TASKS="1",
+    ),
+    "ranks: srun alone": ranked(
+        "^srun started 8 tasks, but LOCKSTEP_LAUNCHER is not set, so each would measure alone; set",
+        **ALLOCATION,
+        SLURM_STEP_NUM_TASKS="8",
     ),
     "device: no GPU": Session(
         "needs GPU 0, but 0 are visible on this host; start one rank per GPU, or pass --device cpu",

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import ROOT, environ
 
 from bench import data, workloads
 from bench.trainer import cli, plan, progress, trainer
@@ -481,6 +482,20 @@ def test_ranks_find_the_trainer_from_any_folder(tmp_path: Path) -> None:
     code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('bench.trainer'))"
     command = [sys.executable, "-S", "-c", code]
     assert subprocess.run(command, cwd=tmp_path, env=environ, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_one_rank_trains_in_an_allocation_of_several_tasks(tmp_path: Path) -> None:
+    options = "--workload mlp:width=64 --data digits --global-batch 64 --max-steps 1 --device cpu"
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "train", *options.split()],
+        cwd=tmp_path,
+        env=environ(ROOT) | {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4])])

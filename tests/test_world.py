@@ -248,11 +248,31 @@ def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
     )
 
 
+ALLOCATION = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+
+
 @pytest.mark.parametrize("launcher", [{}, {"LOCKSTEP_LAUNCHER": "slurm"}])
-def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launcher):
-    environ = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", **launcher}
-    with pytest.raises(
-        ValueError, match=r"^SLURM_NTASKS=8, but this process is in no step of srun;"
-    ):
-        placement(environ | {"SLURM_LOCALID": "0"})
-    assert placement(environ | {"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "8"})
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1"}], ids=["batch", "interactive"])
+def test_one_process_in_an_allocation_of_several_tasks_has_forgotten_srun(launcher, step):
+    with pytest.raises(ValueError, match=r"^SLURM_NTASKS=8, but this process is task 0 of 1; "):
+        placement(ALLOCATION | launcher | step)
+    assert placement(ALLOCATION | step | {"SLURM_NTASKS": "1"}) == Placement()
+
+
+def test_tasks_of_one_step_measure_together_or_not_at_all():
+    step = ALLOCATION | {"SLURM_STEP_NUM_TASKS": "8"}
+    assert placement(step | {"LOCKSTEP_LAUNCHER": "slurm"}) == Placement(0, 0, 8, 8)
+    with pytest.raises(ValueError, match=r"^srun started 8 tasks, .* set LOCKSTEP_LAUNCHER=slurm"):
+        placement(step)
+
+
+@pytest.mark.parametrize("num_tasks", ["1", "2", "8"])
+def test_ranks_of_torchrun_are_its_own_in_every_step(num_tasks):
+    assert placement(ALLOCATION | TORCHRUN | {"SLURM_STEP_NUM_TASKS": num_tasks}) == Placement(
+        3, 1, 4, 2
+    )

@@ -17,7 +17,7 @@ from bench import launcher
 from bench.sizes import PRECISIONS
 from bench.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from bench.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
-from bench.world import usable_cores
+from bench.world import VARIABLES, usable_cores
 
 # Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
 # the 1,440 training digits into whole batches.
@@ -246,4 +246,6 @@ def rank_command(world_size: int, config_file: Path) -> list[str]:
 def rank_environment(config: TrainConfig, world_size: int) -> dict[str, str]:
     """Return the environment of a run's ranks on this machine."""
     threads = config.threads_per_rank or max(1, usable_cores() // world_size)
-    return launcher.local_environment(os.environ, threads)
+    # In an allocation, one process without a launcher's variables is taken for one of several.
+    alone = dict(zip(VARIABLES["torchrun"], ("0", "0", "1", "1"), strict=True))
+    return launcher.local_environment(os.environ, threads) | (alone if world_size == 1 else {})
