@@ -7,7 +7,6 @@ import difflib
 import os
 import re
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench import journal, options, refusals, session, sizes, world
+from bench import journal, options, provenance, refusals, session, sizes, world
 from bench.record import KEY, STUDIES
 from bench.session import EXIT_IO, EXIT_STOPPED
 from bench.watchdog import GRACE_S
@@ -409,7 +408,7 @@ def _exit(error: Exception, returncode: int) -> NoReturn:
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
         if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
-            _say(f"rank {rank} on {socket.gethostname()}: {error}")
+            _say(f"rank {rank} on {provenance.host()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 
 
@@ -431,7 +430,7 @@ def _document(config: pytest.Config) -> dict[str, Any]:
     from pytest_benchmark import __version__
 
     return {
-        "machine_info": benchmarks.get_machine_info(),
+        "machine_info": benchmarks.get_machine_info() | {"node": provenance.host()},
         "commit_info": commit_info,
         "datetime": datetime.now(UTC).isoformat(),
         "version": __version__,

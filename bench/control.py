@@ -4,13 +4,14 @@ Never through a process group: ranks that are out of step there exchange data si
 """
 
 import json
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from bench import provenance
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -186,4 +187,4 @@ class Control:
         return True
 
     def _me(self) -> str:
-        return f"rank {self.rank} on {socket.gethostname()}"
+        return f"rank {self.rank} on {provenance.host()}"

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import IO, Any
 
-from bench import files, journal
+from bench import files, journal, provenance
 from bench.campaign import Campaign, Launch, differences
 from bench.record import KEY, check_schema
 
@@ -71,7 +70,7 @@ def sign_lock(file: IO[str]) -> None:
     # A name of a file may hold bytes, and so letters, that no encoding of the lock's has.
     command = shlex.join(sys.argv).encode("ascii", "backslashreplace").decode()
     file.truncate(0)
-    file.write(f"{os.getpid()} {socket.gethostname()} {command[:200]}")
+    file.write(f"{os.getpid()} {provenance.host()} {command[:200]}")
     file.flush()
 
 

@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import IO, Any
 
 import psutil
 
-from bench import files, journal
+from bench import files, journal, provenance
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.launcher import last_words, local_environment, torchrun
@@ -217,7 +216,7 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
         if not take_lock(lock, folder):
             process, host, _ = holder(path)
             # Whether a process of another host runs cannot be seen from here.
-            if host not in ("", socket.gethostname()) or _runs(process):
+            if host not in ("", provenance.host()) or _runs(process):
                 raise ValueError(f"{in_use(folder)}, or --to another folder")
             on_wait()
             _wait_for(lock, folder)

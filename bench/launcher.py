@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import world
-from bench.provenance import SUITE_ROOT
+from bench import provenance, world
 
 # A rank may print without end; what ends a launch stands at the end of its log.
 MAX_LOG_BYTES = 2**20
@@ -25,7 +24,17 @@ def torchrun(nproc: int) -> list[str]:
     """Return the start of a command, for `-m module` to follow: `nproc` ranks of one launch.
 
     They meet by address: the host's name, which torchrun would take, may resolve nowhere.
+
+    Raises:
+        RuntimeError: The host's name is none that can be looked up, as torchrun does all the same.
     """
+    try:
+        socket.gethostname().encode("idna")  # as every look-up of a name begins
+    except UnicodeError:
+        raise RuntimeError(
+            f"this host's name {provenance.host()!r} is no host name, and torchrun does not start "
+            "under it; give the host a name of letters, digits and hyphens"
+        ) from None
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     return [sys.executable, *launcher, f"--nproc-per-node={nproc}"]
 
@@ -46,7 +55,7 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
     # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
     if "lo" in (name for _, name in socket.if_nameindex()):
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    paths = [str(SUITE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    paths = [str(provenance.SUITE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
     return kept | {
         "OMP_NUM_THREADS": str(threads_per_rank),
         "PYTHONPATH": os.pathsep.join(paths),

@@ -6,7 +6,6 @@ the machine did.
 
 import hashlib
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ def refuse_alike(control: Control, problem: str) -> None:
         AgreedError: The first problem, with its rank and host where others have none or another.
         RuntimeError: A rank did not answer.
     """
-    there = control.exchange_all("problems", [problem, socket.gethostname()])
+    there = control.exchange_all("problems", [problem, provenance.host()])
     if all(said == there[0][0] for said, _ in there):
         if problem:
             raise AgreedError(problem)

@@ -56,6 +56,11 @@ GIT_TIMEOUT_S = 20
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 
+def host() -> str:
+    """Return this host's name; what is not UTF-8 in it, with replacement characters."""
+    return os.fsencode(socket.gethostname()).decode(errors="replace")
+
+
 def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
     """Describe one rank: who it is, what it runs on and which cores it may use.
 
@@ -71,7 +76,7 @@ def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, 
     return {
         "rank": rank,
         "local_rank": local_rank,
-        "host": socket.gethostname(),
+        "host": host(),
         "pid": os.getpid(),
         "device": str(device),
         "device_name": gpu.name if gpu else cpu_model(),
@@ -177,7 +182,7 @@ def torch_facts() -> dict[str, Any]:
 def machine_facts() -> dict[str, Any]:
     """Return this host's name, processor, logical cores and memory in bytes."""
     return {
-        "hostname": socket.gethostname(),
+        "hostname": host(),
         "cpu_model": cpu_model(),
         "cores_per_node": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

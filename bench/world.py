@@ -274,7 +274,7 @@ def _device(
     import torch
 
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
-    answers = control.exchange("join", {"host": socket.gethostname(), "problem": problem})
+    answers = control.exchange("join", {"host": provenance.host(), "problem": problem})
     if refusal := _refusal(answers, timeout_s):
         # Or rank 0 might take the store along before all have read the answers.
         with contextlib.suppress(LostError):
@@ -371,7 +371,7 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
         raise RuntimeError(
-            f"rank {rank} on {socket.gethostname()} cannot {act} the store at {host}:{port} within "
+            f"rank {rank} on {provenance.host()} cannot {act} the store at {host}:{port} within "
             f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
             "this address, and that the nodes reach each other"
         ) from error

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from cluster import need_testbed
+from cluster import missing, need_testbed
 from data.report_samples import provenance, strong_tree
+from launched import environ
 from stand_ins import ROOT, StandIns
 
 COMMAND = Path(sys.executable).with_name("lockstep")
@@ -1045,6 +1046,58 @@ def test_workers_do_not_measure_beside_each_other(clean_environ, tmp_path):
     assert "\n-n would measure several cases at once, each slowed down by" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
     assert_nothing_kept(tmp_path / "here")
+
+
+NOT_UTF_8 = b"n\xff"
+RENAMED = f"""
+import ctypes, os, sys
+assert not ctypes.CDLL(None).sethostname({NOT_UTF_8}, {len(NOT_UTF_8)})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def on_a_renamed_host(command, folder):
+    """Run a command where the host's name is not UTF-8, in a namespace of its own."""
+    apart = ("unshare", "--user", "--map-root-user", "--uts")
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        missing("this user may not unshare the host's name")
+    return subprocess.run(
+        [*apart, sys.executable, "-c", RENAMED, *command],
+        cwd=folder,
+        env=environ(ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SESSION_TIMEOUT_S,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("system", 0, "## n\ufffd\n"),
+        ("system --json", 0, r'"hostname": "n\ufffd"'),
+        ("system --output x.md", 0, "Wrote the entry of n\ufffd to x.md\n"),
+        ("run smoke", 3, "Error: this host's name 'n\ufffd' is no host name, and torchrun does"),
+    ],
+)
+def test_a_host_name_that_is_no_text_is_shown_with_replacement(line, code, says, tmp_path):
+    ended = on_a_renamed_host([COMMAND, *shlex.split(line)], tmp_path)
+    assert "Traceback" not in ended.stderr
+    assert (ended.returncode, says in ended.stdout + ended.stderr) == (code, True), ended.stderr
+
+
+@pytest.mark.slow
+def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
+    options = "--size smoke -k weak --device cpu --journal kept.jsonl --benchmark-json kept.json"
+    session = [sys.executable, "-m", "pytest", ROOT / "bench", *options.split()]
+    ended = on_a_renamed_host(session, tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    document = json.loads((tmp_path / "kept.json").read_text())
+    assert document["machine_info"]["node"] == "n\ufffd"
+    assert document["lockstep"]["provenance"]["hostname"] == "n\ufffd"
+    assert "udcff" not in (tmp_path / "kept.jsonl").read_text()
 
 
 @pytest.mark.slow

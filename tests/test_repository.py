@@ -12,7 +12,10 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GLUE = ("journal", "options", "record", "refusals", "session", "sizes", "watchdog", "world")
+GLUE = (
+    *("journal", "options", "provenance", "record", "refusals", "session", "sizes", "watchdog"),
+    "world",
+)
 ROOMS = ("bench", "containers", "reports", "slurm_templates")
 MODULES = sorted(
     [*(path for room in ROOMS for path in (ROOT / room).rglob("*.py")), *ROOT.glob("*.py")]

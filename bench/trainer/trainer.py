@@ -15,7 +15,6 @@ import io
 import json
 import os
 import random
-import socket
 import sys
 import time
 import traceback
@@ -90,7 +89,7 @@ def _system_errors() -> Iterator[None]:
 def _report_failure(path: Path, rank: int, error: Exception) -> None:
     is_user = isinstance(error, ValueError)
     says_where = is_user or " on " in str(error).partition(":")[0]
-    where = "" if says_where else f"rank {rank} on {socket.gethostname()}: "
+    where = "" if says_where else f"rank {rank} on {provenance.host()}: "
     report = {"is_user": is_user, "is_agreed": says_where, "message": f"{where}{error}"}
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         json.dump(report, file)
