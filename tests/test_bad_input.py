@@ -1135,6 +1135,33 @@ def test_training_that_cannot_begin_says_why(options, says, tmp_path):
     assert_one_sentence(Row(f"train {options}", says), ended)
 
 
+NOISY = """
+import os
+from bench.workloads import make
+
+def noisy():
+    os.write(2, b"\\xff said\\n")
+    return make("mlp:width=64,depth=1")
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_print_what_is_no_text_train(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    options = "--workload noisy:noisy --data digits --global-batch 64 --max-steps 1 --device cpu"
+    ended = subprocess.run(
+        [COMMAND, "train", *options.split()],
+        cwd=tmp_path,
+        env=environ(ROOT, PYTHONPATH=f"{tmp_path}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "\ufffd said\n" in ended.stderr
+
+
 def test_a_series_without_one_rank_is_relative_to_its_smallest(tmp_path):
     strong_tree(tmp_path, {2: (0.1,), 4: (0.06,)})
     said = {}

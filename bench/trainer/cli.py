@@ -203,7 +203,8 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
     with tempfile.TemporaryDirectory(prefix="lockstep-train-") as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(asdict(config)), encoding="utf-8")
-        with (Path(folder) / "stderr").open("w+", encoding="utf-8") as log:
+        log_file = Path(folder) / "stderr"
+        with log_file.open("w+", encoding="utf-8", errors="replace") as log:
             process = subprocess.Popen(
                 rank_command(world_size, path),
                 env=rank_environment(config, world_size),
