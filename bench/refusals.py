@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+WORKERS = "each rank's workers would join as that rank"
 OTHER_CASES = "ranks would run other cases than each other"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
 OPTIONS = {
-    "numprocesses": ("-n", "each rank's workers would join as that rank", "start more ranks"),
+    "numprocesses": ("-n", WORKERS, "start more ranks"),
+    "tx": ("--tx", WORKERS, "start more ranks"),  # which -n sets, too
     "lf": ("--lf", "each rank keeps its own list of failures", "give --resume"),
     "failedfirst": ("--ff", "each rank keeps its own list of failures", "give --resume"),
     "newfirst": ("--nf", "hosts may see other times of files", "leave it out"),

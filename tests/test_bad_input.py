@@ -979,6 +979,13 @@ OTHER_CASES = "ranks would run other cases than each other"
 PARTING = {
     "ranks: workers": ("-n 2", f"^-n {REFUSED}: .*workers would join as that.*; start more ranks$"),
     "ranks: failed first": ("--lf", f"^--lf {REFUSED}: .*its own list .*; give --resume$"),
+    "ranks: failures before": ("--ff", f"^--ff {REFUSED}: .*its own list .*; give --resume$"),
+    "ranks: new first": ("--nf", f"^--nf {REFUSED}: hosts may see other times .*; leave it out$"),
+    "ranks: tracing": ("--trace", f"^--trace {REFUSED}: a rank in a .*; measure one rank$"),
+    "ranks: named workers": (
+        "--dist load --tx 2*popen",
+        f"^--tx {REFUSED}: .*workers would join as that.*; start more ranks$",
+    ),
     "ranks: stepwise": ("--sw", f"^--sw {REFUSED}: .*its own list .*; give --resume$"),
     "ranks: debugger": ("--pdb", f"^--pdb {REFUSED}: a rank in a .*; measure one rank$"),
     "ranks: one folder": ("--basetemp x", f"^--basetemp {REFUSED}: ranks .*; leave it out$"),
