@@ -64,19 +64,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(name="dsession")
 
 
+def _place() -> world.Placement | None:
+    """Return this rank's place; None where joining will refuse what its launcher has set."""
+    try:
+        return world.placement()
+    except ValueError:
+        return None
+
+
 def _is_voice() -> bool:
     """Return whether this rank prints, whichever launcher started it."""
-    try:
-        return world.placement().rank == 0
-    except ValueError:  # joining refuses it, and somebody must say so
-        return True
+    place = _place()
+    return place is None or place.rank == 0  # somebody must say what is refused
 
 
 def _is_alone() -> bool:
-    try:
-        return world.placement().world_size == 1
-    except ValueError:
-        return False
+    place = _place()
+    return place is not None and place.world_size == 1
 
 
 def _silence(config: pytest.Config) -> None:
@@ -123,11 +127,11 @@ def _tolerate_warnings(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if item.get_closest_marker("cases")]
-    if not measured:
-        _explain_empty(config, items)
-        return
     try:
         refusals.refuse_own_rounds(items, world.placement().world_size)
+        if not measured:
+            _explain_empty(config, items)
+            return
         chosen = session.of_part(measured, options.part(config.option))
         if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)

@@ -679,12 +679,19 @@ def test_own(benchmark, harness, collective, message_bytes):
 """
 
 
-def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, OWN_ROUNDS)
+PLAIN = """
+def test_own(benchmark):
+    benchmark(lambda: None)
+"""
+
+
+@pytest.mark.parametrize("text", [OWN_ROUNDS, PLAIN], ids=["case", "plain"])
+def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path, text):
+    arguments = own_cases(tmp_path, text)
     zero, one = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     (error,) = errors(zero)
     assert re.search(
-        r"::test_own\[.*\] asks for `benchmark`, whose rounds each rank would choose for itself; "
+        r"::test_own.* asks for `benchmark`, whose rounds each rank would choose for itself; "
         r"ask for `harness` and time with harness\.time\(step\)$",
         error,
     )
