@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -35,6 +36,10 @@ VARIABLES = {
     ),
     "pmi": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
 }
+
+# launcher -> the command that sets them
+COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "openmpi": "mpirun", "pmi": "mpiexec"}
+SHOWN_CHARACTERS = 40
 
 PORTS = range(1, 2**16)
 # What a job script says of the store that it serves: where, and what this step's keys begin with
@@ -94,9 +99,10 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     per_node = _ranks_per_node(environ, ranks_per_node, size)
     found = Placement(_integer(environ, rank), _integer(environ, local_rank), size, per_node)
     if not (0 <= found.rank < size and 0 <= found.local_rank < per_node <= size):
-        raise ValueError(
+        raise _wrong(
+            environ,
             f"{rank}={found.rank}, {local_rank}={found.local_rank}, {world_size}={size} and "
-            f"{per_node} ranks per node contradict each other; start with torchrun or srun"
+            f"{per_node} ranks per node contradict each other",
         )
     return found
 
@@ -140,14 +146,21 @@ def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
 def _integer(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name)
     if value is None:
-        raise ValueError(
-            f"{name} is not set although a launcher's other variables are; "
-            "start with torchrun, or unset them for world size 1"
-        )
+        fact = f"{name} is not set although a launcher's other variables are"
+        raise _wrong(environ, fact, ", or unset them for world size 1")
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"{name}={value!r} is not an integer; start with torchrun") from None
+        fact = f"{name}={value[:SHOWN_CHARACTERS]!r} is not an integer"
+        raise _wrong(environ, fact) from None
+
+
+def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueError:
+    """Return the refusal of a launcher's variables, with what was seen of each launcher's."""
+    names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
+    seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
+    command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
+    return ValueError(f"{fact}; start with {command}{instead} (seen: {', '.join(seen)})")
 
 
 def usable_cores() -> int:
@@ -348,12 +361,18 @@ def _address(text: str) -> tuple[str, int]:
 def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
     if missing:
+        is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
         raise ValueError(
             f"world size {place.world_size} but {' and '.join(missing)} not set; "
-            "start with torchrun, or unset the launcher's variables"
+            + (
+                "start with torchrun"
+                if is_torchrun
+                else "set them to rank 0's host and a free port"
+            )
+            + ", or unset the launcher's variables"
         )
     if (port := _integer(environ, "MASTER_PORT")) not in PORTS:
-        raise ValueError(f"MASTER_PORT={port} is not a port from 1 to 65535; start with torchrun")
+        raise ValueError(f"MASTER_PORT={port} is not a port from 1 to 65535; set it to a free one")
 
 
 def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":

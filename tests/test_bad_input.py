@@ -824,11 +824,30 @@ def ranked(says, code=4, **environ):
 
 
 SESSIONS = {
-    "ranks: no integer": ranked("^RANK='abc' is not an integer", **RANK_0_OF_2 | {"RANK": "abc"}),
+    "ranks: no integer": ranked(
+        r"^RANK='abc' is not an integer; start with torchrun \(seen: RANK='abc', .*SIZE='2'\)$",
+        **RANK_0_OF_2 | {"RANK": "abc"},
+    ),
+    "ranks: no integer of srun": ranked(
+        r"^SLURM_PROCID='abc' is not an integer; start with srun "
+        r"\(seen: LOCKSTEP_LAUNCHER='slurm', SLURM_PROCID='abc', .*, SLURM_NTASKS='2'\)$",
+        LOCKSTEP_LAUNCHER="slurm",
+        SLURM_STEP_NUM_TASKS="2",
+        SLURM_NTASKS="2",
+        SLURM_PROCID="abc",
+        SLURM_LOCALID="0",
+    ),
     "ranks: one too many": ranked("^RANK=2, .* WORLD_SIZE=2 .*", **RANK_0_OF_2 | {"RANK": "2"}),
     "ranks: no local rank": ranked("^LOCAL_RANK is not set although", RANK="0", WORLD_SIZE="2"),
     "ranks: a size alone": ranked("^RANK is not set although a launcher's", WORLD_SIZE="4"),
     "ranks: no address": ranked("^world size 2 but MASTER_ADDR and MASTER_PORT not", **RANK_0_OF_2),
+    "ranks: no address under srun": ranked(
+        "^world size 2 but MASTER_ADDR and MASTER_PORT not set; set them to rank 0's host and a fr",
+        LOCKSTEP_LAUNCHER="slurm",
+        SLURM_NTASKS="2",
+        SLURM_PROCID="0",
+        SLURM_LOCALID="0",
+    ),
     "ranks: no port": ranked(
         "^MASTER_PORT='abc' is not an integer",
         **RANK_0_OF_2,

@@ -58,7 +58,14 @@ def test_a_place_comes_from_the_launchers_variables(environ, expected):
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        (TORCHRUN | {"RANK": "abc"}, r"^RANK='abc' is not an integer; start with torchrun$"),
+        (TORCHRUN | {"RANK": "abc"}, r"^RANK='abc' is not an integer; start with torchrun \("),
+        (
+            TORCHRUN | {"RANK": "a" * 99, "SLURM_NTASKS": "8"},
+            r"^RANK='a{40}' .* \(seen: RANK='a{40}', LOCAL_RANK='1', .*, SLURM_NTASKS='8'\)$",
+        ),
+        (SLURM | {"LOCKSTEP_LAUNCHER": "slurm", "SLURM_PROCID": "9"}, r"other; start with srun \("),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "x"}, r"integer; start with mpirun \(seen: LOCKSTEP_L"),
+        (PMI | {"PMI_RANK": "x"}, r"integer; start with mpiexec \(seen: LOCKSTEP_LAUNCHER='pmi'"),
         (TORCHRUN | {"WORLD_SIZE": ""}, r"^WORLD_SIZE='' is not an integer; "),
         (TORCHRUN | {"RANK": "4"}, r"^RANK=4, LOCAL_RANK=1, WORLD_SIZE=4 and 2 .* contradict"),
         (TORCHRUN | {"RANK": "-1"}, r"^RANK=-1, .* contradict each other; "),
@@ -168,7 +175,7 @@ def test_a_single_process_joins_a_world_of_one():
         ),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
-            r"^MASTER_PORT=99999 is not a port from 1 to 65535; start with torchrun$",
+            r"^MASTER_PORT=99999 is not a port from 1 to 65535; set it to a free one$",
         ),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, r"^LOCKSTEP_STORE='node1:0' is not HOST:PORT"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:9"}, r"^LOCKSTEP_STORE is set without LOCKSTEP_S"),
