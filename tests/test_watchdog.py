@@ -72,6 +72,8 @@ def test_without_a_file_the_stacks_go_to_standard_error_whatever_stands_in_its_p
         "watchdog.close()",
         "watchdog.arm(600)",  # the latest counts
         "watchdog.close(600)",
+        # What the first guard holds must not warn of it where the second takes its place.
+        "import warnings; warnings.simplefilter('always')\n" + 2 * "watchdog.close(600)\n",
     ],
 )
 def test_who_ends_in_time_ends_well_and_says_nothing(tmp_path, deed):
