@@ -112,6 +112,7 @@ def _summary(campaign: "Campaign", num_missing: int) -> str:
 
 
 def _measure(ladder: "Ladder", *, as_json: bool) -> int:
+    from bench.ladder import only_skip
     from bench.progress import View
 
     missing = ladder.missing()
@@ -132,6 +133,10 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
     click.echo(f"Results: {ladder.folder}", err=True)
     if incomplete:
         click.echo("The same command goes on with what is left.", err=True)
+    elif reason := only_skip(ladder):
+        why = f"for every case was skipped ({reason})"
+        click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
+        return 1
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
     return 1 if incomplete else 0
 

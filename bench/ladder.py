@@ -243,6 +243,21 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
         time.sleep(POLL_S)
 
 
+def only_skip(ladder: Ladder) -> str:
+    """Return why the first case was skipped, where a complete campaign measured none; or nothing.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    reasons: list[str] = []
+    for launch in plan(ladder.campaign):
+        document = journal.rebuild(ladder.results.journal(launch.name))
+        if document["benchmarks"]:
+            return ""
+        reasons += [str(skip["reason"]) for skip in document[KEY]["skipped"]]
+    return next(iter(reasons), "")
+
+
 def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
     """Return case -> world size -> median seconds per step of each launch measured so far.
 
