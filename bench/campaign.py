@@ -82,7 +82,8 @@ class Jobs(BaseModel):
         default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"
     )
     launch_time: Duration | None = Field(
-        default=None, description="what one launch takes at most; then a job asks for their sum"
+        default=None,
+        description="limit of one launch, [days-]HH:MM:SS; then a job asks for their sum",
     )
     preflight: StrictBool = Field(
         default=False, description="check the nodes in a job before the others"

@@ -247,10 +247,8 @@ class Site(BaseModel):
     def _one_way(self) -> Self:
         native = bool(self.modules or self.venv)
         if native == (self.container is not None):
-            both = "both are given" if native else "neither is given"
-            raise ValueError(
-                f"ranks run in a container or with modules and venv, and {both}; keep one"
-            )
+            which = "both are given; keep one" if native else "neither is given; give one"
+            raise ValueError(f"ranks run in a container or with modules and venv, and {which}")
         if native and self.suite is None:
             raise ValueError(
                 "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"

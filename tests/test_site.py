@@ -48,7 +48,7 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (GOOD, "in a container or with modules and venv, and neither is given"),
+        (GOOD, "in a container or with modules and venv, and neither is given; give one"),
         (GOOD + 'venv = "/v"\nsuite = "/s"\n' + IMAGE, "and both are given"),
         (GOOD + 'venv = "/v"\n', "key 'suite' is missing"),
         (GOOD + 'partitoin = "gpu"\n' + IMAGE, "unknown key 'partitoin'; did you mean 'partition'"),
