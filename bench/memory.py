@@ -1,14 +1,47 @@
-"""Peak memory of one case: of the device on a GPU, resident in the process on a CPU."""
+"""Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak."""
 
 import contextlib
 import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 if TYPE_CHECKING:
     import torch
+
+GIB = 2**30
+CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+# version -> limit, use, and the file pages in it that the kernel takes back (cgroups(7))
+_CGROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_(?:in)?active_file (\d+)$"),
+    2: ("memory.max", "memory.current", r"^(?:in)?active_file (\d+)$"),
+}
+
+
+def refuse_beyond(
+    exchange: Callable[[str, Any], list[Any]], needed: Mapping[str, int], free: int
+) -> None:
+    """Refuse on all ranks, before any of it is made, what one of them has no room for.
+
+    Args:
+        exchange: Takes a name and this rank's value, returns every rank's.
+        needed: What for -> bytes, of this rank.
+        free: Bytes this rank may still take.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    there = exchange(f"room for {', '.join(needed)}", [dict(needed), free])
+    for rank, (wanted, left) in enumerate(there):
+        if sum(wanted.values()) > left:
+            parts = (f"{size / GIB:.1f} GiB for {what}" for what, size in wanted.items())
+            raise ValueError(
+                f"rank {rank} needs {' and '.join(parts)}, but {left / GIB:.1f} GiB are free; "
+                "choose less"
+            )
 
 
 def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
@@ -18,7 +51,38 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
 
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
-    return int(psutil.virtual_memory().available // ranks_per_node)
+    on_host: int = psutil.virtual_memory().available
+    return min([on_host, *left_in_groups()]) // ranks_per_node
+
+
+def left_in_groups() -> list[int]:
+    """Return what each control group of this process leaves it, as that of a Slurm step does."""
+    with contextlib.suppress(OSError):
+        return [left for folder in _groups() for left in _left(*folder)]
+    return []
+
+
+def _groups() -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of each group this process is in, and of those above."""
+    for line in CGROUP.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            version, root = 2, CGROUP_ROOT
+        elif "memory" in controllers.split(","):
+            version, root = 1, CGROUP_ROOT / "memory"
+        else:
+            continue
+        own = root / path.lstrip("/")
+        yield from ((version, above) for above in (own, *own.parents) if above.is_relative_to(root))
+
+
+def _left(version: int, folder: Path) -> Iterator[int]:
+    limit, use, pages = _CGROUP_FILES[version]
+    # A container may not see the group's folder, and the uppermost has no limit.
+    with contextlib.suppress(OSError, ValueError):
+        allowed, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, use))
+        stat = (folder / "memory.stat").read_text(encoding="ascii")
+        yield allowed - used + sum(map(int, re.findall(pages, stat, re.MULTILINE)))
 
 
 def reset_peak(device: "torch.device") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from bench import hardware, memory, workloads
 from bench.harness import Harness
 from bench.sizes import check_global_batch
-from bench.workloads.flops import flop_per_item
+from bench.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bench.workloads import Workload
 
 LEARNING_RATE = 0.01
-GIB = 2**30
 
 
 def measure_training(
@@ -109,7 +108,14 @@ def _build(
 
     from bench.train_step import TrainStep
 
-    _check_memory(harness, model, local_batch)
+    memory.refuse_beyond(
+        harness.exchange,
+        {
+            f"the model {model.name}": model_bytes(model, config.momentum > 0),
+            f"its batch of {local_batch}": batch_bytes(model, local_batch),
+        },
+        memory.free_bytes(harness.device, harness.world.ranks_per_node),
+    )
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)
     step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
@@ -117,26 +123,6 @@ def _build(
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
     return step, inputs, targets
-
-
-def _check_memory(harness: Harness, model: "Workload", local_batch: int) -> None:
-    """Fail on all ranks before one of them asks for more than its device or host has.
-
-    Raises:
-        RuntimeError: The batch alone does not fit.
-    """
-    import torch
-
-    one = model.make_batch(1, harness.device, torch.Generator(harness.device))
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in one) * local_batch
-    free = memory.free_bytes(harness.device, harness.world.ranks_per_node)
-    there = harness.exchange("room", {"needed": needed, "free": free})
-    for rank, room in enumerate(there):
-        if room["needed"] > room["free"]:
-            raise RuntimeError(
-                f"rank {rank} needs {room['needed'] / GIB:.1f} GiB for its batch of {local_batch}, "
-                f"{room['free'] / GIB:.1f} GiB are free; choose a smaller batch"
-            )
 
 
 def _check(

@@ -1127,13 +1127,23 @@ def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_batch_that_no_memory_holds_fails_before_it_is_allocated(clean_environ, tmp_path):
-    row = Session("", "-k weak --workload resnet50 --local-batch 1000000 --device cpu")
-    ended = start(row, tmp_path / "here", clean_environ)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            "--workload resnet50 --local-batch 1000000",
+            r"the model resnet50 and \d+\.\d GiB for its batch of 1000000, but \S+ GiB are free",
+        ),
+        (
+            "--workload mlp:width=100000,depth=1",
+            r"149\.0 GiB for the model mlp:width=100000,depth=1 and 0\.\d GiB for its batch of ",
+        ),
+    ],
+)
+def test_what_no_memory_holds_fails_before_it_is_allocated(options, says, clean_environ, tmp_path):
+    ended = start(Session("", f"-k weak --device cpu {options}"), tmp_path / "h", clean_environ)
     assert ended.returncode == 1
-    assert re.search(
-        r"rank 0 needs \d+\.\d GiB for its batch of 1000000, .* are free", ended.stdout
-    )
+    assert re.search(f"ValueError: rank 0 needs .*{says}", ended.stdout), ended.stdout
 
 
 @pytest.mark.slow
@@ -1153,6 +1163,14 @@ def test_a_batch_that_no_memory_holds_fails_before_it_is_allocated(clean_environ
         (
             "--workload mlp --data digits --global-batch 7 --world-size 2",
             "^global_batch=7 does not divide by world_size=2; choose 6 or 8",
+        ),
+        (
+            "--workload mlp:width=100000,depth=1 --data digits --global-batch 64",
+            "^rank 0 needs 149.0 GiB for the model mlp:width=100000,depth=1 and 0.0 GiB for a",
+        ),
+        (
+            "--workload mlp --data synthetic --num-synthetic 1000000000 --global-batch 64",
+            r"^rank 0 needs 38\d\d\.\d GiB for 1000000000 synthetic items, but \S+ GiB are free; c",
         ),
     ],
 )

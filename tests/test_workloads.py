@@ -10,7 +10,7 @@ import torch
 
 from bench import workloads
 from bench.workloads import Workload
-from bench.workloads.flops import flop_per_item
+from bench.workloads.costs import flop_per_item
 
 CPU = torch.device("cpu")
 

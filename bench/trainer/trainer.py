@@ -45,6 +45,7 @@ from bench.trainer.plan import (
 )
 from bench.trainer.progress import counted
 from bench.workloads import Workload
+from bench.workloads.costs import batch_bytes, model_bytes
 
 SUMMARY_SCHEMA = 1
 T = TypeVar("T")
@@ -116,6 +117,7 @@ class Trainer:
         state = _read_checkpoint(config, self.batch)
         seed_everything(config.seed)
         self.workload = workloads.make(config.workload)
+        self._check_memory()
         self.splits = data.load(
             config.data,
             Path(config.data_root),
@@ -136,6 +138,21 @@ class Trainer:
         self.git_commit = provenance.git_facts(provenance.SUITE_ROOT)["git_commit"]
         if state is not None:
             self._restore(state)
+
+    def _check_memory(self) -> None:
+        """Refuse a model, a batch or synthetic data that no rank's device or host can hold."""
+        config, exchange = self.config, self.world.control.exchange_all
+        num_on_host = config.num_synthetic if config.data == "synthetic" else 0
+        host = {f"{num_on_host} synthetic items": batch_bytes(self.workload, num_on_host)}
+        device = {
+            f"the model {config.workload}": model_bytes(self.workload, config.momentum > 0),
+            f"a batch of {self.batch.local_batch}": batch_bytes(
+                self.workload, self.batch.local_batch
+            ),
+        }
+        for needed, where in ((host, torch.device("cpu")), (device, self.device)):
+            free = memory.free_bytes(where, self.world.ranks_per_node)
+            memory.refuse_beyond(exchange, needed, free)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, write the results, return the summary."""

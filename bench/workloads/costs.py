@@ -1,0 +1,63 @@
+"""What training a workload costs in floating-point operations and in memory, found on no data."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.workloads import Workload
+
+_META = torch.device("meta")
+# Batch norm in training refuses one value per channel, which a single small image gives it.
+_COUNTED_ITEMS = 2
+
+
+def flop_per_item(workload: Workload) -> float | None:
+    """Return the FLOP of forward and backward per item of a batch; one multiply-add is two.
+
+    Counted by `torch.utils.flop_counter` over matrix products, convolutions and attention on the
+    meta device: no memory, no data. Attention counts in full, masked half included.
+
+    Returns:
+        FLOP per item (divide by `samples_per_item` for a sample), or None where the model or its
+        batch cannot be made on the meta device.
+    """
+    try:
+        model = _model(workload)
+        inputs, targets = workload.make_batch(_COUNTED_ITEMS, _META, None)
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(workload.loss(model(inputs), targets))
+    except (RuntimeError, TypeError):
+        return None
+    return float(counter.get_total_flops()) / _COUNTED_ITEMS
+
+
+def model_bytes(workload: Workload, has_momentum: bool) -> int:
+    """Return the memory of a model in DDP at the least: without activations.
+
+    Beside its values each parameter has a gradient, a place in DDP's buckets and, where the
+    optimizer keeps one, its momentum.
+
+    Returns:
+        Bytes; 0 where the model cannot be made on the meta device.
+    """
+    try:
+        model = _model(workload)
+    except (RuntimeError, TypeError):
+        return 0
+    trained = sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
+    held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
+    buffers = sum(tensor.nbytes for tensor in model.buffers())
+    return trained * (4 if has_momentum else 3) + held + buffers
+
+
+def batch_bytes(workload: Workload, num_items: int) -> int:
+    """Return the memory of a batch, 0 where one cannot be made on the meta device."""
+    try:
+        one = workload.make_batch(1, _META, None)
+    except (RuntimeError, TypeError):
+        return 0
+    return sum(tensor.nbytes for tensor in one) * num_items
+
+
+def _model(workload: Workload) -> torch.nn.Module:
+    with _META:
+        return workload.build().train()

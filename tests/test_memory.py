@@ -1,0 +1,129 @@
+"""What a rank may take: the host's memory, what its control groups leave of it, and the peak."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from cluster import missing
+
+from bench import memory, workloads
+from bench.workloads.costs import batch_bytes, model_bytes
+
+CPU = torch.device("cpu")
+LIMIT = 3 * 2**30
+# What a process prints of itself from within a group: the memory that two ranks there have each.
+FREE = """
+import sys, torch
+from bench import memory
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+print(memory.free_bytes(torch.device("cpu"), ranks_per_node=2))
+"""
+
+
+@contextlib.contextmanager
+def group(limit):
+    """Make a control group of its own with a memory limit, of the version that this host has."""
+    root, name = Path("/sys/fs/cgroup"), "memory.max"
+    if (root / "memory").is_dir():
+        root, name = root / "memory", "memory.limit_in_bytes"
+    folder = root / f"lockstep-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / name).write_text(str(limit))
+    except OSError as error:
+        missing(f"this user may not make a control group: {error}")
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.slow
+def test_ranks_have_what_their_control_group_leaves_them():
+    with group(LIMIT) as folder:
+        ended = subprocess.run(
+            [sys.executable, "-c", FREE, folder], capture_output=True, text=True, check=True
+        )
+    assert LIMIT / 4 < int(ended.stdout) < LIMIT / 2 < psutil.virtual_memory().available / 2
+
+
+# line of /proc/self/cgroup, files below the group's root, what is left, see cgroups(7)
+GROUPS = [
+    (
+        "0::/job/step",
+        {
+            "job/memory.max": 900,
+            "job/memory.current": 300,
+            "job/memory.stat": "inactive_file 10\nactive_file 5\nfile 99",
+            "job/step/memory.max": "max",
+            "job/step/memory.current": 200,
+            "job/step/memory.stat": "inactive_file 10\nactive_file 5",
+        },
+        [615],
+    ),
+    (
+        "4:cpu,memory:/job",
+        {
+            "memory/memory.limit_in_bytes": 2000,
+            "memory/memory.usage_in_bytes": 400,
+            "memory/memory.stat": "active_file 7\ntotal_inactive_file 0\ntotal_active_file 8",
+            "memory/job/memory.limit_in_bytes": 500,
+            "memory/job/memory.usage_in_bytes": 400,
+            "memory/job/memory.stat": "total_inactive_file 1\ntotal_active_file 2",
+        },
+        [103, 1608],
+    ),
+    ("0::/unseen/from/here", {}, []),
+    ("3:cpuset:/job", {"job/memory.max": 1}, []),
+]
+
+
+@pytest.mark.parametrize(("line", "files", "left"), GROUPS)
+def test_each_group_above_limits_what_is_left(line, files, left, monkeypatch, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    (tmp_path / "own").write_text(f"{line}\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "CGROUP_ROOT", tmp_path)
+    assert memory.left_in_groups() == left
+    on_host = psutil.virtual_memory().available
+    assert memory.free_bytes(CPU, 2) == pytest.approx(min([on_host, *left]) // 2, rel=0.2)
+
+
+def test_a_host_without_control_groups_leaves_all_it_has(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "none")
+    assert memory.left_in_groups() == []
+
+
+def test_what_fits_is_let_through_and_what_does_not_names_the_rank():
+    def exchange(_, own):
+        return [own, [{"a model": 3 * 2**30, "a batch": 2**30}, 3 * 2**30]]
+
+    memory.refuse_beyond(lambda _, own: [own], {"a model": 5}, free=5)
+    with pytest.raises(
+        ValueError,
+        match=r"^rank 1 needs 3\.0 GiB for a model and 1\.0 GiB for a batch, but 3\.0 GiB are free",
+    ):
+        memory.refuse_beyond(exchange, {"a model": 0, "a batch": 0}, free=1)
+
+
+def test_a_model_takes_its_parameters_four_times_with_momentum():
+    workload = workloads.make("mlp:width=1000,depth=1")
+    num_parameters = 1000 * 1000 + 1000 + 10 * 1000 + 10
+    assert model_bytes(workload, has_momentum=True) == 4 * 4 * num_parameters
+    assert model_bytes(workload, has_momentum=False) == 3 * 4 * num_parameters
+    assert batch_bytes(workload, 5) == 5 * (4 * 1000 + 8)
+
+
+def test_a_model_that_cannot_be_made_without_memory_is_not_judged():
+    def refuse(*_):
+        raise RuntimeError("needs data")
+
+    workload = workloads.Workload("own", refuse, refuse, torch.nn.functional.cross_entropy)
+    assert (model_bytes(workload, has_momentum=True), batch_bytes(workload, 5)) == (0, 0)
