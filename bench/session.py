@@ -167,8 +167,7 @@ class LaunchSession:
         self._agree("--journal", path, lambda: self._open_journal(path))
         # Ranks that were told no path have each made up one of its own, by the time.
         there = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
-        own = path if path.parent.is_dir() else there
-        self._agree("stacks beside --journal", own, lambda: self._open_stacks(own))
+        self._agree("stacks beside --journal", path, lambda: self._open_stacks(path, there))
 
     def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
         """Use a file, or the folder of results, and refuse on all ranks where one cannot."""
@@ -212,10 +211,11 @@ class LaunchSession:
                 raise ValueError(f"{path}: a pipe that nobody reads") from None
             raise
 
-    def _open_stacks(self, path: Path) -> None:
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"this host does not see {path.parent}, where rank 0 writes")
-        watchdog = Watchdog(stacks_file(path, self.world.rank))
+    def _open_stacks(self, path: Path, of_rank_0: Path) -> None:
+        seen = next((one for one in (path, of_rank_0) if one.exists()), None)
+        if seen is None:
+            raise FileNotFoundError(f"this host does not see {of_rank_0}, which rank 0 has opened")
+        watchdog = Watchdog(stacks_file(seen, self.world.rank))
         self.watchdog.close()
         self.watchdog = watchdog
         self.watchdog.arm(self.patience_s)

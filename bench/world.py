@@ -286,14 +286,16 @@ def _device(
     """Take this rank's device, once all ranks are here and each has one."""
     import torch
 
+    is_cpu = asked == "cpu" or not torch.cuda.is_available()
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
+    problem = problem or _missing_backend("gloo" if is_cpu else "nccl")
     answers = control.exchange("join", {"host": provenance.host(), "problem": problem})
     if refusal := _refusal(answers, timeout_s):
         # Or rank 0 might take the store along before all have read the answers.
         with contextlib.suppress(LostError):
             control.part()
         raise RuntimeError(refusal)
-    if asked == "cpu" or not torch.cuda.is_available():
+    if is_cpu:
         return torch.device("cpu")
     own_device = torch.device("cuda", local_rank)
     torch.cuda.set_device(own_device)
@@ -329,10 +331,24 @@ def _missing_gpu(asked: str | None, local_rank: int) -> str:
     )
 
 
+def _missing_backend(backend: str) -> str:
+    """Return what is wrong if this rank's torch is built without a backend, else nothing."""
+    import torch
+    from torch import distributed
+
+    is_built_in = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
+    if is_built_in[backend]():
+        return ""
+    instead = "" if backend == "gloo" else ", or pass --device cpu"
+    return f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
+
+
 def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
     """Return the store that all ranks see: the job's, torchrun's, or one that rank 0 serves."""
     from torch import distributed
 
+    if not distributed.is_available():
+        raise RuntimeError("this torch is built without torch.distributed; install one with it")
     if place.world_size == 1:
         return distributed.HashStore()
     serves = False

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from cluster import missing, need_testbed
 from data.report_samples import provenance, strong_tree
 from launched import environ
@@ -1082,13 +1084,18 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+def apart(namespace):
+    """Return the command that gives another one a namespace of its own."""
+    command = ("unshare", "--user", "--map-root-user", namespace)
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        missing(f"this user may not make a namespace: {shlex.join(command)}")
+    return command
+
+
 def on_a_renamed_host(command, folder):
     """Run a command where the host's name is not UTF-8, in a namespace of its own."""
-    apart = ("unshare", "--user", "--map-root-user", "--uts")
-    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
-        missing("this user may not unshare the host's name")
     return subprocess.run(
-        [*apart, sys.executable, "-c", RENAMED, *command],
+        [*apart("--uts"), sys.executable, "-c", RENAMED, *command],
         cwd=folder,
         env=environ(ROOT),
         capture_output=True,
@@ -1096,6 +1103,60 @@ def on_a_renamed_host(command, folder):
         check=False,
         timeout=SESSION_TIMEOUT_S,
     )
+
+
+# A rank whose host has a file system of its own where the others share one.
+UNSHARED = """
+import os, sys
+mounted = 'mount -t tmpfs none shared && exec "$@"'
+apart, session = sys.argv[1].split(), [sys.executable, *sys.argv[2:]]
+os.execvp("unshare", [*apart, "sh", "-c", mounted, "sh", *session])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("journal", ["shared/journal.jsonl", "shared/results/journal.jsonl"])
+def test_results_that_a_host_does_not_share_are_refused_by_all(journal, run_ranks, tmp_path):
+    (tmp_path / "shared").mkdir()
+    options = shlex.split(f"--size smoke -k weak --device cpu --journal {journal}")
+    session = ("-m", "pytest", ROOT / "bench", *options)
+    mount = shlex.join(apart("--mount"))
+    zero, one = run_ranks([session, ("-c", UNSHARED, mount, *session)], tmp_path)
+    assert (zero.returncode, one.returncode) == (78, 78), one.stderr
+    says = (
+        f"rank 1 on {socket.gethostname()} (cpu) cannot write {journal}: this host does not see "
+        f"{tmp_path / journal}, which rank 0 has opened; give --journal a folder that every node "
+        "sees and may write to"
+    )
+    assert says in zero.stdout
+    assert (tmp_path / journal).read_text() == ""
+
+
+# torch as it is built without a part of it
+WITHOUT = {
+    "gloo": "distributed.distributed_c10d._GLOO_AVAILABLE = False",
+    "torch.distributed": "distributed.is_available = lambda: False; del distributed.HashStore",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            "gloo",
+            rf"rank 0 on \S+: torch {re.escape(torch.__version__)} is built without gloo; install",
+        ),
+        ("torch.distributed", "this torch is built without torch.distributed; install one with it"),
+    ],
+)
+def test_a_torch_without_what_ranks_speak_through_is_refused(part, says, clean_environ, tmp_path):
+    (tmp_path / "less.py").write_text(f"from torch import distributed\n{WITHOUT[part]}\n")
+    less = Session(says, "-p less -k weak --device cpu", {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    ended = start(less, tmp_path / "here", clean_environ)
+    assert ended.returncode == 78
+    assert re.search(f"Exit: {says}", ended.stdout), ended.stdout
+    assert_nothing_kept(tmp_path / "here")
 
 
 @pytest.mark.slow

@@ -4,19 +4,30 @@ import csv
 import hashlib
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import figures_image
 import pytest
-from cluster import SHARED, STATE, as_user, missing, need, need_testbed
+from cluster import (
+    IMAGE,
+    SHARED,
+    STATE,
+    as_user,
+    missing,
+    need,
+    need_testbed,
+    without_namespaces,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -653,6 +664,24 @@ def test_a_real_build_that_fails_says_why(real, old, new, why):
     assert ended.returncode == 3
     assert why in ended.stderr.splitlines()[-1]
     assert sorted(path.name for path in real.glob("tiny.sif*")) == ["tiny.sif.log"]
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check():
+    need_testbed()
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
+        Path(folder).chmod(0o777)
+        Path(folder, "own.def").write_text(f"Bootstrap: localimage\nFrom: {IMAGE}\n")
+        build = ("lockstep", "image", "build", "own.def", "x.sif")
+        ended = without_namespaces(*build, cwd=folder)
+    assert ended.returncode == 3
+    assert ended.stderr.endswith(
+        "no user namespace available for fakeroot; ordinary users of "
+        f"{platform.node()} may make none, which unshare --user true checks: ask for them, or "
+        f"build on another machine; all it said is in {folder}/x.sif.log\n"
+    )
+    assert len(ended.stderr.splitlines()) == 1
 
 
 @pytest.mark.slurm

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import files
+from bench.provenance import host
 from slurm_templates.doctor.checks import (
     Finding,
     Subject,
@@ -33,6 +34,7 @@ NO_SITE = "no site file names an image"
 LEAST_APPTAINER = (1, 1)
 FUSE = Path("/dev/fuse")
 NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
+TRY = "unshare --user true"
 # gpu_runtime -> what torch is built for, and what the driver leaves where it is loaded
 RUNTIMES = {
     "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
@@ -112,13 +114,14 @@ def namespaces(subject: Subject) -> Finding:
         if is_refused:
             return _lacking(
                 subject,
-                f"ordinary users may make none: {path} says {path.read_text().strip()}",
-                "ask for this setting to be changed, or for apptainer-suid",
+                f"ordinary users may make none on {host()}: {path} says {path.read_text().strip()}",
+                f"ask for this setting to be changed, or for apptainer-suid; {TRY} checks it",
             )
     try:
-        output(["unshare", "--user", "--map-root-user", "true"])
+        output(TRY.split())
     except RuntimeError as error:
-        return _lacking(subject, f"the kernel refuses one: {error}", "ask for user namespaces")
+        says = f"the kernel of {host()} refuses one: {error}"
+        return _lacking(subject, says, "ask for user namespaces, or for apptainer-suid")
     return ok("an ordinary user may make them")
 
 
