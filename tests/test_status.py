@@ -1,5 +1,6 @@
 """How the jobs of a campaign stand, by stand-ins of Slurm's commands that count what is asked."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -777,6 +778,7 @@ def login(testbed, monkeypatch):
         ("--nodes=9", "world_sizes", "partitions: gpu has 4 nodes"),
         ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
         ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
+        ("--partition=debug --time=16", "time", "limits: gpu 1-00:00:00, debug 15:00"),
         ("--time=banana", "time", "limits: gpu 1-00:00:00"),
         ("--constraint=banana", "constraint", "features: rack"),
         ("--reservation=banana", "reservation", "reservations: none"),
@@ -793,11 +795,34 @@ def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
     script = login / "true.sh"
     script.write_text("#!/bin/sh\ntrue\n")
     with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
-        slurm.sbatch(script, "lockstep:refused", option)
+        slurm.sbatch(script, "lockstep:refused", *option.split())
     said = str(refused.value)
     assert f"; change {key}" in said
     assert allowed in said
     assert "\n" not in said
+
+
+@contextlib.contextmanager
+def one_node_a_job(partition):
+    """Let a job of a partition of the testbed have one node, for a while."""
+    update = ["scontrol", "update", f"PartitionName={partition}"]
+    subprocess.run([*update, "MaxNodes=1"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*update, "MaxNodes=UNLIMITED"], check=True)
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login):
+    script = login / "true.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+    too_many = ("--partition=debug", "--nodes=2")
+    with one_node_a_job("debug"), pytest.raises(ValueError, match="^sbatch said: ") as refused:
+        slurm.sbatch(script, "lockstep:refused", *too_many)
+    assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
+    assert "debug has 2 nodes, jobs of 1)" in str(refused.value)
 
 
 @pytest.mark.slurm
