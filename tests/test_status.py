@@ -1,6 +1,5 @@
 """How the jobs of a campaign stand, by stand-ins of Slurm's commands that count what is asked."""
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -802,24 +801,24 @@ def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
     assert "\n" not in said
 
 
-@contextlib.contextmanager
-def one_node_a_job(partition):
-    """Let a job of a partition of the testbed have one node, for a while."""
-    update = ["scontrol", "update", f"PartitionName={partition}"]
+@pytest.fixture
+def one_node_a_job():
+    """Let a job of the partition debug have one node; to be asked for before `login`."""
+    need_testbed()
+    update = ["scontrol", "update", "PartitionName=debug"]
     subprocess.run([*update, "MaxNodes=1"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*update, "MaxNodes=UNLIMITED"], check=True)
+    yield
+    subprocess.run([*update, "MaxNodes=UNLIMITED"], check=True)
 
 
 @pytest.mark.slurm
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_node_a_job")
 def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login):
     script = login / "true.sh"
     script.write_text("#!/bin/sh\ntrue\n")
     too_many = ("--partition=debug", "--nodes=2")
-    with one_node_a_job("debug"), pytest.raises(ValueError, match="^sbatch said: ") as refused:
+    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
         slurm.sbatch(script, "lockstep:refused", *too_many)
     assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
     assert "debug has 2 nodes, jobs of 1)" in str(refused.value)
