@@ -14,8 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import faults_slurm
 import pytest
 from cluster import SHARED, TESTBED, need_testbed
+from ground import until
 from stand_ins import ROOT, StandIns, keep, leave, lockstep, now, sacct, send
 
 from bench.journal import Journal
@@ -822,6 +824,28 @@ def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login
         slurm.sbatch(script, "lockstep:refused", *too_many)
     assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
     assert "debug has 2 nodes, jobs of 1)" in str(refused.value)
+
+
+@pytest.fixture
+def limits_are_not_enforced():
+    """Let Slurm take a job that no partition will ever run; to be asked for before `login`."""
+    need_testbed()
+    with faults_slurm.configured("EnforcePartLimits=NO"):
+        yield
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("limits_are_not_enforced")
+def test_a_job_that_was_taken_beyond_its_partition_s_limit_waits_for_ever(login):
+    sent(login, "long", "true", "--partition=debug", "--time=16")
+    path = os.environ["PATH"]
+    try:
+        until(lambda: row_of(login, "long", path)["reason"] == "PartitionTimeLimit", "its reason")
+        said = lockstep(f"status {login}", login, path).stdout
+    finally:
+        lockstep(f"cancel {login} --job long", login, path)
+    assert "waits: for ever: its time is over the partition's limit; lower time (Parti" in said
 
 
 @pytest.mark.slurm
