@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench import journal, options, provenance, refusals, session, sizes, world
+from bench import journal, options, refusals, session, sizes, world
+from bench.host import hostname
 from bench.record import KEY, STUDIES
 from bench.session import EXIT_IO, EXIT_STOPPED
 from bench.watchdog import GRACE_S
@@ -412,7 +413,7 @@ def _exit(error: Exception, returncode: int) -> NoReturn:
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
         if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
-            _say(f"rank {rank} on {provenance.host()}: {error}")
+            _say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 
 
@@ -434,7 +435,7 @@ def _document(config: pytest.Config) -> dict[str, Any]:
     from pytest_benchmark import __version__
 
     return {
-        "machine_info": benchmarks.get_machine_info() | {"node": provenance.host()},
+        "machine_info": benchmarks.get_machine_info() | {"node": hostname()},
         "commit_info": commit_info,
         "datetime": datetime.now(UTC).isoformat(),
         "version": __version__,

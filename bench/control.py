@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from bench import provenance
+from bench.host import hostname
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -187,4 +187,4 @@ class Control:
         return True
 
     def _me(self) -> str:
-        return f"rank {self.rank} on {provenance.host()}"
+        return f"rank {self.rank} on {hostname()}"

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import NoneType
 from typing import IO, Any
 
-from bench import files, journal, provenance
+from bench import files, journal
 from bench.campaign import Campaign, Launch, differences
+from bench.host import hostname
 from bench.record import KEY, check_schema
 
 # What readers of a claim rely on; the campaign itself was judged when it was read.
@@ -70,7 +71,7 @@ def sign_lock(file: IO[str]) -> None:
     # A name of a file may hold bytes, and so letters, that no encoding of the lock's has.
     command = shlex.join(sys.argv).encode("ascii", "backslashreplace").decode()
     file.truncate(0)
-    file.write(f"{os.getpid()} {provenance.host()} {command[:200]}")
+    file.write(f"{os.getpid()} {hostname()} {command[:200]}")
     file.flush()
 
 
@@ -111,7 +112,7 @@ class Folder:
 
         Raises:
             ValueError: The name, which a file of others may have said, leads elsewhere, or would
-                act on a terminal; or a link of that name leads out of the folder.
+                act on a terminal; or a link leads out of the folder.
         """
         if name in ("", ".", "..") or "/" in name or not name.isprintable():
             raise ValueError(
@@ -119,13 +120,18 @@ class Folder:
                 "character in it"
             )
         path = self.path / "launches" / name
-        if path.is_symlink():
-            files.refuse_link_out(path, self.path)
+        files.refuse_link_out(path, self.path)
         return path
 
     def journal(self, name: str) -> Path:
-        """Return the journal of a launch."""
-        return self.launch(name) / "journal.jsonl"
+        """Return the journal of a launch.
+
+        Raises:
+            ValueError: As `launch` does, or a link of the journal's name leads out of the folder.
+        """
+        path = self.launch(name) / "journal.jsonl"
+        files.refuse_link_out(path, self.path)
+        return path
 
     def result_file(self, name: str) -> Path:
         """Return the JSON of a launch, made from its journal."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import memory, metrics, nvml, provenance, timing
+from bench import memory, metrics, nvml, timing
+from bench.host import hostname
 from bench.record import KEY, CaseRecord
 from bench.sizes import Size
 from bench.world import World
@@ -124,7 +125,7 @@ class Harness:
             steps_per_round=self.plan.steps_per_round,
         )
         slowdowns = nvml.slowdowns(self.device)  # before the device cools down
-        told = {"rounds": own[warmup:], "slowdowns": slowdowns, "host": provenance.host()}
+        told = {"rounds": own[warmup:], "slowdowns": slowdowns, "host": hostname()}
         ranks = self.exchange(f"rounds {number}", told)
         self.slowed.extend(_slowdown_flags(ranks))
         return [rank["rounds"] for rank in ranks]
@@ -163,7 +164,7 @@ class Harness:
             return [], []
         steps = self.plan.steps_per_round  # as the step is timed, or more of its launch would show
         own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=steps)
-        there = self.exchange("alone", [median(own) / steps, provenance.host()])
+        there = self.exchange("alone", [median(own) / steps, hostname()])
         alone_s = [seconds for seconds, _ in there]
         return alone_s, _straggler_flags(alone_s, [host for _, host in there])
 

@@ -20,9 +20,10 @@ from typing import IO, Any
 
 import psutil
 
-from bench import files, journal, provenance
+from bench import files, journal
 from bench.campaign import Campaign, Launch, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
+from bench.host import hostname
 from bench.launcher import last_words, local_environment, torchrun
 from bench.record import KEY
 
@@ -216,7 +217,7 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
         if not take_lock(lock, folder):
             process, host, _ = holder(path)
             # Whether a process of another host runs cannot be seen from here.
-            if host not in ("", provenance.host()) or _runs(process):
+            if host not in ("", hostname()) or _runs(process):
                 raise ValueError(f"{in_use(folder)}, or --to another folder")
             on_wait()
             _wait_for(lock, folder)

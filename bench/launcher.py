@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import provenance, world
+from bench.host import hostname
 
 # A rank may print without end; what ends a launch stands at the end of its log.
 MAX_LOG_BYTES = 2**20
@@ -32,7 +33,7 @@ def torchrun(nproc: int) -> list[str]:
         socket.gethostname().encode("idna")  # as every look-up of a name begins
     except UnicodeError:
         raise RuntimeError(
-            f"this host's name {provenance.host()!r} is no host name, and torchrun does not start "
+            f"this host's name {hostname()!r} is no host name, and torchrun does not start "
             "under it; give the host a name of letters, digits and hyphens"
         ) from None
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]

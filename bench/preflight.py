@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import journal, provenance
 from bench.control import Control
+from bench.host import hostname
 from bench.record import KEY, pooling_facts
 from bench.refusals import AgreedError
 from bench.world import World
@@ -56,7 +57,7 @@ def refuse_alike(control: Control, problem: str) -> None:
         AgreedError: The first problem, with its rank and host where others have none or another.
         RuntimeError: A rank did not answer.
     """
-    there = control.exchange_all("problems", [problem, provenance.host()])
+    there = control.exchange_all("problems", [problem, hostname()])
     if all(said == there[0][0] for said, _ in there):
         if problem:
             raise AgreedError(problem)

@@ -9,7 +9,6 @@ import hashlib
 import os
 import platform
 import re
-import socket
 import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench import nvml
+from bench.host import hostname
 
 if TYPE_CHECKING:
     import torch
@@ -56,11 +56,6 @@ GIT_TIMEOUT_S = 20
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 
-def host() -> str:
-    """Return this host's name; what is not UTF-8 in it, with replacement characters."""
-    return os.fsencode(socket.gethostname()).decode(errors="replace")
-
-
 def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
     """Describe one rank: who it is, what it runs on and which cores it may use.
 
@@ -76,7 +71,7 @@ def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, 
     return {
         "rank": rank,
         "local_rank": local_rank,
-        "host": host(),
+        "host": hostname(),
         "pid": os.getpid(),
         "device": str(device),
         "device_name": gpu.name if gpu else cpu_model(),
@@ -182,7 +177,7 @@ def torch_facts() -> dict[str, Any]:
 def machine_facts() -> dict[str, Any]:
     """Return this host's name, processor, logical cores and memory in bytes."""
     return {
-        "hostname": host(),
+        "hostname": hostname(),
         "cpu_model": cpu_model(),
         "cores_per_node": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

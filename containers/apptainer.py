@@ -5,7 +5,6 @@ much on stderr. So the command it starts is ours: apptainer, which writes all it
 Only what spython does not know (tests of signatures) goes to apptainer directly.
 """
 
-import platform
 import re
 import shutil
 import subprocess
@@ -184,8 +183,8 @@ def _failure(image: Path, code: int, log: Path) -> str:
         todo = "set APPTAINER_TMPDIR to a folder with room for the unpacked image; all it said"
     if "user namespace" in why.lower():
         todo = (
-            f"ordinary users of {platform.node()} may make none, which unshare --user true checks: "
-            "ask for them, or build on another machine; all it said"
+            "where unshare --user --map-root-user true fails, too, ask for user namespaces, or "
+            "build on another machine; all it said"
         )
     return f"apptainer could not build {image.stem}: {why}; {todo} is in {log}"
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
 
-from bench import provenance
+from bench.host import hostname
 from slurm_templates.cluster import Accounts, Cluster, Kind, Node, Partition
 from slurm_templates.doctor import checks, diagnosis, image, machine
 from slurm_templates.doctor import cluster as slurm_checks
@@ -568,7 +568,7 @@ def test_closed_user_namespaces_are_found(tmp_path, stand_in, monkeypatch, switc
     monkeypatch.setattr(image, switch, closed)
     found = image.namespaces(subject(tmp_path))
     assert found.status == "missing"
-    assert f"ordinary users may make none on {provenance.host()}" in found.says
+    assert f"ordinary users of {hostname()} may make none" in found.says
     assert found.action.startswith("ask for this setting to be changed, or for apptainer-suid")
 
 
@@ -581,8 +581,8 @@ def test_user_namespaces_that_the_kernel_really_refuses_are_found():
     found = rows["User namespaces"]
     assert found["status"] == "missing"
     closed = "/proc/sys/user/max_user_namespaces says 0"
-    assert found["says"] == f"ordinary users may make none on {provenance.host()}: {closed}"
-    assert found["action"].endswith("; unshare --user true checks it")
+    assert found["says"] == f"ordinary users of {hostname()} may make none: {closed}"
+    assert found["action"].endswith("; unshare --user --map-root-user true checks it")
 
 
 @pytest.mark.parametrize(

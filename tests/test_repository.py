@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GLUE = (
-    *("journal", "options", "provenance", "record", "refusals", "session", "sizes", "watchdog"),
+    *("host", "journal", "options", "record", "refusals", "session", "sizes", "watchdog"),
     "world",
 )
 ROOMS = ("bench", "containers", "reports", "slurm_templates")
@@ -25,6 +25,7 @@ SHARED = {
     "bench.campaign",
     "bench.files",
     "bench.folder",
+    "bench.host",
     "bench.inputs",
     "bench.journal",
     "bench.metrics",
@@ -34,6 +35,7 @@ VOCABULARY = (
     "campaign",
     "files",
     "folder",
+    "host",
     "inputs",
     "record",
     "journal",

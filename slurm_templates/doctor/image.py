@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import files
-from bench.provenance import host
+from bench.host import hostname
 from slurm_templates.doctor.checks import (
     Finding,
     Subject,
@@ -34,7 +34,7 @@ NO_SITE = "no site file names an image"
 LEAST_APPTAINER = (1, 1)
 FUSE = Path("/dev/fuse")
 NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
-TRY = "unshare --user true"
+TRY = "unshare --user --map-root-user true"
 # gpu_runtime -> what torch is built for, and what the driver leaves where it is loaded
 RUNTIMES = {
     "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
@@ -114,13 +114,14 @@ def namespaces(subject: Subject) -> Finding:
         if is_refused:
             return _lacking(
                 subject,
-                f"ordinary users may make none on {host()}: {path} says {path.read_text().strip()}",
+                f"ordinary users of {hostname()} may make none: {path} says "
+                f"{path.read_text(encoding='ascii').strip()}",
                 f"ask for this setting to be changed, or for apptainer-suid; {TRY} checks it",
             )
     try:
         output(TRY.split())
     except RuntimeError as error:
-        says = f"the kernel of {host()} refuses one: {error}"
+        says = f"the kernel of {hostname()} refuses one: {error}"
         return _lacking(subject, says, "ask for user namespaces, or for apptainer-suid")
     return ok("an ordinary user may make them")
 
