@@ -217,9 +217,16 @@ Arrays = tuple[np.ndarray, np.ndarray]
 def _synthetic(workload: Workload, num_items: int) -> Splits:
     generator = torch.Generator().manual_seed(_SPLIT_SEED)
     cpu = torch.device("cpu")
-    train = TensorDataset(*workload.make_batch(num_items, cpu, generator))
-    validation = TensorDataset(*workload.make_batch(max(1, num_items // 4), cpu, generator))
+    train, validation = (
+        TensorDataset(*workload.make_batch(number, cpu, generator))
+        for number in synthetic_sizes(num_items)
+    )
     return Splits(train, validation)  # type: ignore[arg-type]
+
+
+def synthetic_sizes(num_items: int) -> tuple[int, int]:
+    """Return how many synthetic items there are to train on, and to validate."""
+    return num_items, max(1, num_items // 4)
 
 
 def _digits() -> tuple[Arrays, Arrays]:

@@ -1,12 +1,15 @@
 """Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak."""
 
 import contextlib
+import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from bench.host import hostname
 
 if TYPE_CHECKING:
     import torch
@@ -29,23 +32,25 @@ def refuse_beyond(
     Args:
         exchange: Takes a name and this rank's value, returns every rank's.
         needed: What for -> bytes, of this rank.
-        free: Bytes this rank may still take.
+        free: Bytes this rank may still take, as `free_bytes` says.
 
     Raises:
         ValueError: It does not fit.
     """
-    there = exchange(f"room for {', '.join(needed)}", [dict(needed), free])
-    for rank, (wanted, left) in enumerate(there):
+    there = exchange(f"room for {', '.join(needed)}", [dict(needed), free, hostname()])
+    for rank, (wanted, left, host) in enumerate(there):
         if sum(wanted.values()) > left:
             parts = (f"{size / GIB:.1f} GiB for {what}" for what, size in wanted.items())
             raise ValueError(
-                f"rank {rank} needs {' and '.join(parts)}, but {left / GIB:.1f} GiB are free; "
-                "choose less"
+                f"rank {rank} on {host} needs {' and '.join(parts)}, but its share of the memory "
+                f"that is free there, or left to its job, is {left / GIB:.1f} GiB; choose a "
+                "smaller model or less data, or give the job more memory"
             )
 
 
 def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
     """Return what one rank may still take: of its device on a GPU, of its share on a host."""
+    gc.collect()  # what the last case left is free
     if device.type == "cuda":
         import torch
 

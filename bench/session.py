@@ -46,6 +46,8 @@ EXIT_STOPPED = 75
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
 MIN_PATIENCE_S = 60.0
+# An NFS client may go on for so long by what it knows of a folder (nfs(5), acdirmax).
+SHARED_WITHIN_S = 60.0
 
 
 @dataclass
@@ -212,10 +214,14 @@ class LaunchSession:
             raise
 
     def _open_stacks(self, path: Path, of_rank_0: Path) -> None:
-        seen = next((one for one in (path, of_rank_0) if one.exists()), None)
-        if seen is None:
-            raise FileNotFoundError(f"this host does not see {of_rank_0}, which rank 0 has opened")
-        watchdog = Watchdog(stacks_file(seen, self.world.rank))
+        end = time.monotonic() + min(SHARED_WITHIN_S, self.settings.timeout_s / 2)
+        # Rank 0 has made the folder of stacks, whose name no other rank has looked up before.
+        while not (seen := [p for p in (path, of_rank_0) if stacks_file(p, 0).parent.is_dir()]):
+            if time.monotonic() > end:
+                folder = of_rank_0.parent
+                raise FileNotFoundError(f"this host does not see {folder}, where rank 0 writes")
+            time.sleep(0.1)
+        watchdog = Watchdog(stacks_file(seen[0], self.world.rank))
         self.watchdog.close()
         self.watchdog = watchdog
         self.watchdog.arm(self.patience_s)

@@ -41,7 +41,8 @@ def measure_training(
         no_sync: Synchronise gradients on the last micro-batch only.
 
     Raises:
-        ValueError: The batch does not divide by the ranks.
+        ValueError: The batch does not divide by the ranks, or a rank has no room for what it
+            would hold.
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
     """
     from bench.train_step import StepConfig

@@ -19,6 +19,7 @@ import psutil
 
 from bench import provenance
 from bench.control import Control, LostError
+from bench.host import hostname
 
 if TYPE_CHECKING:
     import torch
@@ -267,7 +268,8 @@ def leave() -> None:
     """Leave the process group, if this process is in one."""
     from torch import distributed
 
-    if distributed.is_initialized():
+    # A torch that is built without it has no more than this of torch.distributed.
+    if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
@@ -289,7 +291,7 @@ def _device(
     is_cpu = asked == "cpu" or not torch.cuda.is_available()
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
     problem = problem or _missing_backend("gloo" if is_cpu else "nccl")
-    answers = control.exchange("join", {"host": provenance.host(), "problem": problem})
+    answers = control.exchange("join", {"host": hostname(), "problem": problem})
     if refusal := _refusal(answers, timeout_s):
         # Or rank 0 might take the store along before all have read the answers.
         with contextlib.suppress(LostError):
@@ -345,10 +347,14 @@ def _missing_backend(backend: str) -> str:
 
 def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
     """Return the store that all ranks see: the job's, torchrun's, or one that rank 0 serves."""
+    import torch
     from torch import distributed
 
     if not distributed.is_available():
-        raise RuntimeError("this torch is built without torch.distributed; install one with it")
+        raise RuntimeError(
+            f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
+            "torch.distributed; install one with it"
+        )
     if place.world_size == 1:
         return distributed.HashStore()
     serves = False
@@ -359,7 +365,7 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
             raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
     else:
         _check_meeting(place, environ)
-        host, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT")
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
         prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         # torchrun's agent serves the store itself; under other launchers rank 0 does.
         serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -378,17 +384,17 @@ def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
     if missing:
         is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
+        todo = "start with torchrun" if is_torchrun else "set them to rank 0's host and a free port"
         raise ValueError(
-            f"world size {place.world_size} but {' and '.join(missing)} not set; "
-            + (
-                "start with torchrun"
-                if is_torchrun
-                else "set them to rank 0's host and a free port"
-            )
-            + ", or unset the launcher's variables"
+            f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or unset "
+            "the launcher's variables"
         )
-    if (port := _integer(environ, "MASTER_PORT")) not in PORTS:
-        raise ValueError(f"MASTER_PORT={port} is not a port from 1 to 65535; set it to a free one")
+    port = environ["MASTER_PORT"]
+    if not (port.isdecimal() and int(port) in PORTS):
+        raise ValueError(
+            f"MASTER_PORT={port[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to a "
+            "free one"
+        )
 
 
 def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
@@ -406,7 +412,7 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
         raise RuntimeError(
-            f"rank {rank} on {provenance.host()} cannot {act} the store at {host}:{port} within "
+            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port} within "
             f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
             "this address, and that the nodes reach each other"
         ) from error

@@ -170,13 +170,15 @@ def claimed(text, line="run smoke"):
     return {"line": line, "files": {file: text}, "leaves": ("results/smoke/.lock",)}
 
 
-def led_out(line, *leaves):
-    """A command on results of which a launch is a link out of their folder."""
+def led_out(line, *leaves, place="launches/w1-r0"):
+    """A command on results of which a part is a link out of their folder."""
+    depth = len(Path(place).parts) - 1
+    own = Path("own", *("w1-r0", "journal.jsonl")[depth:])
     files = {
-        "own/journal.jsonl": '{"kind": "launch"}\n',
-        "results/smoke/launches/w1-r0": link("../../../own"),
+        str(own): '{"kind": "launch"}\n',
+        f"results/smoke/{place}": link("../" * (depth + 2) + "own"),
     }
-    says = "results/smoke/launches/w1-r0: leads out of .*results/smoke, to /.*/own; put what is"
+    says = f"results/smoke/{place}.*: leads out of .*results/smoke, to /.*/own.*; put what is"
     return Row(line, says, files, leaves=leaves)
 
 
@@ -641,7 +643,12 @@ RESULTS = {
         leaves=("results/smoke/.lock",),
     ),
     "results: a link out, run": led_out("run smoke --dry-run"),
+    "results: a journal led out, run": led_out(
+        "run smoke --dry-run", place="launches/w1-r0/journal.jsonl"
+    ),
+    "results: all led out, run": led_out("run smoke --dry-run", place="launches"),
     "results: a link out, status": led_out("status results/smoke"),
+    "results: all led out, status": led_out("status results/smoke", place="launches"),
     "results: a link out, collect": led_out("collect results/smoke", "results/smoke/.collect.lock"),
     "report: not there": Row("report gone", "^gone: no such file or folder$"),
     "report: nothing": Row(
@@ -851,13 +858,13 @@ SESSIONS = {
         SLURM_LOCALID="0",
     ),
     "ranks: no port": ranked(
-        "^MASTER_PORT='abc' is not an integer",
+        "^MASTER_PORT='abc' is not a port from 1 to 65535; set it",
         **RANK_0_OF_2,
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="abc",
     ),
     "ranks: port 99999": ranked(
-        "^MASTER_PORT=99999 is not a port",
+        "^MASTER_PORT='99999' is not a port",
         **RANK_0_OF_2,
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="99999",
@@ -1118,45 +1125,71 @@ os.execvp("unshare", [*apart, "sh", "-c", mounted, "sh", *session])
 @pytest.mark.parametrize("journal", ["shared/journal.jsonl", "shared/results/journal.jsonl"])
 def test_results_that_a_host_does_not_share_are_refused_by_all(journal, run_ranks, tmp_path):
     (tmp_path / "shared").mkdir()
-    options = shlex.split(f"--size smoke -k weak --device cpu --journal {journal}")
+    options = shlex.split(f"--size smoke -k weak --device cpu --comm-timeout 6 --journal {journal}")
     session = ("-m", "pytest", ROOT / "bench", *options)
     mount = shlex.join(apart("--mount"))
     zero, one = run_ranks([session, ("-c", UNSHARED, mount, *session)], tmp_path)
     assert (zero.returncode, one.returncode) == (78, 78), one.stderr
     says = (
         f"rank 1 on {socket.gethostname()} (cpu) cannot write {journal}: this host does not see "
-        f"{tmp_path / journal}, which rank 0 has opened; give --journal a folder that every node "
-        "sees and may write to"
+        f"{(tmp_path / journal).parent}, where rank 0 writes; give --journal a folder that every "
+        "node sees and may write to"
     )
     assert says in zero.stdout
     assert (tmp_path / journal).read_text() == ""
 
 
+# A rank takes the part out of its torch, and the command that starts it needs none.
+WITHOUT_IN_RANKS = """
+import sys
+if "bench.trainer.trainer" in sys.orig_argv:
+    import less
+"""
 # torch as it is built without a part of it
 WITHOUT = {
     "gloo": "distributed.distributed_c10d._GLOO_AVAILABLE = False",
-    "torch.distributed": "distributed.is_available = lambda: False; del distributed.HashStore",
+    "torch.distributed": """
+distributed.is_available = lambda: False
+del distributed.HashStore, distributed.is_initialized
+""",
 }
 
 
+@pytest.fixture(params=WITHOUT)
+def less(request, tmp_path):
+    """What is said of a torch without a part, and the folder of a module that takes it out."""
+    (tmp_path / "less.py").write_text(f"from torch import distributed\n{WITHOUT[request.param]}\n")
+    version = re.escape(torch.__version__)
+    says = rf"rank 0 on \S+: torch {version} is built without {request.param}; install one with it"
+    return says, tmp_path
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        (
-            "gloo",
-            rf"rank 0 on \S+: torch {re.escape(torch.__version__)} is built without gloo; install",
-        ),
-        ("torch.distributed", "this torch is built without torch.distributed; install one with it"),
-    ],
-)
-def test_a_torch_without_what_ranks_speak_through_is_refused(part, says, clean_environ, tmp_path):
-    (tmp_path / "less.py").write_text(f"from torch import distributed\n{WITHOUT[part]}\n")
-    less = Session(says, "-p less -k weak --device cpu", {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    ended = start(less, tmp_path / "here", clean_environ)
+def test_a_torch_without_what_ranks_speak_through_is_refused(less, clean_environ):
+    says, folder = less
+    options = "-p less -k weak --device cpu"
+    row = Session(says, options, {"PYTHONPATH": f"{folder}:{ROOT}"})
+    ended = start(row, folder / "here", clean_environ)
     assert ended.returncode == 78
     assert re.search(f"Exit: {says}", ended.stdout), ended.stdout
-    assert_nothing_kept(tmp_path / "here")
+    assert_nothing_kept(folder / "here")
+
+
+@pytest.mark.slow
+def test_training_with_a_torch_without_what_ranks_speak_through_is_refused(less):
+    says, folder = less
+    (folder / "sitecustomize.py").write_text(WITHOUT_IN_RANKS)
+    line = "train --workload mlp:width=64 --data digits --global-batch 64 --device cpu"
+    ended = subprocess.run(
+        [COMMAND, *line.split()],
+        cwd=folder,
+        env=environ(ROOT, PYTHONPATH=f"{folder}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert re.fullmatch(f"Error: {says}\n", ended.stderr), ended.stderr
 
 
 @pytest.mark.slow
@@ -1193,18 +1226,18 @@ def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
     [
         (
             "--workload resnet50 --local-batch 1000000",
-            r"the model resnet50 and \d+\.\d GiB for its batch of 1000000, but \S+ GiB are free",
+            r"the model resnet50 and \d+\.\d GiB for its batch of 1000000, but its share",
         ),
         (
-            "--workload mlp:width=100000,depth=1",
-            r"149\.0 GiB for the model mlp:width=100000,depth=1 and 0\.\d GiB for its batch of ",
+            "--workload mlp:width=1000000,depth=1",
+            r"14901\.3 GiB for the model mlp:width=1000000,depth=1 and 0\.\d GiB for its batch of ",
         ),
     ],
 )
 def test_what_no_memory_holds_fails_before_it_is_allocated(options, says, clean_environ, tmp_path):
     ended = start(Session("", f"-k weak --device cpu {options}"), tmp_path / "h", clean_environ)
     assert ended.returncode == 1
-    assert re.search(f"ValueError: rank 0 needs .*{says}", ended.stdout), ended.stdout
+    assert re.search(rf"ValueError: rank 0 on \S+ needs .*{says}", ended.stdout), ended.stdout
 
 
 @pytest.mark.slow
@@ -1226,12 +1259,12 @@ def test_what_no_memory_holds_fails_before_it_is_allocated(options, says, clean_
             "^global_batch=7 does not divide by world_size=2; choose 6 or 8",
         ),
         (
-            "--workload mlp:width=100000,depth=1 --data digits --global-batch 64",
-            "^rank 0 needs 149.0 GiB for the model mlp:width=100000,depth=1 and 0.0 GiB for a",
+            "--workload mlp:width=1000000,depth=1 --data digits --global-batch 64",
+            r"^rank 0 on \S+ needs 14901\.3 GiB for the model mlp:width=1000000,depth=1 and ",
         ),
         (
             "--workload mlp --data synthetic --num-synthetic 1000000000 --global-batch 64",
-            r"^rank 0 needs 38\d\d\.\d GiB for 1000000000 synthetic items, but \S+ GiB are free; c",
+            r"^rank 0 on \S+ needs 4777\.\d GiB for 1250000000 synthetic items and ",
         ),
     ],
 )

@@ -75,5 +75,5 @@ def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, t
     ]
     zero, one = run_ranks([arguments] * 2, tmp_path)
     assert (zero.returncode, one.returncode) == (1, 1)
-    assert "ValueError: rank 0 needs " in zero.stdout
+    assert "ValueError: rank 0 on " in zero.stdout
     assert "GiB for its batch of 1000000, but " in zero.stdout

@@ -171,11 +171,11 @@ def test_a_single_process_joins_a_world_of_one():
         (TORCHRUN | {"MASTER_ADDR": "localhost"}, r"^world size 4 but MASTER_PORT not set; "),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
-            r"^MASTER_PORT='x' is not an integer; ",
+            r"^MASTER_PORT='x' is not a port from 1 to 65535; set it to a free one$",
         ),
         (
             TORCHRUN | {"MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
-            r"^MASTER_PORT=99999 is not a port from 1 to 65535; set it to a free one$",
+            r"^MASTER_PORT='99999' is not a port from 1 to 65535; set it to a free one$",
         ),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:0"}, r"^LOCKSTEP_STORE='node1:0' is not HOST:PORT"),
         (TORCHRUN | {"LOCKSTEP_STORE": "node1:9"}, r"^LOCKSTEP_STORE is set without LOCKSTEP_S"),

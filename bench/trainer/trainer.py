@@ -30,6 +30,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from bench import data, memory, provenance, workloads, world
+from bench.host import hostname
 from bench.journal import write_atomically
 from bench.train_step import StepConfig, TrainStep, parameter_checksum, unsupported_anywhere
 from bench.trainer.plan import (
@@ -90,7 +91,7 @@ def _system_errors() -> Iterator[None]:
 def _report_failure(path: Path, rank: int, error: Exception) -> None:
     is_user = isinstance(error, ValueError)
     says_where = is_user or " on " in str(error).partition(":")[0]
-    where = "" if says_where else f"rank {rank} on {provenance.host()}: "
+    where = "" if says_where else f"rank {rank} on {hostname()}: "
     report = {"is_user": is_user, "is_agreed": says_where, "message": f"{where}{error}"}
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         json.dump(report, file)
@@ -140,19 +141,27 @@ class Trainer:
             self._restore(state)
 
     def _check_memory(self) -> None:
-        """Refuse a model, a batch or synthetic data that no rank's device or host can hold."""
-        config, exchange = self.config, self.world.control.exchange_all
-        num_on_host = config.num_synthetic if config.data == "synthetic" else 0
-        host = {f"{num_on_host} synthetic items": batch_bytes(self.workload, num_on_host)}
-        device = {
-            f"the model {config.workload}": model_bytes(self.workload, config.momentum > 0),
-            f"a batch of {self.batch.local_batch}": batch_bytes(
-                self.workload, self.batch.local_batch
-            ),
+        """Refuse a model, a batch or synthetic data that a rank's device or host cannot hold."""
+        workload, local_batch = self.workload, self.batch.local_batch
+        model = model_bytes(workload, self.config.momentum > 0)
+        on_device = {
+            f"the model {self.config.workload}": model,
+            f"a batch of {local_batch}": batch_bytes(workload, local_batch),
         }
-        for needed, where in ((host, torch.device("cpu")), (device, self.device)):
-            free = memory.free_bytes(where, self.world.ranks_per_node)
-            memory.refuse_beyond(exchange, needed, free)
+        on_host = {}
+        if self.config.data == "synthetic":
+            num_items = sum(data.synthetic_sizes(self.config.num_synthetic))
+            on_host[f"{num_items} synthetic items"] = batch_bytes(workload, num_items)
+        cpu = torch.device("cpu")
+        if self.device == cpu:
+            self._refuse_beyond(cpu, on_host | on_device)
+        else:
+            self._refuse_beyond(cpu, on_host)
+            self._refuse_beyond(self.device, on_device)
+
+    def _refuse_beyond(self, device: torch.device, needed: Mapping[str, int]) -> None:
+        free = memory.free_bytes(device, self.world.ranks_per_node)
+        memory.refuse_beyond(self.world.control.exchange_all, needed, free)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, write the results, return the summary."""
