@@ -88,8 +88,11 @@ def refuse_link_out(path: Path, folder: Path) -> None:
     """
     there = Path(os.path.realpath(path))  # of a loop of links, which `resolve` raises for, itself
     if not there.is_relative_to(folder.resolve()):
+        above = [one for one in path.parents if one.is_relative_to(folder) and one != folder]
+        link = next((one for one in (*reversed(above), path) if one.is_symlink()), path)
         raise ValueError(
-            f"{path}: leads out of {folder}, to {there}; put what is there in the place of the link"
+            f"{link}: leads out of {folder}, to {os.path.realpath(link)}; put what is there in "
+            "the place of the link"
         )
 
 

@@ -44,7 +44,7 @@ def refuse_beyond(
             raise ValueError(
                 f"rank {rank} on {host} needs {' and '.join(parts)}, but its share of the memory "
                 f"that is free there, or left to its job, is {left / GIB:.1f} GiB; choose a "
-                "smaller model or less data, or give the job more memory"
+                "smaller model, a smaller batch or less data, or give the job more memory"
             )
 
 

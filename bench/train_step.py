@@ -278,5 +278,5 @@ def parameter_checksum(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         flat = parameter.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -178,7 +178,7 @@ def led_out(line, *leaves, place="launches/w1-r0"):
         str(own): '{"kind": "launch"}\n',
         f"results/smoke/{place}": link("../" * (depth + 2) + "own"),
     }
-    says = f"results/smoke/{place}.*: leads out of .*results/smoke, to /.*/own.*; put what is"
+    says = f"results/smoke/{place}: leads out of .*results/smoke, to /.*/own; put what is there"
     return Row(line, says, files, leaves=leaves)
 
 

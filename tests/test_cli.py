@@ -95,7 +95,7 @@ def test_a_refusal_leaves_nothing_behind(refusals, folder):
     ("workload", "sentence"),
     [
         ("nosuchmodel", "no workload 'nosuchmodel': "),
-        ("mlp:depth=0", "workload 'mlp:depth=0': mlp needs width >= 1 and depth >= 1"),
+        ("mlp:depth=0", "workload 'mlp:depth=0': mlp needs width >= 1 and depth >= 1 and <= 1"),
     ],
 )
 def test_an_unknown_workload_is_refused_before_any_launch(folder, workload, sentence):

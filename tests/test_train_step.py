@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,17 @@ def test_the_checksum_sees_one_bit_of_a_parameter_and_no_buffer() -> None:
         model[0].weight[0, 0] = torch.nextafter(model[0].weight[0, 0], torch.tensor(9.0))
     assert parameter_checksum(model) != before
     assert parameter_checksum(torch.nn.ParameterList([torch.tensor(1.0)])) != before
+
+
+def test_the_checksum_on_a_cpu_copies_no_parameter() -> None:
+    model = torch.nn.ParameterList([torch.zeros(2**20)])
+    tracemalloc.start()
+    try:
+        parameter_checksum(model)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20  # of the 4 MiB
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from bench.sizes import MAX_COUNT
+
 if TYPE_CHECKING:
     import torch
 
@@ -172,3 +174,6 @@ def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -
             raise ValueError(f"workload {spec!r} takes no option {key!r}; its options: {takes}")
         if isinstance(allowed[key].default, int) and not isinstance(value, int):
             raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number >= 0")
+        is_ours = str(getattr(builder, "__module__", "")).startswith(__name__)
+        if is_ours and isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"workload {spec!r}: {key}={value} is not {MAX_COUNT} or less")

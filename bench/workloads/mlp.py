@@ -9,12 +9,19 @@ from torch import nn
 from bench.workloads import Workload
 
 NUM_CLASSES = 10
+MAX_DEPTH = 10_000  # to make more layers takes minutes, which nobody measures
 
 
 def mlp(width: int = 1024, depth: int = 4) -> Workload:
-    """Return `depth` square layers of `width` units and a classifier of ten classes."""
-    if width < 1 or depth < 1:
-        raise ValueError(f"mlp needs width >= 1 and depth >= 1, got {width} and {depth}")
+    """Return `depth` square layers of `width` units and a classifier of ten classes.
+
+    Raises:
+        ValueError: The width or the depth is out of range.
+    """
+    if width < 1 or not 1 <= depth <= MAX_DEPTH:
+        raise ValueError(
+            f"mlp needs width >= 1 and depth >= 1 and <= {MAX_DEPTH}, got {width} and {depth}"
+        )
 
     def build() -> nn.Module:
         hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
