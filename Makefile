@@ -34,10 +34,10 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 
 # There is one testbed, whose tests wait for it half of their time: the others run meanwhile.
 test: venv ## Run all tests, those that start ranks and browsers included
-	@said=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f "$$said"' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/python -m pytest -m slurm --durations=10 >"$$said" 2>&1 & beside=$$!; \
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	$(BIN)/python -m pytest -m slurm --durations=10 >"$$said" 2>&1 & testbed=$$!; \
 	$(BIN)/python -m pytest -m "not slurm" --durations=10; rest=$$?; \
-	wait $$beside; testbed=$$?; cat "$$said"; exit $$((rest || testbed))
+	wait $$testbed; testbed=$$?; cat "$$said"; exit $$((rest || testbed))
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"

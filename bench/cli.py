@@ -154,7 +154,7 @@ def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
 
 
 def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
-    log = ladder.results.launch(outcome.name) / "log.txt"
+    log = ladder.results.log_file(outcome.name)
     for failed in outcome.failed:
         click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
     # Where each case has ended, their reasons say it all.

@@ -83,17 +83,22 @@ def opened_lock(path: Path) -> Iterator[IO[str]]:
 def refuse_link_out(path: Path, folder: Path) -> None:
     """Refuse what a link lets stand in a folder; the folder may itself be a link.
 
+    Args:
+        path: A path that begins with the folder's.
+        folder: What it must not lead out of.
+
     Raises:
         ValueError: The link leads out of the folder.
     """
-    there = Path(os.path.realpath(path))  # of a loop of links, which `resolve` raises for, itself
-    if not there.is_relative_to(folder.resolve()):
-        above = [one for one in path.parents if one.is_relative_to(folder) and one != folder]
-        link = next((one for one in (*reversed(above), path) if one.is_symlink()), path)
-        raise ValueError(
-            f"{link}: leads out of {folder}, to {os.path.realpath(link)}; put what is there in "
-            "the place of the link"
-        )
+    parts = [one for one in (*reversed(path.parents), path) if one.is_relative_to(folder)]
+    inside = folder.resolve()
+    for part in parts[1:]:
+        there = os.path.realpath(part)  # of a loop of links, which `resolve` raises for, itself
+        if not Path(there).is_relative_to(inside):
+            raise ValueError(
+                f"{part}: leads out of {folder}, to {there}; put what is there in the place of "
+                "the link"
+            )
 
 
 def _refuse(path: Path, facts: os.stat_result, limit: int) -> None:

@@ -112,30 +112,30 @@ class Folder:
 
         Raises:
             ValueError: The name, which a file of others may have said, leads elsewhere, or would
-                act on a terminal; or a link leads out of the folder.
+                act on a terminal; or a link there leads out of the folder.
         """
         if name in ("", ".", "..") or "/" in name or not name.isprintable():
             raise ValueError(
                 f"{self.path}: {name[:80]!r} is no name of a launch; leave no / and no control "
                 "character in it"
             )
-        path = self.path / "launches" / name
+        return self._own(self.path / "launches" / name)
+
+    def _own(self, path: Path) -> Path:
         files.refuse_link_out(path, self.path)
         return path
 
     def journal(self, name: str) -> Path:
-        """Return the journal of a launch.
-
-        Raises:
-            ValueError: As `launch` does, or a link of the journal's name leads out of the folder.
-        """
-        path = self.launch(name) / "journal.jsonl"
-        files.refuse_link_out(path, self.path)
-        return path
+        """Return the journal of a launch; this and the files below raise as `launch` does."""
+        return self._own(self.launch(name) / "journal.jsonl")
 
     def result_file(self, name: str) -> Path:
         """Return the JSON of a launch, made from its journal."""
-        return self.launch(name) / "result.json"
+        return self._own(self.launch(name) / "result.json")
+
+    def log_file(self, name: str) -> Path:
+        """Return what the processes of a launch said."""
+        return self._own(self.launch(name) / "log.txt")
 
     def names(self) -> list[str]:
         """Return the names of the launches that have begun."""
@@ -185,8 +185,9 @@ class Folder:
 
     def result(self, name: str) -> Any:
         """Return what a launch's JSON holds; None where it is missing, or was cut short."""
+        path = self.result_file(name)
         try:
-            return files.parse(files.content(self.result_file(name)))
+            return files.parse(files.content(path))
         except ValueError:
             return None
 
@@ -225,7 +226,7 @@ class Folder:
         Raises:
             ValueError: The file is no campaign of this format.
         """
-        path = self.claim_file
+        path = self._own(self.claim_file)
         if not path.exists():
             return None
         content = files.content(path)

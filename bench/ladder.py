@@ -131,7 +131,7 @@ class Ladder:
         """Make one launch and return how it ended, where that was not well."""
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
-        path, begun = folder / "log.txt", time.time()
+        path, begun = self.results.log_file(launch.name), time.time()
         with path.open("ab") as log:
             start = log.tell()
             process = subprocess.Popen(

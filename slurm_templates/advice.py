@@ -123,7 +123,7 @@ def _failure(standing: Standing, results: Results) -> str:
 
 def _log(standing: Standing, results: Results) -> Path:
     """Return the log of the launch that wrote last, else the output of the job's script."""
-    logs = [results.launch(name) / "log.txt" for name in standing.job.launches]
+    logs = [results.log_file(name) for name in standing.job.launches]
     there = [path for path in logs if path.exists()]
     output = results.output(standing.job)
     return max(there, key=lambda path: path.stat().st_mtime) if there else output

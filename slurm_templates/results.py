@@ -63,6 +63,7 @@ class Results(Folder):
         for name in self.names():
             yield name, self.journal(name)
         for path in sorted(self.set_aside_folder.glob("*/journal.jsonl")):
+            files.refuse_link_out(path, self.path)
             yield path.parent.name.rpartition("-")[0], path
 
     def output(self, job: Job) -> Path:

@@ -646,6 +646,16 @@ RESULTS = {
     "results: a journal led out, run": led_out(
         "run smoke --dry-run", place="launches/w1-r0/journal.jsonl"
     ),
+    "results: a result led out, run": led_out(
+        "run smoke --dry-run", place="launches/w1-r0/result.json"
+    ),
+    "results: a campaign led out, run": led_out("run smoke --dry-run", place="campaign.json"),
+    "results: a log led out, run": led_out(
+        "run smoke",
+        "results/smoke/.lock",
+        "results/smoke/campaign.json",
+        place="launches/w1-r0/log.txt",
+    ),
     "results: all led out, run": led_out("run smoke --dry-run", place="launches"),
     "results: a link out, status": led_out("status results/smoke"),
     "results: all led out, status": led_out("status results/smoke", place="launches"),
@@ -1132,8 +1142,8 @@ def test_results_that_a_host_does_not_share_are_refused_by_all(journal, run_rank
     assert (zero.returncode, one.returncode) == (78, 78), one.stderr
     says = (
         f"rank 1 on {socket.gethostname()} (cpu) cannot write {journal}: this host does not see "
-        f"{(tmp_path / journal).parent}, where rank 0 writes; give --journal a folder that every "
-        "node sees and may write to"
+        f"{(tmp_path / journal).parent / 'stacks'}, which rank 0 has made; give --journal a folder "
+        "that every node sees and may write to"
     )
     assert says in zero.stdout
     assert (tmp_path / journal).read_text() == ""
@@ -1225,8 +1235,8 @@ def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
     ("options", "says"),
     [
         (
-            "--workload resnet50 --local-batch 1000000",
-            r"the model resnet50 and \d+\.\d GiB for its batch of 1000000, but its share",
+            "--workload resnet50:image=10000 --local-batch 1000000",
+            r"the model resnet50:image=10000 and \d+\.\d GiB for its batch of 1000000, but ",
         ),
         (
             "--workload mlp:width=1000000,depth=1",
@@ -1269,8 +1279,8 @@ def test_what_no_memory_holds_fails_before_it_is_allocated(options, says, clean_
     ],
 )
 def test_training_that_cannot_begin_says_why(options, says, tmp_path):
-    ended = end(Row(f"train {options}", says), tmp_path)
-    assert_one_sentence(Row(f"train {options}", says), ended)
+    row = Row(f"train {options} --device cpu", says)
+    assert_one_sentence(row, end(row, tmp_path))
 
 
 @pytest.mark.slow
