@@ -1,7 +1,6 @@
 """Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak."""
 
 import contextlib
-import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,32 +24,41 @@ _CGROUP_FILES = {
 
 
 def refuse_beyond(
-    exchange: Callable[[str, Any], list[Any]], needed: Mapping[str, int], free: int
+    exchange: Callable[[str, Any], list[Any]],
+    needed: Mapping[str, int],
+    device: "torch.device",
+    ranks_per_node: int,
 ) -> None:
     """Refuse on all ranks, before any of it is made, what one of them has no room for.
 
     Args:
         exchange: Takes a name and this rank's value, returns every rank's.
         needed: What for -> bytes, of this rank.
-        free: Bytes this rank may still take, as `free_bytes` says.
+        device: Where it is to be.
+        ranks_per_node: Ranks that share a host's memory.
 
     Raises:
         ValueError: It does not fit.
     """
+    free = free_bytes(device, ranks_per_node)
     there = exchange(f"room for {', '.join(needed)}", [dict(needed), free, hostname()])
     for rank, (wanted, left, host) in enumerate(there):
         if sum(wanted.values()) > left:
-            parts = (f"{size / GIB:.1f} GiB for {what}" for what, size in wanted.items())
+            parts = " and ".join(f"{size / GIB:.1f} GiB for {w}" for w, size in wanted.items())
             raise ValueError(
-                f"rank {rank} on {host} needs {' and '.join(parts)}, but its share of the memory "
-                f"that is free there, or left to its job, is {left / GIB:.1f} GiB; choose a "
-                "smaller model, a smaller batch or less data, or give the job more memory"
+                f"rank {rank} on {host} needs {parts}, but {_room(device, left)}; choose a smaller "
+                "model, a smaller batch or less data"
             )
+
+
+def _room(device: "torch.device", left: int) -> str:
+    if device.type == "cuda":
+        return f"{left / GIB:.1f} GiB of its GPU are free"
+    return f"its share of what is free on its host, or left to its job, is {left / GIB:.1f} GiB"
 
 
 def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
     """Return what one rank may still take: of its device on a GPU, of its share on a host."""
-    gc.collect()  # what the last case left is free
     if device.type == "cuda":
         import torch
 

@@ -218,8 +218,8 @@ class LaunchSession:
         # Rank 0 has made the folder of stacks, whose name no other rank has looked up before.
         while not (seen := [p for p in (path, of_rank_0) if stacks_file(p, 0).parent.is_dir()]):
             if time.monotonic() > end:
-                folder = of_rank_0.parent
-                raise FileNotFoundError(f"this host does not see {folder}, where rank 0 writes")
+                made = stacks_file(of_rank_0, 0).parent
+                raise FileNotFoundError(f"this host does not see {made}, which rank 0 has made")
             time.sleep(0.1)
         watchdog = Watchdog(stacks_file(seen[0], self.world.rank))
         self.watchdog.close()

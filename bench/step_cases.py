@@ -1,5 +1,6 @@
 """How a training step is measured: build, warm up, time, then check that it trained."""
 
+import gc
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ def _skip_unless_supported(harness: Harness, precision: str) -> None:
 
     from bench.train_step import unsupported
 
+    gc.collect()  # what the last case left is free once all ranks have done so
     # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
     found = harness.exchange("support", {"reason": unsupported(precision, harness.device)})
     reasons = [rank["reason"] for rank in found if rank["reason"]]
@@ -115,7 +117,8 @@ def _build(
             f"the model {model.name}": model_bytes(model, config.momentum > 0),
             f"its batch of {local_batch}": batch_bytes(model, local_batch),
         },
-        memory.free_bytes(harness.device, harness.world.ranks_per_node),
+        harness.device,
+        harness.world.ranks_per_node,
     )
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)

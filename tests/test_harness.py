@@ -71,7 +71,7 @@ def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
 def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, tmp_path):
     arguments = [
         *(*SMOKE, "-m", "weak"),
-        *("--local-batch", "1000000", "--workload", "resnet50", "--comm-timeout", "30"),
+        *("--local-batch", "1000000", "--workload", "resnet50:image=10000", "--comm-timeout", "30"),
     ]
     zero, one = run_ranks([arguments] * 2, tmp_path)
     assert (zero.returncode, one.returncode) == (1, 1)

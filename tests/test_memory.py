@@ -1,18 +1,20 @@
 """What a rank may take: the host's memory, what its control groups leave of it, and the peak."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from cluster import missing
 
-from bench import memory, workloads
+from bench import memory, step_cases, workloads
 from bench.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 CPU = torch.device("cpu")
@@ -104,7 +106,7 @@ def test_a_host_without_control_groups_leaves_all_it_has(monkeypatch, tmp_path):
     assert memory.left_in_groups() == []
 
 
-def test_what_the_last_case_left_in_a_cycle_is_free():
+def test_what_the_last_case_left_in_a_cycle_is_free_before_the_ranks_meet():
     class Left:
         """What is reached from itself alone."""
 
@@ -112,21 +114,40 @@ def test_what_the_last_case_left_in_a_cycle_is_free():
     left.own = left
     seen = weakref.ref(left)
     del left
-    memory.free_bytes(CPU, 1)
-    assert seen() is None
+    met = []
+
+    def exchange(_, own):
+        met.append(seen())
+        return [own]
+
+    step_cases._skip_unless_supported(SimpleNamespace(device=CPU, exchange=exchange), "fp32")
+    assert met == [None]
 
 
-def test_what_fits_is_let_through_and_what_does_not_names_the_rank():
+def test_what_fits_is_let_through_and_what_does_not_names_the_rank(monkeypatch):
     def exchange(_, own):
         return [own, [{"a model": 3 * 2**30, "a batch": 2**30}, 3 * 2**30, "n2"]]
 
-    memory.refuse_beyond(lambda _, own: [own], {"a model": 5}, free=5)
-    with pytest.raises(
-        ValueError,
-        match=r"^rank 1 on n2 needs 3\.0 GiB for a model and 1\.0 GiB for a batch, but its share "
-        r".* is 3\.0 GiB; choose a smaller model",
-    ):
-        memory.refuse_beyond(exchange, {"a model": 0, "a batch": 0}, free=1)
+    memory.refuse_beyond(lambda _, own: [own], {"a model": 5}, CPU, 1)
+    needs = r"^rank 1 on n2 needs 3\.0 GiB for a model and 1\.0 GiB for a batch, but "
+    with pytest.raises(ValueError, match=rf"{needs}its share .* is 3\.0 GiB; choose a smaller"):
+        memory.refuse_beyond(exchange, {"a model": 0}, CPU, 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda device, ranks_per_node: 1)
+    with pytest.raises(ValueError, match=rf"{needs}3\.0 GiB of its GPU are free; choose a smaller"):
+        memory.refuse_beyond(exchange, {"a model": 0}, torch.device("cuda"), 1)
+
+
+def test_what_a_batch_keeps_for_the_next_one_has_memory():
+    @functools.cache
+    def table():
+        return torch.arange(10.0)
+
+    def make_batch(num_items, device, _):
+        return table()[:num_items].to(device), table()[:num_items].to(device)
+
+    workload = workloads.Workload("own", lambda: torch.nn.Identity(), make_batch, torch.sub)
+    assert batch_bytes(workload, 3) == 2 * 4 * 3
+    assert make_batch(2, CPU, None)[0].tolist() == [0.0, 1.0]
 
 
 def test_a_model_takes_its_parameters_four_times_with_momentum():

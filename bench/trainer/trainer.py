@@ -160,8 +160,8 @@ class Trainer:
             self._refuse_beyond(self.device, on_device)
 
     def _refuse_beyond(self, device: torch.device, needed: Mapping[str, int]) -> None:
-        free = memory.free_bytes(device, self.world.ranks_per_node)
-        memory.refuse_beyond(self.world.control.exchange_all, needed, free)
+        exchange = self.world.control.exchange_all
+        memory.refuse_beyond(exchange, needed, device, self.world.ranks_per_node)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, write the results, return the summary."""

@@ -21,7 +21,8 @@ def flop_per_item(workload: Workload) -> float | None:
         batch cannot be made on the meta device.
     """
     try:
-        model, (inputs, targets) = _model(workload), _batch(workload, _COUNTED_ITEMS)
+        model = _model(workload)
+        inputs, targets = (part.to(_META) for part in _batch(workload, _COUNTED_ITEMS))
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(workload.loss(model(inputs), targets))
     except Exception:  # noqa: BLE001, of the user's code: what is not known is no failure
@@ -63,5 +64,5 @@ def _model(workload: Workload) -> torch.nn.Module:
 
 
 def _batch(workload: Workload, num_items: int) -> tuple[torch.Tensor, torch.Tensor]:
-    with _META:
-        return workload.make_batch(num_items, _META, None)
+    # Not within _META: what the user's code keeps for later batches would have no memory.
+    return workload.make_batch(num_items, _META, None)
