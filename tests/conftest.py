@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import measured as campaigns
 import pytest
 from launched import environ
 
@@ -26,6 +27,12 @@ def pytest_configure() -> None:
 def clean_environ() -> dict[str, str]:
     """This process's variables without those of a launcher or of pytest, and with tests' own."""
     return environ(ROOT)
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the campaigns of `measured.py`, measured once; read only, so copy to change."""
+    return campaigns.measure(campaigns.kept(tmp_path_factory.mktemp("measured")))
 
 
 @pytest.fixture(scope="session")
