@@ -133,8 +133,8 @@ def _say_unequal_ranks(series: "list[Series]") -> None:
 def _say_lost(results: "Results") -> None:
     from reports.facts import lost
 
-    for why in results.unread:
-        click.echo(f"left out: {why}", err=True)
+    for one in results.unread:
+        click.echo(f"left out: {one}", err=True)
     gaps = lost(results)
     for what, why, launches in gaps[:MAX_GAPS]:
         # What follows is a reason, with its traceback: the page has room for it.

@@ -22,7 +22,8 @@ def copied(
                 str(path),
                 f"{path}: launch {name} is already read from {other.path}; give each launch once, "
                 "since a copy is no repeat",
-            )
+                values=(name, str(other.path)), launches=(other.name,),
+            )  # fmt: skip
     return None
 
 
@@ -38,7 +39,10 @@ def mixed_launches(launches: list[Launch]) -> Iterator[Conflict]:
             seen.add((name, str(facts[name])))
             both = f"launches {known[0].name} and {launch.name}"
             differ = f"differ in {name} ({value} and {facts[name]})"
-            yield Conflict(name, both, f"{both} {differ} and are not pooled; report them apart")
+            yield Conflict(
+                name, both, f"{both} {differ} and are not pooled; report them apart",
+                values=(value, facts[name]), launches=(known[0].name, launch.name),
+            )  # fmt: skip
 
 
 def mixed_cases(rows: list[Row]) -> Iterator[Conflict]:
@@ -79,6 +83,9 @@ def _case_conflict(name: str, one: Row, two: Row) -> Conflict:
         f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
         f"{getattr(two, name)} in launch {two.launch}; report them apart",
         one.case,
+        values=(getattr(one, name), getattr(two, name)),
+        launches=(one.launch, two.launch),
+        world_sizes=(one.world_size, two.world_size),
     )
 
 

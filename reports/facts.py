@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports import formats
+from reports import gaps as missing
 from reports.formats import counted
+from reports.gaps import Gap
 from reports.parts import MAX_ROWS, Panel, panel, table
 from reports.results import Launch, Results
 from reports.scaling import Series
@@ -36,12 +38,32 @@ def flags(series: Sequence[Series]) -> Panel | None:
 
 def gaps(results: Results) -> list[tuple[str, str, str]]:
     """Return what was not measured as (what, why, launches), equal lines joined."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for launch in results.launches:
-        for what, why in _launch_gaps(launch, results):
-            found.setdefault((what, why), []).append(launch.name)
-    lines = [(what, why, formats.listed(names, 8)) for (what, why), names in found.items()]
-    return _launches_not_run(results) + _folded(lines)
+    return _listed_gaps(missing.gaps(results))
+
+
+def lost(results: Results) -> list[tuple[str, str, str]]:
+    """Return the gaps that another run could fill: all but what was skipped for a reason."""
+    return _listed_gaps([gap for gap in missing.gaps(results) if gap.kind != "skipped"])
+
+
+def _listed_gaps(found: Sequence[Gap]) -> list[tuple[str, str, str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for gap in found:
+        names.setdefault((_what(gap), _why(gap)), []).append(gap.launch)
+    lines = [(what, why, formats.listed(who, 8)) for (what, why), who in names.items()]
+    return _folded(lines)
+
+
+def _what(gap: Gap) -> str:
+    return f"every case at world size {gap.world_size}" if gap.case is None else gap.case
+
+
+def _why(gap: Gap) -> str:
+    if gap.kind in ("failed", "skipped"):
+        return f"{gap.kind}: {gap.reason}"
+    if gap.kind == "not-run":
+        return "the launch was planned and left no result"
+    return "expected, but the launch holds no result"
 
 
 def _folded(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
@@ -52,48 +74,6 @@ def _folded(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     return [
         (cases[0] if len(cases) == 1 else f"{test}, {counted(len(cases), 'case')}", why, launches)
         for (test, why, launches), cases in alike.items()
-    ]
-
-
-def lost(results: Results) -> list[tuple[str, str, str]]:
-    """Return the gaps that another run could fill: all but what was skipped for a reason."""
-    return [gap for gap in gaps(results) if not gap[1].startswith("skipped")]
-
-
-def _launch_gaps(launch: Launch, results: Results) -> list[tuple[str, str]]:
-    facts = launch.facts
-    given = [(entry, "failed") for entry in facts.get("failed") or []]
-    given += [(entry, "skipped") for entry in facts.get("skipped") or []]
-    lines = [
-        (_short(entry.get("case")), f"{what}: {entry.get('reason', 'no reason recorded')}")
-        for entry, what in given
-    ]
-    known = {case for case, _ in lines}
-    known |= {row.case for row in results.rows if row.launch == launch.name}
-    lines += [
-        (_short(case), "expected, but the launch holds no result")
-        for case in facts.get("expected") or []
-        if _short(case) not in known
-    ]
-    return lines
-
-
-def _short(case: object) -> str:
-    """Return a case's name as its result has it, without the file that holds the test."""
-    text = str(case)
-    return text.partition(".py::")[2] or text
-
-
-def _launches_not_run(results: Results) -> list[tuple[str, str, str]]:
-    there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
-    missing: dict[object, list[str]] = {}
-    for planned in results.campaign.get("launches", []):
-        if str(planned.get("name")) not in there:
-            missing.setdefault(planned.get("world_size"), []).append(str(planned.get("name")))
-    why = "the launch was planned and left no result"
-    return [
-        (f"every case at world size {size}", why, formats.listed(names, 8))
-        for size, names in missing.items()
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import record
 from reports import conflicts, field_types, rows, sources
-from reports.results import Launch, Results
+from reports.results import Launch, Results, Unread
 from reports.sources import JOURNAL, RESULT
 
 # What the summary of a training run holds, and no pytest-benchmark file.
@@ -66,7 +66,7 @@ def gather(paths: Iterable[Path]) -> Results:
                 _read_one(source, results)
     if not results.rows and not results.launches:
         if results.unread:
-            raise ValueError(results.unread[0])
+            raise ValueError(str(results.unread[0]))
         raise ValueError("the files hold no result; measure first, or import a table")
     results.conflicts += [
         *conflicts.mixed_launches(results.launches),
@@ -84,7 +84,7 @@ def _read_one(source: Path, results: Results) -> None:
     except ValueError as error:
         if not sources.in_campaign(source):
             raise
-        results.unread.append(str(error))
+        results.unread.append(Unread(str(error), source))
         return
     _take(path, document, results)
 

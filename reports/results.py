@@ -113,12 +113,34 @@ class Conflict:
         where: The launches, or the case and its launches.
         message: The fact with both values, and what to do.
         case: The case concerned; None where all of a launch is.
+        values: The fact in the first and in the second of the launches.
+        launches: Their names.
+        world_sizes: World size of the case in each of them.
     """
 
     fact: str
     where: str
     message: str
     case: str | None = None
+    values: tuple[Any, ...] = ()
+    launches: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A launch of a campaign that cannot be read.
+
+    Attributes:
+        reason: The whole sentence, which begins with the file.
+        path: The file.
+    """
+
+    reason: str
+    path: Path
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass
@@ -130,7 +152,7 @@ class Results:
         launches: The launches found, in order of their path.
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
-        unread: Launches of a campaign that cannot be read: which file, and why.
+        unread: Launches of a campaign that cannot be read.
         conflicts: What forbids pooling the launches and cases; empty after `load`.
     """
 
@@ -138,7 +160,7 @@ class Results:
     launches: list[Launch] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
 
     @property

@@ -126,7 +126,7 @@ def _subset_explained(given: _Given) -> Verdict:
     gaps = facts.gaps(given.results)
     bare = [what for what, why, _ in gaps if not why.startswith(("skipped", "failed"))]
     if bare or given.results.unread:
-        lost = [*bare, *given.results.unread]
+        lost = [*bare, *map(str, given.results.unread)]
         return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
     if gaps:
         return True, f"{counted(len(gaps), 'gap')}, each with its reason under Not measured"

@@ -270,16 +270,16 @@ FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
 
 PLANTED: dict[str, Planted] = {
     "strong, but the global batch doubles at 2": Planted(
-        "constant-work", "strong[64], world sizes 1 and 2",
+        "constant-work", "strong[64] at world size 1, 2",
         lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
     ),
     "weak, but the local batch halves at 4": Planted(
-        "constant-work", "weak[64], world sizes 1 and 4",
+        "constant-work", "weak[64] at world size 1, 4",
         lambda root: measured(root, 2, (Case("weak[64]", "weak", weak, at(
             4, local_batch=32, global_batch=128, samples_per_step=128)),)),
     ),
     "repeats of one point with other samples": Planted(
-        "constant-work", "strong[64], world size 2, launches w2-r0 and w2-r1",
+        "constant-work", "strong[64] at world size 2, launches w2-r0 and w2-r1",
         lambda root: measured(root, 3, (Case(changes=lambda size, repeat: {
             "samples_per_step": 72} if (size, repeat) == (2, 1) else {}),)),
     ),
@@ -332,7 +332,7 @@ PLANTED: dict[str, Planted] = {
         also=("super-linear",),
     ),
     "a log of images/s counted once per rank": Planted(
-        "doubled-world-size", "world size 2, job 902",
+        "doubled-world-size", "world size 2, launch job 902",
         lambda root: cited(root, *epochs(float)), also=("fixed-epochs", "no-repeat"),
     ),
     "hours and throughput that part": Planted(
@@ -455,7 +455,7 @@ PLANTED: dict[str, Planted] = {
             "image_sha256": "cd34"}} if n == 8 else {}),
     ),
     "fp32 and bf16 under one name": Planted(
-        "mixed-cases", "strong[64], world sizes 1 and 2, launches w1-r0 and w2-r2",
+        "mixed-cases", "strong[64] at world size 1, 2, launches w1-r0 and w2-r2",
         lambda root: measured(root, 29, (Case(changes=lambda n, r: {"precision": "bf16"} if (
             n, r) == (2, 2) else {}),)),
     ),
@@ -490,17 +490,17 @@ PLANTED: dict[str, Planted] = {
     ),
     "a launch cut short on disk": Planted("unreadable-launch", "w4-r1", cut),
     "a case that failed once": Planted(
-        "failed-case", "weak[64], launch w4-r2",
+        "failed-case", "weak[64] at world size 4, launch w4-r2",
         lambda root: measured(root, 38, facts=lambda n, r: {"failed": [
             {"case": "weak[64]", "reason": "rank 1 ran out of memory"}]} if (
                 n, r) == (4, 2) else {}),
     ),
     "a launch that never ran": Planted(
-        "missing-case", "every case at world size 16, launch w16-r0",
+        "missing-case", "world size 16, launch w16-r0",
         lambda root: planned(measured(root, 39), "w16-r0"),
     ),
     "a case of which nothing is there": Planted(
-        "missing-case", "weak[64], launch w2-r1",
+        "missing-case", "weak[64] at world size 2, launch w2-r1",
         lambda root: measured(root, 40, facts=lambda n, r: {
             "expected": ["bench/test_x.py::strong[64]", "bench/test_x.py::weak[64]"]} if (
                 n, r) == (2, 1) else {}),

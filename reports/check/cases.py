@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any
 
-from reports.check.evidence import Evidence, Hit, at
+from reports.check.evidence import Evidence, Hit, hit
 from reports.formats import listed
 from reports.results import UNEQUAL
 from reports.settings import equal_buckets
@@ -25,20 +25,19 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
             flag = next((flag for flag in point.flags if FELL_BACK.search(flag)), None)
             used = row.checks.get("precision", row.precision)
             if asked not in (None, used) or used != row.precision:
-                fact = f"{asked or row.precision} was asked for, {used} was computed"
-                yield Hit(at(one, point.world_size), fact)
+                wanted = asked or row.precision
+                yield hit("other-precision", one, point.world_size, asked=wanted, used=used)
             elif flag:
-                yield Hit(at(one, point.world_size), flag)
+                yield hit("flag", one, point.world_size, flag=flag)
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
     """Two bucket sizes gave DDP the very same buckets."""
     buckets = [one for one in evidence.measured if one.row.study == "bucket"]
     for workload, caps, sizes in equal_buckets(buckets):
-        yield Hit(
-            f"{workload} at world size {listed(sizes)}",
-            f"bucket_cap_mb {listed(caps)} gave the same buckets",
-        )
+        cases = [one.case for one in buckets if one.row.workload == workload]
+        values = {"caps": listed(caps), "workload": workload}
+        yield Hit("equal-buckets", values, tuple(cases), tuple(sizes))
 
 
 def above_peak(evidence: Evidence) -> Iterator[Hit]:
@@ -47,7 +46,7 @@ def above_peak(evidence: Evidence) -> Iterator[Hit]:
         for point in one.points:
             found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
             if found > 1:
-                yield Hit(at(one, point.world_size), f"{found:.2f} times the datasheet peak")
+                yield hit("over-peak", one, point.world_size, factor=found)
 
 
 def wrong_result(evidence: Evidence) -> Iterator[Hit]:
@@ -56,11 +55,11 @@ def wrong_result(evidence: Evidence) -> Iterator[Hit]:
         for point in one.points:
             for row in point.rows:
                 failed = sorted(name for name, held in row.checks.items() if held is False)
-                where = at(one, point.world_size)
+                place = (one, point.world_size)
                 if failed:
-                    yield Hit(where, f"{listed(failed)} did not hold", launches=(row.launch,))
+                    yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
                 if _loss_rose(row.checks):
-                    yield Hit(where, "the loss rose over the timed steps", launches=(row.launch,))
+                    yield hit("loss-rose", *place, launches=[row.launch])
 
 
 def _loss_rose(checks: dict[str, Any]) -> bool:
@@ -74,8 +73,8 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
         for point in one.points:
             for flag in point.flags:
                 if not TOLD.search(flag):
-                    launches = tuple(row.launch for row in point.rows if flag in row.flags)
-                    yield Hit(at(one, point.world_size), flag, launches=launches)
+                    names = [row.launch for row in point.rows if flag in row.flags]
+                    yield hit("flag", one, point.world_size, launches=names, flag=flag)
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:
@@ -84,4 +83,4 @@ def not_measured(evidence: Evidence) -> Iterator[Hit]:
         if one.row.origin == "target":
             notes = evidence.table(one).get("notes") or [""]
             said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
-            yield Hit(at(one), f"its numbers are targets{said}")
+            yield hit("targets", one, note=said)

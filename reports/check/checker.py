@@ -1,20 +1,20 @@
 """The table of rules, and what they find in a set of results.
 
-A rule is one function of this package and one row of `TABLE`: name, severity, why it matters, what
+A rule is one function of this package and one row of `TABLE`: name, level, why it matters, what
 to do. An error makes the set no valid scaling study until it is mended; a warning limits what may
 be concluded from it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from reports.check import cases, ladder, launches, work
-from reports.check.evidence import Evidence, Hit, joined
-from reports.lines import plain
-from reports.results import Results
+from reports.check import cases, ladder, launches, wording, work
+from reports.check.evidence import Evidence, Hit
+from reports.results import Results, Row
 
-Severity = Literal["error", "warning"]
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rule:
     """
 
     name: str
-    severity: Severity
+    level: Level
     why: str
     action: str
     check: "Callable[[Evidence], Iterator[Hit]]"
@@ -40,16 +40,52 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that a set of results breaks, and where: file, launch, case, table or world size."""
+    """A rule that a set of results breaks, and what it has found where.
+
+    Attributes:
+        hit: The fact with its values, and the cases, world sizes and launches it concerns.
+        why: What comes of it.
+    """
 
     rule: str
-    severity: Severity
-    where: str
-    message: str
+    level: Level
+    hit: Hit
+    why: str
     action: str
 
+    @property
+    def where(self) -> str:
+        """Which cases, world sizes and launches it concerns, in words."""
+        return wording.where(self.hit)
 
-TABLE: tuple[tuple[str, Severity, str, str, Callable[[Evidence], Iterator[Hit]]], ...] = (
+    @property
+    def message(self) -> str:
+        """What was found, and what comes of it, in a sentence without its full stop."""
+        return f"{wording.fact(self.hit)}: {self.why}"
+
+    def touches(self, row: Row) -> bool:
+        """Tell whether a result is concerned: by its case and world size, else by its launch.
+
+        A point pools its launches, so what is wrong in one of them concerns all.
+        """
+        hit = self.hit
+        if not (hit.cases or hit.world_sizes):
+            return not hit.launches or row.launch in hit.launches
+        in_cases = not hit.cases or row.case in hit.cases
+        return in_cases and (not hit.world_sizes or row.world_size in hit.world_sizes)
+
+    def record(self) -> dict[str, Any]:
+        """Return the finding as `--json` prints it."""
+        hit = self.hit
+        return {
+            "rule": self.rule, "level": self.level, "kind": hit.kind, "cases": list(hit.cases),
+            "world_sizes": list(hit.world_sizes), "launches": list(hit.launches),
+            "values": dict(hit.values), "where": self.where, "message": self.message,
+            "action": self.action,
+        }  # fmt: skip
+
+
+TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], ...] = (
     (
         "constant-work", "error", "the points do different work, and no ratio compares them",
         "measure every size with one batch: the global batch for strong scaling, the local for "
@@ -205,19 +241,26 @@ def check(results: Results) -> list[Finding]:
     """
     evidence = Evidence(results)
     found = [_finding(rule, hit) for rule in RULES for hit in _merged(rule.check(evidence))]
-    return sorted(dict.fromkeys(found), key=lambda one: one.severity != "error")
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that make a number wrong or not comparable."""
+    return [one for one in findings if one.level == "error"]
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:
     """Return hits with those that differ in their launches alone as one."""
-    launches: dict[Hit, list[str]] = {}
+    alike: dict[str, list[Hit]] = {}
     for hit in hits:
-        launches.setdefault(replace(hit, launches=()), []).extend(hit.launches)
-    return [replace(hit, launches=tuple(dict.fromkeys(names))) for hit, names in launches.items()]
+        alike.setdefault(repr(replace(hit, launches=())), []).append(hit)
+    return [
+        replace(
+            same[0], launches=tuple(dict.fromkeys(name for hit in same for name in hit.launches))
+        )
+        for same in alike.values()
+    ]
 
 
 def _finding(rule: Rule, hit: Hit) -> Finding:
-    noun = "launch" if len(hit.launches) == 1 else "launches"
-    places = [hit.where, f"{noun} {joined(hit.launches)}" if hit.launches else ""]
-    where, message = plain(", ".join(filter(None, places))), plain(f"{hit.fact}: {rule.why}")
-    return Finding(rule.name, rule.severity, where, message, hit.action or rule.action)
+    return Finding(rule.name, rule.level, hit, rule.why, wording.ACTIONS.get(hit.kind, rule.action))

@@ -24,7 +24,8 @@ Examples:
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
 Of tables, times and throughput that one import brought in for the same sizes are taken for one
 run, unless a model, precision, scaling or source that they state parts them.
---json prints {"findings": [{"rule", "severity", "where", "message", "action"}]}.
+--json prints {"findings": [...]}, of each its rule, level, kind, cases, world_sizes, launches and
+values, and where, message and action as text.
 Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read.
 """
 
@@ -49,10 +50,10 @@ def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rule
 
     found = checker.check(gather(paths))
     if as_json:
-        click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
+        click.echo(json.dumps({"findings": [one.record() for one in found]}, indent=1))
     else:
         _print_findings(found)
-    ctx.exit(any(one.severity == "error" for one in found))
+    ctx.exit(any(one.level == "error" for one in found))
 
 
 def _print_findings(found: "list[Finding]") -> None:
@@ -60,11 +61,11 @@ def _print_findings(found: "list[Finding]") -> None:
 
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for one in found:
-        key = (one.severity, one.rule, one.message, one.action)
+        key = (one.level, one.rule, one.message, one.action)
         groups.setdefault(key, []).append(one.where)
-    for (severity, rule, message, action), places in groups.items():
-        _print_group(f"{severity} {rule}", places, message, action)
-    counts = [sum(one.severity == name for one in found) for name in ("error", "warning")]
+    for (level, rule, message, action), places in groups.items():
+        _print_group(f"{level} {rule}", places, message, action)
+    counts = [sum(one.level == name for one in found) for name in ("error", "warning")]
     click.echo(f"{counted(counts[0], 'error')}, {counted(counts[1], 'warning')}")
 
 
@@ -83,7 +84,7 @@ def _print_rules(as_json: bool) -> None:
     from reports.check.checker import RULES
 
     rows = [
-        {"rule": one.name, "severity": one.severity, "what": one.what, "why": one.why,
+        {"rule": one.name, "level": one.level, "what": one.what, "why": one.why,
          "action": one.action}
         for one in RULES
     ]  # fmt: skip
@@ -91,5 +92,5 @@ def _print_rules(as_json: bool) -> None:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return
     for row in rows:
-        head = f"{row['rule']:23}{row['severity']:9}"
+        head = f"{row['rule']:23}{row['level']:9}"
         click.echo(click.wrap_text(row["what"], WIDTH, head, " " * len(head)))

@@ -1,7 +1,7 @@
-"""What the rules of a check look at, and what they say."""
+"""What the rules of a check look at, and the record of what they find."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,18 +18,25 @@ APART = 1.25
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule has found.
+    """What a rule has found, as a record; `reports.check.wording` turns it into a sentence.
 
     Attributes:
-        where: A file, a case, a table, a size; nothing where the launches say it all.
-        action: What to do, in place of the rule's action.
-        launches: In which launches; what differs in nothing else is one finding.
+        kind: Which fact it is, a key of `wording.FACTS`.
+        values: The numbers and names of the fact, by the names that its sentence uses.
+        cases: Cases or tables concerned; empty where all of the launches or sizes are.
+        world_sizes: World sizes concerned; empty where all are.
+        launches: Launches concerned; empty where all are. Hits that differ in nothing else are one.
+        is_table: Whether the cases are imported tables.
+        path: The file concerned, where no launch is.
     """
 
-    where: str
-    fact: str
-    action: str = ""
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = ()
     launches: tuple[str, ...] = ()
+    is_table: bool = False
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,23 +75,25 @@ class Evidence:
         """Return what an imported table says of itself; empty where it has another name."""
         return self.results.tables.get(series.case, {})
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the cases of all launches as they are stored; the files are read once more.
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Return the cases of all launches as they are stored; the files are read once more.
 
         Raises:
             ValueError: A file can no longer be read.
         """
-        for launch in self.results.launches:
-            for entry in document(launch.path)["benchmarks"]:
-                block = (entry.get("extra_info") or {}).get(KEY)
-                if block:
-                    yield Entry(launch, entry["name"], block, entry["stats"])
+        return [
+            Entry(launch, entry["name"], block, entry["stats"])
+            for launch in self.results.launches
+            for entry in document(launch.path)["benchmarks"]
+            if (block := (entry.get("extra_info") or {}).get(KEY))
+        ]
 
 
-def at(series: Series, *sizes: int) -> str:
-    """Name a case or a table, and world sizes of it."""
-    name = series.case if series.row.origin == "measured" else f"table {series.case}"
-    return f"{name} at world size {', '.join(map(str, sizes))}" if sizes else name
+def hit(kind: str, series: Series, *sizes: int, launches: Sequence[str] = (), **values: Any) -> Hit:
+    """Return what was found in a series, at these world sizes or at all."""
+    is_table = series.row.origin != "measured"
+    return Hit(kind, values, (series.case,), sizes, tuple(launches), is_table)
 
 
 def are_apart(point: Point) -> bool:
@@ -96,9 +105,3 @@ def batches(series: Series, name: str) -> list[int]:
     """Return a batch at each size where all points know it, else nothing."""
     found = [getattr(point.rows[0], name) for point in series.points]
     return found if None not in found else []
-
-
-def joined(values: Sequence[object]) -> str:
-    """Return values as text: 1, 2 and 4."""
-    texts = [str(value) for value in values]
-    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from reports.check.evidence import Evidence, Hit, are_apart, at
-from reports.formats import percent, percent_span
+from reports.check.evidence import Evidence, Hit, are_apart, hit
+from reports.formats import percent_span
 from reports.predict.models import TOLERANCE, breaks, growth_interval
 from reports.scaling import Point, Series
 from reports.statistics import Interval
@@ -27,11 +27,11 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
             span = (grown[0] / factor, grown[1] / factor) if grown else None
             low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
             if low > 1:
-                said = f" ({percent_span(span)} %)" if span else ", without an interval"
-                yield Hit(
-                    at(one, point.world_size),
-                    f"efficiency is {percent(point.parallel_efficiency)} %{said}",
-                )
+                kind = "efficiency" if span else "efficiency-alone"
+                yield hit(
+                    kind, one, point.world_size, efficiency=point.parallel_efficiency,
+                    span=percent_span(span),
+                )  # fmt: skip
 
 
 def _growth(series: Series, point: Point, other: Point) -> Interval | None:
@@ -44,17 +44,14 @@ def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.ladders:
         for small, large in pairwise(point.world_size for point in one.points):
             if large > WIDEST_STEP * small:
-                yield Hit(at(one, small, large), f"nothing stands between {small} and {large}")
+                yield hit("gap", one, small, large, small=small, large=large)
 
 
 def no_baseline(evidence: Evidence) -> Iterator[Hit]:
     """The smallest size of a curve is above 1."""
     for one in evidence.ladders:
         if one.baseline > 1:
-            yield Hit(
-                at(one, one.baseline),
-                f"the smallest size is {one.baseline}, so efficiency there is 1 by definition",
-            )
+            yield hit("baseline", one, one.baseline, size=one.baseline)
 
 
 def broken_curve(evidence: Evidence) -> Iterator[Hit]:
@@ -68,7 +65,7 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
             index = sizes.index(size)
             # Where launches disagree, nobody knows which of them the curve goes through.
             if size not in odd and not any(map(are_apart, one.points[index - 1 : index + 1])):
-                yield Hit(at(one, size), what)
+                yield hit("curve", one, size, what=what)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:
@@ -76,11 +73,10 @@ def outlier(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.ladders:
         for left, point, right in _dips(one):
             expected = _between(left, right, point.world_size)
-            yield Hit(
-                at(one, point.world_size),
-                f"{percent(1 - point.rate / expected)} % below the line through "
-                f"{left.world_size} and {right.world_size}",
-            )
+            yield hit(
+                "odd-point", one, point.world_size, loss=1 - point.rate / expected,
+                left=left.world_size, right=right.world_size,
+            )  # fmt: skip
 
 
 def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from reports import facts
-from reports.check.evidence import Evidence, Hit, are_apart, at, joined
+from reports import gaps
+from reports.check.evidence import Evidence, Hit, are_apart, hit
 from reports.check.work import BATCHES
-from reports.formats import counted, percent
+from reports.gaps import Gap
 from reports.results import COPY, UNEQUAL, Launch, Row
 from reports.sources import JOURNAL
 
@@ -23,14 +23,18 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
         if conflict.case is None and conflict.fact != COPY:
-            yield Hit(conflict.where, conflict.message.partition(" and are not pooled")[0])
+            values = {"fact": conflict.fact, "both": conflict.values}
+            yield Hit("provenance-differs", values, launches=conflict.launches)
 
 
 def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
     """One case name means another workload, precision or scaling in another launch."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
-            yield Hit(conflict.where, conflict.message.partition("; report")[0])
+            yield Hit(
+                "case-differs", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
+                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
+            )  # fmt: skip
 
 
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:
@@ -38,11 +42,8 @@ def oversubscription(evidence: Evidence) -> Iterator[Hit]:
     for launch in evidence.results.launches:
         for host, threads, cores in _crowds(launch):
             if threads > cores:
-                yield Hit(
-                    f"host {host}",
-                    f"{threads} threads of ranks share {counted(cores, 'core')}",
-                    launches=(launch.name,),
-                )
+                values = {"host": host, "threads": threads, "cores": cores}
+                yield Hit("crowded", values, launches=(launch.name,))
 
 
 def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
@@ -69,7 +70,7 @@ def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.series:
         for flag in one.base.flags:
             if flag.startswith(UNEQUAL):
-                yield Hit(at(one), flag.removeprefix(f"{UNEQUAL}: "))
+                yield hit("unequal-threads", one, threads=flag.removeprefix(f"{UNEQUAL}: "))
 
 
 def no_repeat(evidence: Evidence) -> Iterator[Hit]:
@@ -77,7 +78,7 @@ def no_repeat(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.measured:
         sizes = [point.world_size for point in one.points if point.num_launches == 1]
         if sizes:
-            yield Hit(at(one, *sizes), f"{counted(len(sizes), 'point')} with one launch")
+            yield hit("one-launch", one, *sizes, count=len(sizes))
 
 
 def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
@@ -87,18 +88,18 @@ def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
         fewest = min(counts, key=counts.__getitem__)
         most = max(counts, key=counts.__getitem__)
         if counts[most] > UNEVEN * counts[fewest]:
-            yield Hit(
-                at(one, fewest, most),
-                f"{counted(counts[fewest], 'launch')} at {fewest}, {counts[most]} at {most}",
-            )
+            yield hit(
+                "launch-counts", one, fewest, most, fewest=counts[fewest], at_fewest=fewest,
+                most=counts[most], at_most=most,
+            )  # fmt: skip
 
 
 def same_twice(evidence: Evidence) -> Iterator[Hit]:
     """A launch is given twice, or two launches hold the very same rounds."""
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
-            fact = conflict.message.removeprefix(f"{conflict.where}: ").partition(";")[0]
-            yield Hit(conflict.where, fact)
+            name, first = conflict.values
+            yield Hit("read-twice", {"name": name, "first": first}, path=conflict.where)
     for one in evidence.series:
         for point in one.points:
             seen: dict[tuple[Any, ...], list[str]] = {}
@@ -107,7 +108,7 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
                 seen.setdefault(_numbers(row), []).append(row.launch)
             for names in seen.values():
                 if len(names) > 1:
-                    yield Hit(at(one, point.world_size), f"{joined(names)} hold the same numbers")
+                    yield hit("same-numbers", one, point.world_size, names=names)
 
 
 def disagree(evidence: Evidence) -> Iterator[Hit]:
@@ -118,11 +119,10 @@ def disagree(evidence: Evidence) -> Iterator[Hit]:
             fast = max(point.rows, key=lambda row: row.rate)
             # Of five launches or more a flag names those that are far from the others.
             if are_apart(point) and not any(map(FAR.match, point.flags)):
-                yield Hit(
-                    at(one, point.world_size),
-                    f"{fast.launch} is {percent(fast.rate / slow.rate - 1)} % faster than "
-                    f"{slow.launch}",
-                )
+                yield hit(
+                    "apart", one, point.world_size, fast=fast.launch, slow=slow.launch,
+                    excess=fast.rate / slow.rate - 1,
+                )  # fmt: skip
 
 
 def _numbers(row: Row) -> tuple[Any, ...]:
@@ -136,8 +136,8 @@ def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
         found = {point.world_size: min(_steps(row) for row in point.rows) for point in one.points}
         few = {size: steps for size, steps in found.items() if steps < FEWEST_STEPS}
         if few:
-            steps = joined(sorted(set(few.values())))
-            yield Hit(at(one, *few), f"{steps} timed steps a launch, fewer than {FEWEST_STEPS}")
+            steps = sorted(set(few.values()))
+            yield hit("few-steps", one, *few, steps=steps, fewest=FEWEST_STEPS)
 
 
 def _steps(row: Row) -> int:
@@ -149,41 +149,46 @@ def unfinished(evidence: Evidence) -> Iterator[Hit]:
     """A launch did not reach the end of its session."""
     for launch in evidence.results.launches:
         if not launch.complete:
-            yield Hit("", f"ended early, with {_held(launch)}", launches=(launch.name,))
+            expected = len(launch.facts.get("expected") or []) or launch.num_cases
+            values = {"held": launch.num_cases, "expected": expected}
+            yield Hit("early-end", values, launches=(launch.name,))
 
 
 def journal_only(evidence: Evidence) -> Iterator[Hit]:
     """A launch reached its end, and yet was read from its journal."""
     for launch in evidence.results.launches:
         if launch.complete and launch.path.name == JOURNAL:
-            fact = "its result.json is missing, cut short or older, so its journal was read"
-            yield Hit("", fact, launches=(launch.name,))
-
-
-def _held(launch: Launch) -> str:
-    return f"{launch.num_cases} of {counted(_expected(launch), 'case')}"
-
-
-def _expected(launch: Launch) -> int:
-    return len(launch.facts.get("expected") or []) or launch.num_cases
+            yield Hit("from-journal", launches=(launch.name,))
 
 
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
     """A launch of the campaign cannot be read."""
-    for why in evidence.results.unread:
-        path, _, reason = why.partition(": ")
-        yield Hit(path, reason)
+    planned = evidence.results.campaign.get("launches", [])
+    sizes = {str(one.get("name")): one.get("world_size") for one in planned}
+    for one in evidence.results.unread:
+        size = sizes.get(one.path.parent.name)
+        yield Hit(
+            "unread", {"reason": one.reason}, world_sizes=(size,) if size else (),
+            path=str(one.path),
+        )  # fmt: skip
 
 
 def failed(evidence: Evidence) -> Iterator[Hit]:
     """A case failed."""
-    for what, why, launches in facts.lost(evidence.results):
-        if why.startswith("failed"):
-            yield Hit(f"{what}, launch {launches}", why)
+    for gap in gaps.gaps(evidence.results):
+        if gap.kind == "failed":
+            yield _gap(gap)
 
 
 def missing(evidence: Evidence) -> Iterator[Hit]:
     """A case or a launch was planned and there is nothing of it."""
-    for what, why, launches in facts.lost(evidence.results):
-        if not why.startswith("failed"):
-            yield Hit(f"{what}, launch {launches}", why)
+    for gap in gaps.gaps(evidence.results):
+        if gap.kind not in ("failed", "skipped"):
+            yield _gap(gap)
+
+
+def _gap(gap: Gap) -> Hit:
+    return Hit(
+        gap.kind, {"reason": gap.reason}, (gap.case,) if gap.case else (),
+        (gap.world_size,) if gap.world_size else (), (gap.launch,),
+    )  # fmt: skip

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from itertools import permutations
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from bench import metrics
-from reports.check.evidence import Entry, Evidence, Hit, at, batches, joined
-from reports.formats import number, percent, ratio
-from reports.parts import MILLI
+from reports.check.evidence import Entry, Evidence, Hit, batches, hit
 from reports.scaling import Point, Series
 
 BATCHES = ("local_batch", "global_batch", "samples_per_step")
@@ -25,15 +23,17 @@ NOTABLE_LOSS = 0.1
 def constant_work(evidence: Evidence) -> Iterator[Hit]:
     """The batch that strong or weak scaling fixes is another at another size or repeat."""
     for conflict in evidence.results.conflicts:
-        if conflict.fact in BATCHES:
-            yield Hit(conflict.where, conflict.message.partition(";")[0])
+        if conflict.fact in BATCHES and conflict.case is not None:
+            yield Hit(
+                "mixed-batch", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
+                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
+            )  # fmt: skip
     for one in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
         kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []
         if len(set(kept)) > 1 and not _fixed_local(one):
-            yield Hit(
-                at(one, *_sizes(one)), f"{one.row.scaling} scaling, but {name} is {joined(kept)}"
-            )
+            scaling = one.row.scaling
+            yield hit("uneven-batch", one, *_sizes(one), scaling=scaling, fact=name, batches=kept)
         yield from _uneven_steps(one)
 
 
@@ -43,11 +43,7 @@ def _uneven_steps(series: Series) -> Iterator[Hit]:
     for size, share in shares.items():
         factor = share / next(iter(shares.values()))
         if abs(factor - 1) > EXACT and not _is_size(factor, size / series.baseline, EXACT):
-            yield Hit(
-                at(series, size),
-                f"a step counts {factor:.3g} times the samples that its global batch holds at "
-                f"world size {series.baseline}",
-            )
+            yield hit("uneven-steps", series, size, factor=factor, baseline=series.baseline)
 
 
 def _samples_per_item(series: Series) -> dict[int, float]:
@@ -64,34 +60,35 @@ def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.ladders:
         times = one.base.time_s is not None and one.row.scaling is None
         if (one.row.scaling == "strong" or times) and _fixed_local(one):
-            called = "called strong scaling" if one.row.scaling else "compared by its total time"
-            yield Hit(at(one), f"{called}, but the global batch is {_grows(one)}")
+            kind = "called-strong" if one.row.scaling else "compared-as-strong"
+            yield hit(kind, one, batches=_whole(one), sizes=_sizes(one))
 
 
 def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
     for one in evidence.ladders:
         if one.row.scaling == "fixed-epochs":
-            yield Hit(at(one), f"local batch and epochs are fixed{_growth(one)}{_step_view(one)}")
+            yield hit("fixed", one, **(_growth(one) | _step_view(one)))
 
 
-def _growth(series: Series) -> str:
-    grown = f", so the global batch is {_grows(series)}" if _whole(series) else ""
+def _growth(series: Series) -> dict[str, Any]:
+    """Return batches and samples at each size, empty where unknown or equal, and the speed-up."""
     last = series.points[-1]
-    text = f"{grown}; the speed-up of the total time at {last.world_size} is {ratio(last.speedup)}"
     samples = [round(p.time_s * p.throughput_samples_per_s) for p in series.points
                if p.time_s and p.throughput_samples_per_s]  # fmt: skip
     dropped = len(samples) == len(series.points) and len(set(samples)) > 1
-    return f"{text}; {joined(samples)} samples were trained" if dropped else text
+    return {
+        "batches": _whole(series), "sizes": _sizes(series), "last": last.world_size,
+        "speedup": last.speedup, "samples": samples if dropped else [],
+    }  # fmt: skip
 
 
-def _step_view(series: Series) -> str:
-    steps = [number(p.step_s * MILLI) for p in series.points if p.step_s]
-    above = [p for p in series.points if p.time_ratio and p.world_size > series.baseline]
-    if len(steps) < len(series.points) or not above:
-        return ""
-    kept = joined([f"{percent(p.time_ratio)} %" for p in above])
-    return f"; a step takes {joined(steps)} ms, so each rank keeps {kept} of its speed"
+def _step_view(series: Series) -> dict[str, Any]:
+    """Return the steps and the speed that each rank keeps, empty where a point has no step."""
+    steps = [p.step_s for p in series.points if p.step_s]
+    kept = [p.time_ratio for p in series.points if p.time_ratio and p.world_size > series.baseline]
+    known = kept and len(steps) == len(series.points)
+    return {"steps_s": steps, "kept": kept} if known else {"steps_s": [], "kept": []}
 
 
 def small_batch(evidence: Evidence) -> Iterator[Hit]:
@@ -100,13 +97,9 @@ def small_batch(evidence: Evidence) -> Iterator[Hit]:
         base, last = one.base.step_s, one.points[-1].time_ratio
         if base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS:
             above = [p for p in one.points if p.world_size > one.baseline and p.step_s]
-            added = [f"{number(((p.step_s or 0) - base) * MILLI)} ms" for p in above]
+            added = [(point.step_s or 0) - base for point in above]
             sizes = [point.world_size for point in above]
-            yield Hit(
-                at(one, *sizes),
-                f"{joined(added)} are added to a step of {number(base * MILLI)} ms by running on "
-                f"{joined(sizes)} ranks",
-            )
+            yield hit("short-steps", one, *sizes, added_s=added, step_s=base, sizes=sizes)
 
 
 def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
@@ -118,21 +111,22 @@ def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
             asked = (named if isinstance(named, int) else None) or row.global_batch or 0
             local = row.local_batch or asked // point.world_size
             if asked and asked != local * point.world_size:
-                yield Hit(
-                    at(one, point.world_size),
-                    f"a global batch of {asked} on {point.world_size} ranks is {local} each, "
-                    f"{local * point.world_size} in all",
-                )
+                yield hit(
+                    "truncated", one, point.world_size, asked=asked, size=point.world_size,
+                    local=local, trained=local * point.world_size,
+                )  # fmt: skip
 
 
 def samples_time(evidence: Evidence) -> Iterator[Hit]:
     """Stored throughput times time is not the samples, or parts from a table's speed-up."""
-    for entry in evidence.entries():
-        factor, mean = _stored_factor(entry), _mean_factor(entry)
+    for entry in evidence.entries:
+        factor = _stored_factor(entry)
         if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
-            yield _stored(entry, f"stored throughput times time is {factor:.4g} times the samples")
-        elif not _is_one(mean):
-            yield _stored(entry, f"the stored mean round is {mean:.4g} times that of its rounds")
+            yield _stored(entry, "stored-throughput", factor=factor)
+            continue
+        for statistic, found in _statistic_factors(entry).items():
+            if not _is_one(found):
+                yield _stored(entry, "stored-statistic", statistic=statistic, factor=found)
     for one in evidence.ladders:
         yield from _parted(one)
 
@@ -147,18 +141,15 @@ def _parted(series: Series) -> Iterator[Hit]:
     apart = [p for p in points if abs(grown[p.world_size] / p.speedup - 1) > ROUNDED]
     if apart:
         samples = [round((p.time_s or 0.0) * (p.throughput_samples_per_s or 0.0)) for p in points]
-        yield Hit(
-            at(series, *(p.world_size for p in apart)),
-            f"throughput grows {joined([ratio(grown[p.world_size]) for p in apart])} times, but "
-            f"the speed-up is {joined([ratio(p.speedup) for p in apart])}, since the samples are "
-            f"{joined(samples)}",
-            "correct the samples, or the scaling: strong keeps them, weak multiplies them by n",
-        )
+        yield hit(
+            "samples-of-table", series, *(p.world_size for p in apart), samples=samples,
+            grown=[grown[p.world_size] for p in apart], speedups=[p.speedup for p in apart],
+        )  # fmt: skip
 
 
-def _stored(entry: Entry, fact: str) -> Hit:
-    where = f"{entry.case} at world size {entry.block['world_size']}"
-    return Hit(where, fact, launches=(entry.launch.name,))
+def _stored(entry: Entry, kind: str, **values: Any) -> Hit:
+    size = int(entry.block["world_size"])
+    return Hit(kind, values, (entry.case,), (size,), (entry.launch.name,))
 
 
 def _is_one(factor: float) -> bool:
@@ -175,36 +166,41 @@ def _stored_factor(entry: Entry) -> float:
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
 
 
-def _mean_factor(entry: Entry) -> float:
-    mean = entry.stats.get("mean")
-    true = fmean(metrics.slowest_rank(entry.block["rank_round_s"]))
-    return float(mean / true) if isinstance(mean, int | float) else 1.0
+def _statistic_factors(entry: Entry) -> dict[str, float]:
+    """Return what is stored of the rounds over what they say, where it is stored."""
+    rounds = metrics.slowest_rank(entry.block["rank_round_s"])
+    stored = {
+        "mean": (entry.stats.get("mean"), fmean(rounds)),
+        "median": (entry.stats.get("median"), median(rounds)),
+        "elapsed_s": (entry.block.get("elapsed_s"), sum(rounds)),
+    }
+    return {
+        name: float(given / true)
+        for name, (given, true) in stored.items()
+        if isinstance(given, int | float)
+    }
 
 
 def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
     """Samples of all ranks were multiplied by the world size once more."""
-    for entry in evidence.entries():
+    for entry in evidence.entries:
         if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
             size = entry.block["world_size"]
-            yield _stored(entry, f"stored throughput is {size} times samples / time")
+            yield _stored(entry, "stored-doubled", size=size)
     for one in evidence.series:
         yield from _doubled_steps(one)
         for point in one.points:
             for row in point.rows:
                 factor = row.details.get("logged_over_true")
                 if isinstance(factor, float) and _is_size(factor, point.world_size, ROUNDED):
-                    yield Hit(
-                        f"{at(one, point.world_size)}, {row.launch}",
-                        f"the logged rate is {factor:.3g} times what the epoch times allow",
+                    names = (row.launch,)
+                    yield hit(
+                        "logged-doubled", one, point.world_size, launches=names, factor=factor
                     )
     for (time, rate), factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
             if _is_size(factor, grown, ROUNDED):
-                yield Hit(
-                    at(rate, size),
-                    f"throughput times the time of table {time.case} is {factor:.3g} times the "
-                    "samples",
-                )
+                yield hit("table-doubled", rate, size, time_table=time.case, factor=factor)
 
 
 def _doubled_steps(series: Series) -> Iterator[Hit]:
@@ -212,7 +208,7 @@ def _doubled_steps(series: Series) -> Iterator[Hit]:
     for size, share in shares.items():
         factor = share / next(iter(shares.values()))
         if _is_size(factor, size / series.baseline, EXACT):
-            yield Hit(at(series, size), f"a step counts its global batch {factor:.3g} times")
+            yield hit("steps-doubled", series, size, factor=factor)
 
 
 def contradiction(evidence: Evidence) -> Iterator[Hit]:
@@ -221,11 +217,10 @@ def contradiction(evidence: Evidence) -> Iterator[Hit]:
         for size, (factor, grown) in factors.items():
             if abs(factor - 1) > ROUNDED and not _is_size(factor, grown, ROUNDED):
                 base = min(factors)
-                yield Hit(
-                    f"{at(rate, size)}, table {time.case}",
-                    f"throughput grows {_grown(rate, size, base):.2f} times from {base} to {size}, "
-                    f"but the time says {_grown(time, size, base):.2f} times",
-                )
+                yield hit(
+                    "speed-ups-differ", rate, size, other_table=time.case, base=base, size=size,
+                    grown=_grown(rate, size, base), time_grown=_grown(time, size, base),
+                )  # fmt: skip
 
 
 def _grown(series: Series, size: int, base: int) -> float:
@@ -321,8 +316,3 @@ def _whole(series: Series) -> list[int]:
         [batch * size for batch, size in zip(local, _sizes(series), strict=True)] if local else []
     )
     return batches(series, "global_batch") or grown
-
-
-def _grows(series: Series) -> str:
-    whole = _whole(series)
-    return f"{joined(whole)} at world size {joined(_sizes(series))}"

@@ -328,7 +328,7 @@ def _problems(results: Results, series: Sequence[Series]) -> list[str]:
     flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
     lost = [f"{what}: {why}" for what, why, _ in facts.lost(results)]
     broken = [f"{one.name} is not complete" for one in results.launches if not one.complete]
-    return [*flags, *lost, *broken, *results.unread]
+    return [*flags, *lost, *broken, *map(str, results.unread)]
 
 
 def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
