@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import journal, provenance
 from bench.control import Control
+from bench.environment import steers_torch
 from bench.host import hostname
 from bench.record import KEY, pooling_facts
 from bench.refusals import AgreedError
@@ -154,6 +155,7 @@ def launch_flags(facts: dict[str, Any]) -> list[str]:
     if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
     flags += _log_flag(facts["environment"])
+    flags += _dropped_flag(facts.get("dropped_environment", []))
     flags += _clock_flags(facts["ranks"])
     if facts["git_dirty"]:
         flags.append("the suite's checkout holds changes that are not committed")
@@ -165,6 +167,13 @@ def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for rank in ranks:
         if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S:
             yield f"the clock of {rank['host']} is {rank['clock_offset_s']:.0f} s off rank 0's"
+
+
+def _dropped_flag(names: Sequence[str]) -> Iterator[str]:
+    """Yield the settings of torch that a job's script made and the image did not get."""
+    dropped = sorted(filter(steers_torch, names))
+    if dropped:
+        yield f"the image did not get {', '.join(dropped)}; set it in the site's [env]"
 
 
 def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:

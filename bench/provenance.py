@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench import nvml
+from bench.environment import NAMES, steers_torch
 from bench.host import hostname
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
 SUITE_ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTION = "lockstep-bench"
 
-ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "UCX_")
-ENVIRONMENT_NAMES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_VISIBLE_DEVICES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TOKENIZERS_PARALLELISM",
-    "TORCH_DISTRIBUTED_DEBUG",
-)
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 HIDDEN = "***"
 SLURM_NAMES = (
@@ -118,6 +110,7 @@ def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
         | machine_facts()
         | image_facts(os.environ)
         | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
+        | {"dropped_environment": os.environ.get("LOCKSTEP_DROPPED", "").split()}
     )
 
 
@@ -254,8 +247,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _homeless(variables[name])
         for name in sorted(variables)
-        if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES))
-        and not names_a_secret(name)
+        if steers_torch(name) and not names_a_secret(name)
     }
 
 
@@ -283,7 +275,7 @@ def _homeless(text: str) -> str:
 
 def names_a_secret(name: str) -> bool:
     """Return whether a variable's name suggests a secret value."""
-    return name not in ENVIRONMENT_NAMES and any(word in name.upper() for word in SECRET_WORDS)
+    return name not in NAMES and any(word in name.upper() for word in SECRET_WORDS)
 
 
 def slurm_facts(variables: Mapping[str, str]) -> dict[str, str]:

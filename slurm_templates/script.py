@@ -24,6 +24,7 @@ from jinja2 import (
 
 from bench import files
 from bench.campaign import Launch
+from bench.environment import COMMUNICATION_PREFIXES
 from bench.inputs import MAX_SHOWN_CHARACTERS
 from slurm_templates import accounting
 from slurm_templates.job import JobSpec
@@ -38,6 +39,8 @@ DEVICES = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 }
+# Names of variables, as bash matches them, that each rank hands on into the image.
+HANDED_ON = ("SLURM_*", "LOCKSTEP_*", *(f"{one}*" for one in COMMUNICATION_PREFIXES))
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
 
 
@@ -100,7 +103,7 @@ def render(job: JobSpec, site: Site) -> str:
         "site": site,
         "suite": suite(site),
         "variables": site.rank_environment(),
-        "devices": DEVICES[site.gpu_runtime],
+        "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),
         "command": container_command(site, job.folder, is_gpu=job.gpus_per_node > 0),
         # What only reads results needs no data.
         "staged": site.scratch is not None and job.kind != "collect",

@@ -313,7 +313,19 @@ def test_doubtful_nccl_variables_are_named(tmp_path):
     assert "NCCL_P2P_LEVEL" in found.details[0]
     in_site = diagnosis.nccl_variables(subject(tmp_path, site=site(env=environ)))
     assert in_site.details == found.details
+    before = site(shell_before="export NCCL_P2P_LEVEL=NVLNK")
+    assert diagnosis.nccl_variables(subject(tmp_path, site=before)).details == found.details
     assert diagnosis.nccl_variables(subject(tmp_path)).status == "not needed"
+
+
+def test_what_shell_before_sets_and_the_image_does_not_get_is_named(tmp_path):
+    lines = "module load aws-ofi-nccl\nOMP_PROC_BIND=true; export OMP_PROC_BIND FI_PROVIDER=cxi\n"
+    found = diagnosis.nccl_variables(subject(tmp_path, site=site(shell_before=lines)))
+    assert found.status == "warning"
+    assert found.says == "the image does not get OMP_PROC_BIND of shell_before"
+    in_env = site(shell_before=lines, env={"OMP_PROC_BIND": "true"})
+    found = diagnosis.nccl_variables(subject(tmp_path, site=in_env))
+    assert (found.status, found.says) == ("ok", "1 set, all known")
 
 
 @pytest.mark.parametrize(

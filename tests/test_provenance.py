@@ -122,6 +122,8 @@ def test_the_environment_keeps_what_steers_communication_and_no_secret():
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "UCX_TLS": "rc",
+        "FI_PROVIDER": "cxi",
+        "HSA_ENABLE_SDMA": "0",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -163,6 +165,13 @@ def test_a_log_of_every_collective_is_a_flag(level, subsystems, flagged):
     facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": environ}
     said = [flag for flag in preflight.launch_flags(facts) if "logs every collective" in flag]
     assert len(said) == flagged
+
+
+def test_what_steers_torch_and_did_not_reach_the_image_is_a_flag():
+    facts = {"ranks": [], "device_names": [], "git_dirty": False, "environment": {}}
+    facts["dropped_environment"] = ["PATH", "OMP_PROC_BIND"]
+    (flag,) = preflight.launch_flags(facts)
+    assert flag == "the image did not get OMP_PROC_BIND; set it in the site's [env]"
 
 
 def test_slurm_facts_are_those_of_the_job_and_empty_outside_one():

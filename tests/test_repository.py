@@ -23,6 +23,7 @@ MODULES = sorted(
 # What the rooms share: definitions and file formats, without torch or pytest.
 SHARED = {
     "bench.campaign",
+    "bench.environment",
     "bench.files",
     "bench.folder",
     "bench.host",
@@ -33,6 +34,7 @@ SHARED = {
 }
 VOCABULARY = (
     "campaign",
+    "environment",
     "files",
     "folder",
     "host",

@@ -385,6 +385,24 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     assert left == {"job_id": "7", "exit_code": 0, "stopped": False, "lost": ""}
 
 
+def test_what_the_site_s_lines_export_reaches_the_image_or_is_recorded(stubs, tmp_path):
+    lines = """
+        export NCCL_IB_HCA='mlx5_0 mlx5_1' FI_PROVIDER=cxi UCX_TLS=rc RCCL_MSCCL_ENABLE=0
+        export GLOO_SOCKET_IFNAME=ib0 HSA_ENABLE_SDMA=0
+        export MY_TOOL=x OMP_PROC_BIND=true PATH=$PATH:/opt/tool
+        UNSEEN=1"""
+    site = plain(shell_before=lines, env={"MY_OWN": "1"})
+    (job,) = jobs(small(), site, made(tmp_path / "results"))
+    ended = execute(render(job, site), stubs, tmp_path, OMP_PROC_BIND="false", OMP_PLACES="cores")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = dict(line.split("=", 1) for line in seen(tmp_path, "environment"))
+    handed = {n.removeprefix("APPTAINERENV_"): v for n, v in found.items() if "APPTAINERENV_" in n}
+    assert handed["NCCL_IB_HCA"] == "mlx5_0 mlx5_1"
+    assert {"FI_PROVIDER", "UCX_TLS", "RCCL_MSCCL_ENABLE", "HSA_ENABLE_SDMA"} <= set(handed)
+    assert {"GLOO_SOCKET_IFNAME", "MY_OWN"} <= set(handed)
+    assert sorted(handed["LOCKSTEP_DROPPED"].split()) == ["MY_TOOL", "OMP_PROC_BIND", "PATH"]
+
+
 def test_an_image_is_read_once_for_all_jobs(stubs, tmp_path):
     (job,) = jobs(small(), plain(), made(tmp_path))
     for _ in range(2):

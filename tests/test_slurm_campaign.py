@@ -247,7 +247,8 @@ def test_a_sweep_of_27_points_is_one_array(folder):
 def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
     site = (folder / "site.toml").read_text()
-    write(folder / "site.toml", site + "MY_TEXT = 'a $(touch hostile) `touch hostile`'\n")
+    before = 'shell_before = "export NCCL_IB_HCA=mlx5_9 OMP_PROC_BIND=true"\n'
+    write(folder / "site.toml", before + site + "MY_TEXT = 'a $(touch hostile) `touch hostile`'\n")
     made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml")
     (script,) = done(made).splitlines()
     # Apptainer would run what a variable that it is handed says, and Slurm hands on this name.
@@ -255,7 +256,11 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     done(as_user("mkdir", elsewhere))
     job_id = done(as_user("sbatch", "--parsable", "--wait", script, cwd=elsewhere)).strip()
     assert "COMPLETED" in done(as_user("sacct", "-X", "-n", "-P", "-o", "State", "-j", job_id))
-    assert list(journals(folder)) == ["w1-r0"]
+    (path,) = (folder / "results" / "campaign" / "launches").glob("w1-r0/journal.jsonl")
+    facts = json.loads(path.read_text().splitlines()[0])["launch"]["provenance"]
+    assert facts["environment"]["NCCL_IB_HCA"] == "mlx5_9"
+    assert facts["dropped_environment"] == ["OMP_PROC_BIND"]
+    assert facts["slurm"]["SLURM_JOB_ID"] == job_id
     assert list(folder.rglob("hostile")) == []
 
 

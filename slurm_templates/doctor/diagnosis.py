@@ -2,13 +2,15 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+from bench.environment import COMMUNICATION_PREFIXES, steers_torch
 from slurm_templates import variables
 from slurm_templates.doctor import cluster, image, machine
 from slurm_templates.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
+from slurm_templates.lint.shell import Script, value_of
 
 WIDTH = 80
 STATUS_WIDTH = 12
@@ -16,15 +18,42 @@ NAME_WIDTH = 18
 
 
 def nccl_variables(subject: Subject) -> Finding:
-    """Whether the variables of NCCL and gloo exist and have values they can have."""
-    environ = dict(subject.environ) | (subject.site.rank_environment() if subject.site else {})
+    """Whether the variables of NCCL and gloo exist, can have their values and reach the ranks."""
+    set_before = exported(subject.site.shell_before) if subject.site else {}
+    in_site = subject.site.rank_environment() if subject.site else {}
+    environ = dict(subject.environ) | set_before | in_site
     found = variables.problems(environ)
     if found:
         details = [f"{one.message}; {one.action}" for one in found]
         action = "correct them in the site's [env], or where they are exported"
         return warning(f"{len(found)} doubtful", action, *details)
-    names = [name for name in environ if name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
+    if subject.site and subject.site.container and (dropped := _dropped(set_before, in_site)):
+        return warning(
+            f"the image does not get {', '.join(dropped)} of shell_before",
+            "set them in the site's [env]",
+        )
+    names = [name for name in environ if name.startswith(COMMUNICATION_PREFIXES)]
     return ok(f"{len(names)} set, all known") if names else not_needed("none is set")
+
+
+def exported(lines: str) -> dict[str, str]:
+    """Return the variables that shell lines set and export, with values as far as they are said."""
+    script = Script("shell_before", lines)
+    names = {
+        word.text.partition("=")[0]
+        for command in script.commands
+        if command.name == "export"
+        for word in command.words[1:]
+    }
+    found = {name: value_of(word) for name, word in script.settings.items() if name in names}
+    return {name: script.resolve(value) for name, value in found.items()}
+
+
+def _dropped(names: Iterable[str], in_site: Collection[str]) -> list[str]:
+    """Return what steers torch, but is neither handed on into an image nor in the site's [env]."""
+    steering = filter(steers_torch, names)
+    handed_on = COMMUNICATION_PREFIXES
+    return sorted(one for one in steering if one not in in_site and not one.startswith(handed_on))
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
     return "$rc"
 }
 
+declare -A had=() # what is exported before the site's own lines
+for name in $(compgen -e); do had[$name]=${!name-}; done
+
 set +u # what a site loads is not written for it
 ulimit -l unlimited
 export NCCL_DEBUG=WARN
@@ -104,13 +107,23 @@ image_hash() { # print the image's SHA-256; kept, for a large one takes a while 
     echo "$hash"
 }
 
-# Each rank hands on what is its own; nothing else of the host enters the image.
+# Each rank hands on what is its own and what steers its communication; nothing else of the host
+# enters the image.
 export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
 export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
+LOCKSTEP_DROPPED= # names of what the site's lines set and no rank will see
+for name in $(compgen -e); do
+    case $name in
+        SLURM_*|LOCKSTEP_*|NCCL_*|RCCL_*|TORCH_NCCL_*|GLOO_*|FI_*|OFI_NCCL_*|UCX_*|HSA_*|CUDA_VISIBLE_DEVICES|APPTAINERENV_*|SINGULARITYENV_*|PWD|OLDPWD|SHLVL|_) ;;
+        *) [ -v "APPTAINERENV_$name" ] || [ "${had[$name]+=}${had[$name]-}" = "=${!name-}" ] ||
+            LOCKSTEP_DROPPED+=" $name" ;;
+    esac
+done
+export LOCKSTEP_DROPPED
 # shellcheck disable=SC2016 # a rank expands it, not this shell
 hand_on='for name in $(compgen -e); do
     case $name in
-        SLURM_*|LOCKSTEP_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
+        SLURM_*|LOCKSTEP_*|NCCL_*|RCCL_*|TORCH_NCCL_*|GLOO_*|FI_*|OFI_NCCL_*|UCX_*|HSA_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
     esac
 done
 stat -- "$0" >/dev/null 2>&1 && exec "$@"
