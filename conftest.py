@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _refuse(error)
         _exit(error, session.EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
-    items[:] = [item for item in items if item not in measured or item in chosen]
+    items[:] = [item for item in items if item not in measured] + chosen
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

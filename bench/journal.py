@@ -17,7 +17,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -317,11 +317,19 @@ def rebuild(path: Path) -> dict[str, Any]:
     if not entries:
         raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
     headers = [e for e in entries if _is_header(e)]
-    last = {e["case"]: e for e in _ends(entries)}
+    last = _in_order({e["case"]: e for e in _ends(entries)}, headers[-1]["expected"])
     document = dict(headers[-1]["document"])
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
     document[KEY] = _launch_block(headers[-1], last) | {"in_flight": _in_flight(entries)}
     return document
+
+
+def _in_order(
+    last: dict[str, dict[str, Any]], expected: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the ends of cases as the suite lists them; they ran in a random order."""
+    place = {case: number for number, case in enumerate(expected)}
+    return dict(sorted(last.items(), key=lambda end: place.get(end[0], len(place))))
 
 
 def is_ahead(path: Path, document: Any) -> bool:

@@ -6,10 +6,11 @@ the machine did.
 
 import hashlib
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,10 +202,33 @@ def measured_with(world: World, settings: "Settings") -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Before:
+    """What an earlier session of a launch has left.
+
+    Attributes:
+        done: Case -> outcome; `begin` for the one in flight.
+        order_seed: Seed of the order of cases; None where it is unknown.
+    """
+
+    done: dict[str, str] = field(default_factory=dict)
+    order_seed: int | None = None
+
+
+def order_seed(control: Control, before: Before) -> int:
+    """Return the seed of the order of cases: that of the session resumed, or a new one of rank 0.
+
+    Raises:
+        RuntimeError: A rank did not answer.
+    """
+    drawn: int = control.exchange_all("order", secrets.randbits(32))[0]
+    return drawn if before.order_seed is None else before.order_seed
+
+
 def done_before(
     control: Control, path: Path, facts: dict[str, Any], launch_provenance: dict[str, Any]
-) -> dict[str, str]:
-    """Return case -> outcome of the journal to resume, as rank 0 reads it; `begin` in flight.
+) -> Before:
+    """Return what the journal to resume holds.
 
     Rank 0 alone reads: a shared file system may show the others an older file.
 
@@ -214,22 +238,21 @@ def done_before(
     answer: dict[str, Any] = {}
     if control.rank == 0:
         try:
-            answer = {"done": _resumable(path, facts, launch_provenance)}
+            answer = asdict(_resumable(path, facts, launch_provenance))
         except ValueError as error:
             answer = {"refused": str(error)}
     answer = control.exchange("done", answer)[0]
     if "refused" in answer:
         raise AgreedError(answer["refused"])
-    done: dict[str, str] = answer["done"]
-    return done
+    return Before(**answer)
 
 
-def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> Before:
     done = journal.outcomes(path)
     if case := journal.in_flight(path):
         done[case] = "begin"
     if not done:
-        return {}
+        return Before()
     block = journal.rebuild(path)[KEY]
     for name in ("provenance", "measured_with"):
         if not isinstance(block.get(name), dict):
@@ -245,4 +268,4 @@ def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> dict[s
             f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
             "results that differ in it are not pooled: measure into another folder"
         )
-    return done
+    return Before(done, block.get("order_seed"))

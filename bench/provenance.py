@@ -83,11 +83,11 @@ def rank_software() -> dict[str, Any]:
         "image built": _sha256(IMAGE_LABELS),
         "Python": platform.python_version(),
         "torch": str(torch.__version__),
-        "suite": _suite_sha256(),
+        "suite": suite_sha256(),
     }
 
 
-def _suite_sha256() -> str:
+def suite_sha256() -> str:
     """Return the digest of the suite's measuring code, by whichever path this rank reads it."""
     digest = hashlib.sha256()
     for path in sorted(SUITE_ROOT.glob("bench/**/*.py")):
@@ -109,6 +109,7 @@ def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
         | torch_facts()
         | machine_facts()
         | image_facts(os.environ)
+        | {"suite_sha256": suite_sha256()}
         | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
         | {"dropped_environment": os.environ.get("LOCKSTEP_DROPPED", "").split()}
     )

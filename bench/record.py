@@ -55,6 +55,10 @@ class CaseRecord:
         checks: What was verified outside the timed region, name -> value.
         details: What one study adds, such as real bucket sizes or busbw.
         flags: Reasons for which the result is no proposal evidence.
+        rank_hosts: Host of each rank that measured this case; empty in older files.
+        workload_sha256: Digest of the workload's source and structure, and of the user's own test
+            file; None where the suite alone defines what is measured.
+        position: Place in the order in which the launch runs its cases, from 0.
     """
 
     study: str
@@ -76,6 +80,9 @@ class CaseRecord:
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
+    rank_hosts: list[str] = field(default_factory=list)
+    workload_sha256: str | None = None
+    position: int | None = None
 
     @property
     def round_s(self) -> list[float]:

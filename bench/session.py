@@ -39,6 +39,7 @@ from bench.watchdog import GRACE_S, Watchdog, stacks_file
 
 Outcome = Literal["passed", "failed", "skipped"]
 
+SUITE = Path(__file__).parents[1]
 EXIT_FAILED = 1
 EXIT_USAGE = 4
 EXIT_IO = 74
@@ -81,6 +82,8 @@ class LaunchSession:
         ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
         held: The JSON's descriptor, where it is no file, such as a pipe.
+        order_seed: Seed of the order in which the launch runs its cases.
+        order: The launch's cases in that order, those of an earlier session included.
     """
 
     settings: Settings
@@ -100,6 +103,8 @@ class LaunchSession:
     ending: Ending | None = None
     is_in_step: bool = False
     held: int | None = None
+    order_seed: int = 0
+    order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.control.bounded = self._bounded
@@ -128,7 +133,8 @@ class LaunchSession:
         """Agree with the other ranks on what will run.
 
         Returns:
-            The items left after those a resumed journal already holds.
+            The items left after those a resumed journal already holds, in the order in which they
+            are to run: a random one, so that no case is always the first of its launch.
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
         preflight.refuse_alike(self.control, self._problem(items))
@@ -136,7 +142,11 @@ class LaunchSession:
         self.flags = tuple(preflight.launch_flags(self.provenance))
         if self.journals:
             self._agree_on_files()
-        chosen = self._without_measured(items)
+        before = self._before()
+        self.order_seed = preflight.order_seed(self.control, before)
+        ordered = sizes.shuffled(items, case_of, self.order_seed)
+        self.order = [case_of(item) for item in ordered]
+        chosen = [item for item in ordered if self._is_left(before.done.get(case_of(item)))]
         self.num_expected, self.num_left = len(items), len(chosen)
         return chosen
 
@@ -446,6 +456,9 @@ class LaunchSession:
             goal=self.settings.goal,
             benchmark=benchmark,
             clock=self.clock,
+            rank_hosts=tuple(rank["host"] for rank in self.provenance["ranks"]),
+            position=self.order.index(case_of(node)),
+            case_file=None if node.path.is_relative_to(SUITE) else node.path,
         )
 
     def close(self) -> None:
@@ -476,16 +489,20 @@ class LaunchSession:
             return str(error)
         return ""
 
-    def _without_measured(self, items: list[pytest.Item]) -> list[pytest.Item]:
+    def _before(self) -> preflight.Before:
+        """Return what the journal to resume holds; nothing for a fresh launch."""
         path = self.settings.journal_path
         if not (self.settings.resume and path):
-            return items
+            return preflight.Before()
         facts = preflight.measured_with(self.world, self.settings)
-        done = preflight.done_before(self.control, path, facts, self.provenance)
+        return preflight.done_before(self.control, path, facts, self.provenance)
+
+    def _is_left(self, outcome: str | None) -> bool:
+        """Return whether a case of this outcome in an earlier session is to run in this one."""
         leave_out = {"case", "skip"}
         if self.settings.skip_failed:
             leave_out |= {"fail", "begin"}
-        return [item for item in items if done.get(case_of(item)) not in leave_out]
+        return outcome not in leave_out
 
     def _launch_facts(self) -> dict[str, Any]:
         return {
@@ -494,6 +511,7 @@ class LaunchSession:
             "rounds": self.settings.size.rounds,
             "warmup_rounds": self.settings.size.warmup_rounds,
             "part": self.settings.part,
+            "order_seed": self.order_seed,
             "measured_with": preflight.measured_with(self.world, self.settings),
             "world_size": self.world.world_size,
             "num_nodes": self.world.num_nodes,
@@ -551,10 +569,9 @@ def case_of(item: pytest.Item) -> str:
     pytest names an item from its root folder, and where the suite is installed as a package that
     is a folder above both the suite and the current one.
     """
-    suite = Path(__file__).parents[1]
-    if not item.path.is_relative_to(suite):
+    if not item.path.is_relative_to(SUITE):
         return item.nodeid
-    return f"{item.path.relative_to(suite).as_posix()}::{item.nodeid.partition('::')[2]}"
+    return f"{item.path.relative_to(SUITE).as_posix()}::{item.nodeid.partition('::')[2]}"
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:

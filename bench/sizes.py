@@ -4,12 +4,14 @@ A row of a study is one case; its keys are the arguments of the test and, as `na
 The rows are equal on all ranks, because they rest on the size and the options alone.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 Row = dict[str, Any]
+Item = TypeVar("Item")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 BUCKET_CAPS_MB = (1, 25, 50, 100)
@@ -156,8 +158,21 @@ def adapt(size: Size, **changes: Any) -> Size:
 
 
 def rows(study: str, size: Size) -> list[Row]:
-    """Return the cases of a study at a size, in the order in which they are measured."""
+    """Return the cases of a study at a size, in the order in which a report lists them."""
     return _ROWS[study](size)
+
+
+def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
+    """Return the cases in the order in which a launch runs them: random, and equal for equal seeds.
+
+    Two cases keep their order whichever others are there, so a part of a launch, or one that is
+    resumed with fewer cases, runs them as the whole would.
+    """
+
+    def place(item: Item) -> bytes:
+        return hashlib.sha256(f"{seed} {name_of(item)}".encode()).digest()
+
+    return sorted(items, key=place)
 
 
 def _strong(size: Size) -> list[Row]:

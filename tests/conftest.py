@@ -10,10 +10,12 @@ from pathlib import Path
 
 import measured as campaigns
 import pytest
-from launched import environ
+from launched import NO_HYPOTHESIS, SAMPLES, environ
 
 Ended = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parents[1]
+# Which case follows which is random; the tests of ranks need to know it.
+IN_FILE_ORDER = f"{NO_HYPOTHESIS} -p in_file_order"
 # Enough for ranks that import torch on a machine that does other things as well.
 RANKS_TIMEOUT_S = 300
 
@@ -48,11 +50,14 @@ def _run_ranks(
     **variables: str,
 ) -> list[Ended]:
     world_size, port = len(arguments), _free_port()
+    variables["PYTHONPATH"] = f"{variables.get('PYTHONPATH', ROOT)}:{SAMPLES}"
     started = [
         subprocess.Popen(
             [sys.executable, *own],
             cwd=cwd,
-            env=environ(ROOT) | _variables(launcher, rank, world_size, port) | variables,
+            env=environ(ROOT, PYTEST_ADDOPTS=IN_FILE_ORDER)
+            | _variables(launcher, rank, world_size, port)
+            | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

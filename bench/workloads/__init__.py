@@ -81,6 +81,15 @@ def make(spec: str) -> Workload:
     return Workload(**{**vars(workload), "name": spec})
 
 
+def builder_of(spec: str) -> Builder:
+    """Return the function that makes a spec's workload.
+
+    Raises:
+        ValueError: No such workload.
+    """
+    return _find_builder(parse(spec)[0])
+
+
 def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object:
     try:
         return builder(**options)

@@ -21,7 +21,7 @@ def flop_per_item(workload: Workload) -> float | None:
         batch cannot be made on the meta device.
     """
     try:
-        model = _model(workload)
+        model = meta_model(workload)
         inputs, targets = (part.to(_META) for part in _batch(workload, _COUNTED_ITEMS))
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(workload.loss(model(inputs), targets))
@@ -40,7 +40,7 @@ def model_bytes(workload: Workload, has_momentum: bool) -> int:
         Bytes; 0 where the model cannot be made on the meta device.
     """
     try:
-        model = _model(workload)
+        model = meta_model(workload)
     except Exception:  # noqa: BLE001, as above
         return 0
     trained = sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
@@ -58,7 +58,8 @@ def batch_bytes(workload: Workload, num_items: int) -> int:
     return sum(tensor.nbytes for tensor in one) * num_items
 
 
-def _model(workload: Workload) -> torch.nn.Module:
+def meta_model(workload: Workload) -> torch.nn.Module:
+    """Return the model without memory for its values."""
     with _META:
         return workload.build().train()
 
