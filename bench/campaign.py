@@ -233,6 +233,43 @@ def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
     return launches
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A world size that a machine cannot measure.
+
+    Attributes:
+        world_size: Its ranks, each of which needs a GPU of its own.
+        num_gpus: How many GPUs the machine has.
+        kind: Why it is left out.
+    """
+
+    world_size: int
+    num_gpus: int
+    kind: Literal["too_few_gpus"] = "too_few_gpus"
+
+
+def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftOut]]:
+    """Return the campaign with the world sizes that a machine's GPUs can measure, and the others.
+
+    Args:
+        campaign: What to measure; without a device it goes to the CPU where there is no GPU.
+        num_gpus: GPUs that ranks on this machine see.
+
+    Raises:
+        RuntimeError: No world size is left.
+    """
+    if campaign.device == "cpu" or (campaign.device is None and num_gpus == 0):
+        return campaign, []
+    kept = tuple(size for size in campaign.world_sizes if size <= num_gpus)
+    others = [LeftOut(size, num_gpus) for size in campaign.world_sizes if size > num_gpus]
+    if not kept:
+        raise RuntimeError(
+            f"world size {min(campaign.world_sizes)} needs as many GPUs, and ranks see {num_gpus} "
+            "on this machine; measure a smaller one by --world-sizes, or pass --device cpu"
+        )
+    return campaign.model_copy(update={"world_sizes": kept}), others
+
+
 def common_options(campaign: Campaign) -> Iterator[str]:
     """Yield what pytest is told in every launch of a campaign."""
     yield from ("-m", " or ".join(campaign.studies))

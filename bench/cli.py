@@ -12,7 +12,7 @@ import click
 WHO = r"rank \d+ on \S+ \(.*?\)"
 
 if TYPE_CHECKING:
-    from bench.campaign import Campaign, Launch
+    from bench.campaign import Campaign, Launch, LeftOut
     from bench.folder import Outcome
     from bench.ladder import Ladder
 
@@ -43,6 +43,9 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
 @click.option("--repeats", type=int, help="Launches of each world size.")
 @click.option("--size", help="How much to measure: smoke, laptop, node or cluster.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
+)
 @click.option("--studies", callback=_words, metavar="NAME,NAME", help="The questions to answer.")
 @click.option("--workload", help="Model of every training study, e.g. mlp:width=512.")
 @click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
@@ -53,15 +56,18 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: Any) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
-    Run again, it measures only what is missing.
+    Run again, it measures only what is missing. A world size needs as many GPUs, where there are
+    any: larger ones are left out, and the report says so.
 
     \b
     Examples:
       lockstep run                                the built-in campaign `laptop`
       lockstep run campaign.toml --dry-run        the launches it would start
       lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
+      lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
     """
     from bench import ladder as ladders
+    from bench import launcher
     from bench.campaign import load, with_threads
     from bench.folder import Folder
     from bench.world import usable_cores
@@ -70,9 +76,13 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
     folder = root / chosen.name
     before = Folder(folder).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
-    ladder = ladders.Ladder(chosen, folder)
+    ladders.Ladder(chosen, folder).refuse()
+    absent = launcher.missing_packages()
+    if absent and not dry_run:
+        raise RuntimeError(absent)
+    chosen, left_out = (chosen, []) if absent else _within_gpus(chosen)
+    ladder = ladders.Ladder(chosen, folder, tuple(left_out))
     if dry_run:
-        ladder.refuse()
         _show_plan(ladder, as_json=as_json)
         return 0
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
@@ -83,6 +93,24 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
         except KeyboardInterrupt:
             click.echo(f"{folder} keeps what is measured; the same command goes on.", err=True)
             raise
+
+
+def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
+    """Return what this machine's GPUs can measure of a campaign, and name the rest."""
+    from bench.campaign import within_gpus
+    from bench.launcher import num_gpus
+
+    # torch takes seconds to load: not where the answer changes nothing.
+    if campaign.device == "cpu" or (campaign.device is None and max(campaign.world_sizes) == 1):
+        return campaign, []
+    chosen, left_out = within_gpus(campaign, num_gpus())
+    for one in left_out:
+        click.echo(
+            f"Left out: world size {one.world_size}, which needs {one.world_size} GPUs, and ranks "
+            f"see {one.num_gpus} on this machine; --device cpu measures it on the CPU.",
+            err=True,
+        )
+    return chosen, left_out
 
 
 def _say_waiting() -> None:

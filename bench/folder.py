@@ -7,13 +7,13 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any
 
 from bench import files, journal
-from bench.campaign import Campaign, Launch, differences
+from bench.campaign import Campaign, Launch, LeftOut, differences
 from bench.host import hostname
 from bench.record import KEY, check_schema
 
@@ -191,14 +191,24 @@ class Folder:
         except ValueError:
             return None
 
-    def claim(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
+    def claim(
+        self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
+    ) -> None:
         """Write the campaign beside its results, or refuse to mix it with another's.
+
+        Args:
+            campaign: What is measured.
+            launches: The launches to make.
+            left_out: The world sizes that this machine cannot measure.
 
         Raises:
             ValueError: As `refuse` does.
         """
         self.refuse(campaign, launches)
-        facts = campaign.facts() | {"launches": [launch.facts() for launch in launches]}
+        facts = campaign.facts() | {
+            "launches": [launch.facts() for launch in launches],
+            "left_out": [asdict(one) for one in left_out],
+        }
         journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
 
     def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:

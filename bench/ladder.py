@@ -21,7 +21,7 @@ from typing import IO, Any
 import psutil
 
 from bench import files, journal
-from bench.campaign import Campaign, Launch, common_options, own_options, plan
+from bench.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.host import hostname
 from bench.launcher import last_words, local_environment, torchrun
@@ -39,11 +39,13 @@ class Ladder:
     Attributes:
         campaign: What to measure.
         folder: Where its results stand.
+        left_out: World sizes of it that this machine cannot measure.
         lock: Descriptor of the folder's lock, which launches hold as long as they write.
     """
 
     campaign: Campaign
     folder: Path
+    left_out: tuple[LeftOut, ...] = ()
     lock: int | None = None
 
     @property
@@ -84,7 +86,7 @@ class Ladder:
         Raises:
             ValueError: As `Folder.refuse` does.
         """
-        self.results.claim(self.campaign, plan(self.campaign))
+        self.results.claim(self.campaign, plan(self.campaign), self.left_out)
 
     def command(self, launch: Launch, *, after: str | None = None) -> list[str]:
         """Return the torchrun command line of a launch.

@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import provenance, world
@@ -17,8 +19,51 @@ from bench.host import hostname
 # A rank may print without end; what ends a launch stands at the end of its log.
 MAX_LOG_BYTES = 2**20
 MAX_WORDS_CHARACTERS = 300
+# What every rank imports beyond what a login node has.
+NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
+COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+# The first import of torch from a cold, shared file system takes a minute and more.
+COUNT_TIMEOUT_S = 300.0
 # torchrun takes the variable of this name for an option that its command leaves out.
 TORCHRUN_OPTIONS = "PET_"
+
+
+def missing_packages() -> str:
+    """Return in words what ranks lack in this Python; nothing where they can measure."""
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if not absent:
+        return ""
+    return (
+        f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
+        "pip install 'lockstep-bench[bench]'"
+    )
+
+
+def num_gpus() -> int:
+    """Return how many GPUs a rank on this machine sees, asked of torch in a process of its own.
+
+    Raises:
+        RuntimeError: torch does not load.
+    """
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", COUNT_GPUS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COUNT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"torch does not load within {COUNT_TIMEOUT_S:g} s; see {sys.executable} -c "
+            "'import torch'"
+        ) from None
+    words = (asked.stdout.split() or asked.stderr.splitlines() or ["it says nothing"])[-1]
+    if asked.returncode or not words.isdecimal():
+        raise RuntimeError(f"torch does not load: {words}; install torch and torchvision as a pair")
+    return int(words)
 
 
 def torchrun(nproc: int) -> list[str]:

@@ -43,7 +43,7 @@ def gaps(results: Results) -> list[tuple[str, str, str]]:
 
 def lost(results: Results) -> list[tuple[str, str, str]]:
     """Return the gaps that another run could fill: all but what was skipped for a reason."""
-    return _listed_gaps([gap for gap in missing.gaps(results) if gap.kind != "skipped"])
+    return _listed_gaps([gap for gap in missing.gaps(results) if gap.can_be_filled])
 
 
 def _listed_gaps(found: Sequence[Gap]) -> list[tuple[str, str, str]]:
@@ -61,6 +61,8 @@ def _what(gap: Gap) -> str:
 def _why(gap: Gap) -> str:
     if gap.kind in ("failed", "skipped"):
         return f"{gap.kind}: {gap.reason}"
+    if gap.kind == "too-few-gpus":
+        return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
     if gap.kind == "not-run":
         return "the launch was planned and left no result"
     return "expected, but the launch holds no result"

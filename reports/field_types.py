@@ -29,6 +29,8 @@ PROVENANCE: Types = {
 }  # fmt: skip
 # A launch that a campaign has planned.
 PLANNED: Types = {"name": (str,), "world_size": _WHOLE}
+# A world size that the campaign's machine could not measure.
+LEFT_OUT: Types = {"world_size": _WHOLE, "num_gpus": _WHOLE}
 # What panels compute with, of what a study adds.
 DETAILS: Types = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
@@ -54,7 +56,8 @@ ROW: Types = {
 }  # fmt: skip
 # What the lists among them hold.
 _LISTED: Types = {
-    "ranks": (dict,), "launches": (dict,), "skipped": (dict,), "failed": (dict,), "rows": (dict,),
+    "ranks": (dict,), "launches": (dict,), "left_out": (dict,), "skipped": (dict,),
+    "failed": (dict,), "rows": (dict,),
     **dict.fromkeys(("bucket_bytes", "alone_step_s"), (int, float)),
     "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str,), "part": _WHOLE,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Literal
 
 from reports.results import Launch, Results
 
-Kind = Literal["failed", "skipped", "no-result", "not-run"]
+Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus"]
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,11 @@ class Gap:
     """A case of a launch without a result, or a planned launch of which nothing is there.
 
     Attributes:
+        launch: Its name; empty for a world size that was left out as a whole.
         case: The case as its result would have it; None for all cases of a launch.
         world_size: Of the launch; None where it is not known.
         reason: Why, as the launch recorded it; empty where nothing did.
+        num_gpus: GPUs of the machine, where they were too few.
     """
 
     kind: Kind
@@ -24,17 +26,31 @@ class Gap:
     case: str | None
     world_size: int | None
     reason: str = ""
+    num_gpus: int | None = None
+
+    @property
+    def can_be_filled(self) -> bool:
+        """Whether another run could fill it; not what was skipped, or is too large for a machine."""
+        return self.kind not in ("skipped", "too-few-gpus")
 
 
 def gaps(results: Results) -> list[Gap]:
-    """Return all that is missing, first the launches that were planned and left no result."""
+    """Return all that is missing, first world sizes left out and launches that left no result."""
     there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
     not_run = [
         Gap("not-run", str(planned.get("name")), None, planned.get("world_size"))
         for planned in results.campaign.get("launches", [])
         if str(planned.get("name")) not in there
     ]
-    return not_run + [gap for launch in results.launches for gap in _of_launch(launch, results)]
+    left_out = [
+        Gap("too-few-gpus", "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
+        for size in results.campaign.get("left_out", [])
+    ]
+    return (
+        left_out
+        + not_run
+        + [gap for launch in results.launches for gap in _of_launch(launch, results)]
+    )
 
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:

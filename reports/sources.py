@@ -80,14 +80,16 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
     record.check_schema(own, str(path))
-    field_types.check(own, {"launches": (list,)}, str(path))
+    field_types.check(own, {"launches": (list,), "left_out": (list,)}, str(path))
     for launch in own.get("launches", []):
         field_types.check(launch, field_types.PLANNED, f"{path}: a planned launch")
+    for size in own.get("left_out", []):
+        field_types.check(size, field_types.LEFT_OUT, f"{path}: a world size left out")
     if not known:
         return own
-    launches = [*known.get("launches", []), *own.get("launches", [])]
+    both = {key: [*known.get(key, []), *own.get(key, [])] for key in ("launches", "left_out")}
     name = " + ".join(str(c.get("name", "?")) for c in (known, own))
-    return known | {"name": name, "launches": launches}
+    return known | {"name": name} | both
 
 
 def read(source: Path) -> tuple[Path, Any]:

@@ -604,6 +604,8 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
 
 @pytest.mark.slow
 def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
+    # Ranks see no GPU although this machine has two, as where only the shell may use them.
+    shutil.copy(ROOT / "tests" / "samples" / "fewer_gpus.py", tmp_path / "sitecustomize.py")
     (tmp_path / "ladder.toml").write_text(
         'schema = 1\nname = "test"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'
         'size = "smoke"\ndevice = "cuda"\n'
@@ -611,7 +613,7 @@ def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
     ended = subprocess.run(
         lockstep_run(),
         cwd=tmp_path,
-        env=clean_environ | {"CUDA_VISIBLE_DEVICES": ""},
+        env=clean_environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "NUM_GPUS": "2"},
         capture_output=True,
         text=True,
         check=False,

@@ -136,6 +136,7 @@ def verify(world_sizes: str, device: str | None, as_json: bool) -> None:
     sizes = parse_sizes(world_sizes)
     for world_size in sizes:
         Batch.of(TrainConfig(**VERIFY), world_size)
+    device = device or _device_for(max(sizes))
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
         runs = {size: _verification_run(folder, size, device) for size in sizes}
     checks = compare(runs)
@@ -144,6 +145,17 @@ def verify(world_sizes: str, device: str | None, as_json: bool) -> None:
         named = ", ".join(f"{check.name} at world size {check.world_size}" for check in failed)
         click.echo(f"FAILED: {named}", err=True)
         sys.exit(1)
+
+
+def _device_for(world_size: int) -> str | None:
+    """Return the CPU where the GPUs are too few for all ranks; None for what ranks choose."""
+    num_gpus = launcher.num_gpus()
+    if not 0 < num_gpus < world_size:
+        return None
+    click.echo(
+        f"Verifying on the CPU: {world_size} ranks need as many GPUs, of {num_gpus}.", err=True
+    )
+    return "cpu"
 
 
 def _verification_run(folder: str, world_size: int, device: str | None) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""`lockstep run` and `make demo` on a machine that lacks what the campaign asks for."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import BOUNDED
+
+ROOT = Path(__file__).parents[1]
+CAMPAIGN = """
+schema = 1
+name = "laptop"
+studies = ["weak"]
+world_sizes = [1, 2]
+repeats = 1
+size = "smoke"
+threads_per_rank = 1
+"""
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, clean_environ):
+    """Return a function that runs a command where each Python starts with a file of the test's."""
+
+    def run(hook, *command, **own):
+        (tmp_path / "hook").mkdir(exist_ok=True)
+        (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
+        (tmp_path / "campaign.toml").write_text(CAMPAIGN)
+        return subprocess.run(
+            command or [sys.executable, ROOT / "lockstep.py", "run", "campaign.toml"],
+            cwd=tmp_path,
+            env=clean_environ | {"PYTHONPATH": f"{tmp_path / 'hook'}:{ROOT}"} | own,
+            capture_output=True,
+            text=True,
+            check=False,
+            **BOUNDED,
+        )
+
+    return run
+
+
+def of_gpus():
+    return (ROOT / "tests" / "samples" / "fewer_gpus.py").read_text()
+
+
+@pytest.mark.slow
+def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tmp_path):
+    command = tmp_path / "bin" / "lockstep"
+    command.parent.mkdir()
+    command.write_text(
+        '#!/bin/sh\n[ "$1" = run ] && set -- run campaign.toml\n'
+        f'exec {sys.executable} {ROOT / "lockstep.py"} "$@"\n'
+    )
+    command.chmod(0o755)
+    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/complete", "BIN=bin"]
+    ended = machine(of_gpus(), *demo, NUM_GPUS="1")
+    assert ended.returncode == 0, ended.stderr
+    assert "Left out: world size 2, which needs 2 GPUs, and ranks see 1 on this" in ended.stderr
+    assert "Verifying on the CPU: 2 ranks need as many GPUs, of 1." in ended.stderr
+    folder = tmp_path / "results" / "laptop"
+    assert [path.name for path in (folder / "launches").iterdir()] == ["w1-r0"]
+    (left_out,) = json.loads((folder / "campaign.json").read_text())["left_out"]
+    assert left_out == {"kind": "too_few_gpus", "world_size": 2, "num_gpus": 1}
+    page = (folder / "report.html").read_text()
+    assert "every case at world size 2" in page
+    assert "it needs 2 GPUs, and the machine has 1" in page
+
+
+@pytest.mark.parametrize(("code", "ends", "commands"), [(1, 1, 3), (3, 3, 1), (130, 130, 1)])
+def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp_path):
+    command = tmp_path / "lockstep"
+    command.write_text(f'#!/bin/sh\necho "$@" >> said\n[ "$1" != run ] || exit {code}\n')
+    command.chmod(0o755)
+    demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/complete", f"BIN={tmp_path}"]
+    ended = subprocess.run(demo, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wanted = ["run laptop", "verify", "report results/laptop"]
+    assert (tmp_path / "said").read_text().splitlines() == wanted[:commands]
+    assert f"Error {ends}" in ended.stderr
+
+
+def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(machine, tmp_path):
+    again = [sys.executable, ROOT / "lockstep.py", "run", "campaign.toml", "--world-sizes", "2"]
+    ended = machine(of_gpus(), *again, NUM_GPUS="1")
+    assert (ended.returncode, ended.stderr) == (
+        3,
+        "Error: world size 2 needs as many GPUs, and ranks see 1 on this machine; measure a "
+        "smaller one by --world-sizes, or pass --device cpu\n",
+    )
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_path):
+    ended = machine(WITHOUT_TORCH)
+    assert ended.returncode == 3
+    assert re.fullmatch(
+        r"Error: no torch for this Python \(\S+\), so no rank can measure; "
+        r"pip install 'lockstep-bench\[bench\]'\n",
+        ended.stderr,
+    )
+    assert not (tmp_path / "results").exists()
