@@ -32,7 +32,7 @@ WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
 SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
-DESELECTED = pytest.StashKey[list[str]]()
+DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,7 +130,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measured = [item for item in items if item.get_closest_marker("cases")]
     try:
         refusals.refuse_own_rounds(items, world.placement().world_size)
-        if not measured:
+        left_out = config.stash.get(DESELECTED, [])
+        if left_out or measured:
+            refusals.refuse_selection(config, left_out, _settings(config).labels)
+        if measured:
+            refusals.refuse_ignored(config)
+        else:
             _explain_empty(config, items)
             return
         chosen = session.of_part(measured, options.part(config.option))
@@ -150,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cases"):
-            item.config.stash.setdefault(DESELECTED, []).append(item.nodeid)
+            item.config.stash.setdefault(DESELECTED, []).append(item)
 
 
 def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -159,7 +164,8 @@ def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
     keyword = config.option.keyword
     if items or not (left_out and keyword):
         return
-    known = sorted({word for case in left_out for word in re.findall(r"[A-Za-z]\w*", case)})
+    names = (item.nodeid for item in left_out)
+    known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
     closest = difflib.get_close_matches(keyword, known, n=1)
     hint = f"; closest: {closest[0]}" if closest else ""
     _refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))

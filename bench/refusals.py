@@ -1,10 +1,11 @@
-"""What a session of several ranks refuses, because ranks would order, repeat or write apart.
+"""What a session refuses: what several ranks cannot be told, and what would be left aside.
 
 Each refusal rests on the command line and the installed plugins, which are equal on all ranks.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -25,6 +26,24 @@ OPTIONS = {
     "random_order_enabled": ("--random-order", OTHER_CASES, "leave it out"),
     "random_order_bucket": ("--random-order-bucket", OTHER_CASES, "leave it out"),
     "random_order_seed": ("--random-order-seed", OTHER_CASES, "leave it out"),
+}
+# Options of pytest-benchmark about rounds, which are ours -> what to give instead
+FEWER_OR_MORE = "give --rounds, or --precision 1% for as many as that margin takes"
+LONGER = "give --steps-per-round"
+WARM = "give --warmup-rounds"
+PROFILED = "profile from outside, as with `py-spy record --subprocesses` or `nsys profile`"
+IGNORED = {
+    "benchmark_min_time": LONGER,
+    "benchmark_max_time": FEWER_OR_MORE,
+    "benchmark_min_rounds": FEWER_OR_MORE,
+    "benchmark_calibration_precision": LONGER,
+    "benchmark_warmup": WARM,
+    "benchmark_warmup_iterations": WARM,
+    "benchmark_timer": "leave it out, for each rank times its rounds by time.perf_counter",
+    "benchmark_cprofile": PROFILED,
+    "benchmark_cprofile_loops": PROFILED,
+    "benchmark_cprofile_top": PROFILED,
+    "benchmark_cprofile_dump": PROFILED,
 }
 IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
 RANDOMLY = ("pytest-randomly", OTHER_CASES, "give -p no:randomly")
@@ -53,6 +72,55 @@ def _given(config: pytest.Config) -> Iterator[tuple[str, str, str]]:
             yield refusal
     if config.pluginmanager.hasplugin("randomly") and config.getoption("randomly_reorganize", True):
         yield RANDOMLY
+
+
+def refuse_ignored(config: pytest.Config) -> None:
+    """Refuse options of pytest-benchmark that would change nothing, or end in an error.
+
+    Raises:
+        ValueError: The first such option that has another value than its default.
+    """
+    usual = config._parser.parse_known_args([])  # noqa: SLF001, pytest has no public name
+    for dest, instead in IGNORED.items():
+        if config.getoption(dest, None) != getattr(usual, dest, None):
+            option = f"--{dest.replace('_', '-')}"
+            raise ValueError(f"{option} does nothing here, for rounds are fixed; {instead}")
+    if config.getoption("benchmark_histogram", None) and find_spec("pygal") is None:
+        raise ValueError(
+            "--benchmark-histogram draws with pygal, which this Python does not have; "
+            "pip install 'pytest-benchmark[histogram]', or leave it out and use lockstep report"
+        )
+
+
+def refuse_selection(
+    config: pytest.Config, deselected: Sequence[pytest.Item], labels: Mapping[str, str]
+) -> None:
+    """Refuse to leave out cases of a campaign's launch, which would then pass for complete.
+
+    Args:
+        config: This session's.
+        deselected: The measured cases that options have left out.
+        labels: What the launcher calls this launch; nothing where nobody planned it.
+
+    Raises:
+        ValueError: A case of the launch's studies is left out.
+    """
+    studies = set(labels.get("studies", "").split(","))
+    left_out = [
+        item for item in deselected if studies & {mark.name for mark in item.iter_markers()}
+    ]
+    if left_out:
+        keyword = config.getoption("keyword")
+        by = f"-k {keyword!r} leaves" if keyword else "--deselect or a plugin leaves"
+        raise ValueError(
+            f"{by} out {len(left_out)} cases of this campaign's launch, the first is "
+            f"{left_out[0].nodeid}; unset it in PYTEST_ADDOPTS, or name the studies you want"
+        )
+    if "studies" in labels and config.getoption("benchmark_skip", False):
+        raise ValueError(
+            "--benchmark-skip leaves out every case of this campaign's launch; unset it in "
+            "PYTEST_ADDOPTS"
+        )
 
 
 def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:

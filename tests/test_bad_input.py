@@ -921,6 +921,31 @@ SESSIONS = {
     "threads: none": Session(
         "^threads_per_rank=0 is not 1 or more", "-k weak --threads-per-rank 0"
     ),
+    "benchmark: a histogram": Session(
+        "^--benchmark-histogram draws with pygal, which this Python does not have; pip install",
+        "--benchmark-histogram",
+    ),
+    "benchmark: rounds": Session(
+        "^--benchmark-min-rounds does nothing here, for rounds are fixed; give --rounds",
+        "--benchmark-min-rounds 9",
+    ),
+    "benchmark: a warm-up": Session(
+        "^--benchmark-warmup does nothing here, .* give --warmup-rounds$", "--benchmark-warmup on"
+    ),
+    "benchmark: a profile": Session(
+        "^--benchmark-cprofile does nothing here, .*; profile from outside, as with `py-spy",
+        "--benchmark-cprofile tottime",
+    ),
+    "campaign: a keyword in the shell": Session(
+        "^-k 'strong' leaves out 1 cases of this campaign's launch, the first is .*weak",
+        "--label studies=strong,weak",
+        {"PYTEST_ADDOPTS": "-k strong"},
+    ),
+    "campaign: all skipped in the shell": Session(
+        "^--benchmark-skip leaves out every case of this campaign's launch; unset it in PYTEST_AD",
+        "-k weak --label studies=weak",
+        {"PYTEST_ADDOPTS": "--benchmark-skip"},
+    ),
     "label: no value": Session("^--label 'x' is not NAME=VALUE", "--label x"),
     "part: none": Session("^--part '0/2' is not K/N with K from 1 to N", "--part 0/2"),
     "part: too high": Session("^--part '4/3' is not K/N with K from 1 to N", "--part 4/3"),
