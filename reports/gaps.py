@@ -30,7 +30,7 @@ class Gap:
 
     @property
     def can_be_filled(self) -> bool:
-        """Whether another run could fill it; not what was skipped, or is too large for a machine."""
+        """Whether another run could fill it."""
         return self.kind not in ("skipped", "too-few-gpus")
 
 
