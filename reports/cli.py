@@ -23,7 +23,7 @@ REPORT_EXAMPLES = """
 Examples:
   lockstep report results/laptop
   lockstep report results/a results/b --output both.html
-  lockstep report results/laptop --baseline 4 --threshold 0.8
+  lockstep report results/laptop --baseline 2 --threshold 0.8
   lockstep report results/first --cost-per-gpu-hour 2.50
   lockstep report results/laptop --csv > points.csv
 

@@ -1,0 +1,145 @@
+"""Every example in a `--help` and in the documents runs, on results that the tests measured.
+
+The examples are collected from the texts themselves, so a new one is run without being named here.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from examples import ROOT, collected
+from launched import environ
+from measured import CAMPAIGNS, SHARED, write_campaign
+
+pytestmark = pytest.mark.slow
+
+# A command that several texts give is run once, under the first of them.
+EXAMPLES = {line: where for where, line in reversed(collected())}
+README = (ROOT / "README.md").read_text()
+# A name in an example -> the measured campaign that is found under it.
+RESULTS = {
+    **dict.fromkeys(("laptop", "a", "node", "first", "campaign", "fp32"), "fp32"),
+    "bf16": "bf16",
+    "b": "batch",
+}
+IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide"}
+# These write results of their own, so they begin in a folder without any.
+WRITERS = ("run", "import", "train", "render", "plan")
+# These tell a result's truth by their exit code: what was measured may well miss a target.
+JUDGES = ("check", "compare", "gate", "predict")
+# What needs a cluster or a container is run by the tests of the testbed.
+ELSEWHERE = (
+    *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
+    *("lockstep resume", "lockstep cancel", "lockstep collect", "lockstep image"),
+    *("sbatch", "srun", "apptainer"),
+)
+# What CI runs as it is given, in minutes.
+IN_CI = ("make demo", "make test", "lockstep run", "lockstep verify")
+# What would take minutes here, or download -> what is typed in its place.
+SHORTER = {
+    "--data cifar10": "--data synthetic --num-synthetic 128",
+    "--data mnist": "--data synthetic --num-synthetic 256",
+    "--epochs 30": "--epochs 1",
+    "--epochs 5": "--epochs 1",
+    "--world-sizes 1,2,4": "--world-sizes 1,2",
+    "--repeats 5": "--repeats 5 --dry-run",
+    "--nproc-per-node 8": "--nproc-per-node 2",
+    "--global-batch 512": "--global-batch 64",
+    "pytest bench/": "pytest bench/ --size=smoke -m weak",
+}
+TIMEOUT_S = 300
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, measured):
+    """A user's folder, with all that the examples name."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, campaign in RESULTS.items():
+        shutil.copytree(measured / campaign, folder / "results" / name)
+    _split(measured / "fp32", folder / "results")
+    for world_size in (1, 8):
+        there = measured / "fp32" / "launches" / f"w{min(world_size, 2)}-r0" / "result.json"
+        shutil.copy(there, folder / f"w{world_size}.json")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    shutil.copy(ROOT / "conftest.py", folder)
+    _write_texts(folder)
+    for name, table in IMPORTED.items():
+        assert run(folder, f"lockstep import {table} --to results/{name}").returncode == 0
+    return folder
+
+
+def _split(measured, results):
+    """Share the repeats of one campaign out to two, which differ in nothing but chance."""
+    for name, repeats in {"before": "01", "after": "2", "../A": "01", "../B": "2"}.items():
+        for launch in (measured / "launches").iterdir():
+            if launch.name[-1] in repeats:
+                shutil.copytree(launch, results / name / "launches" / launch.name)
+
+
+def _write_texts(folder):
+    data = ROOT / "tests" / "data"
+    shutil.copy(data / "published_scaling.csv", folder / "table.csv")
+    for name, source in {"job_1gpu": "epochs_2644", "job_2gpu": "epochs_2648"}.items():
+        shutil.copy(data / f"{source}.csv", folder / f"{name}.csv")
+    shutil.copy(data / "lint" / "good.sbatch", folder / "train.sbatch")
+    (folder / "jobs").mkdir()
+    shutil.copy(data / "lint" / "good.sbatch", folder / "jobs" / "train.sh")
+    shutil.copy(ROOT / "slurm_templates" / "sites" / "example.toml", folder / "site.toml")
+    write_campaign(folder / "campaign.toml", **SHARED, name="campaign", **CAMPAIGNS["fp32"])
+    (folder / "mine.py").write_text(_block("python", "# mine.py"))
+    (folder / "my.targets.toml").write_text(_targets())
+
+
+def _block(language, beginning):
+    blocks = re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    (found,) = [block for block in blocks if block.startswith(beginning)]
+    return found
+
+
+def _targets():
+    from reports.gate.cli import gate
+
+    lines = f"{gate.help}\n{gate.epilog}".splitlines()
+    return "\n".join(line for line in lines if re.fullmatch(r"\s*\w+ = .+", line))
+
+
+def _runs_here(line):
+    return not line.startswith(ELSEWHERE) and line not in IN_CI and not line.startswith(". ")
+
+
+@pytest.mark.parametrize("line", [line for line in EXAMPLES if _runs_here(line)])
+def test_an_example_runs_as_it_is_given(desk, tmp_path, line):
+    command = line.split()[1]
+    folder = desk
+    if command in WRITERS:
+        folder = tmp_path
+        _write_texts(folder)
+    ended = run(folder, shortened(line))
+    said = ended.stdout + ended.stderr
+    assert ended.returncode in ((0, 1) if command in JUDGES else (0,)), said
+    assert "Traceback" not in said
+    assert "Error: " not in said
+    if "--json" in line.split():
+        json.loads(ended.stdout)
+
+
+def shortened(line):
+    for long, short in SHORTER.items():
+        line = line.replace(long, short)
+    return line
+
+
+def run(folder, line):
+    """Run a line as it is typed, in a folder of a user who has Lockstep installed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environ(ROOT) | {"PATH": path},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
