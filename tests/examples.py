@@ -13,7 +13,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "NUMBERS.md")
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # An example's remark begins after a # or after two spaces.
 _REMARK = re.compile(r"\s+#\s.*|\s{2,}\S.*")
-_SPAN = re.compile(r"`(lockstep [a-z]+\s[^`…]+)`")
+_SPAN = re.compile(r"`(lockstep [a-z]+\s[^`\u2026]+)`")
 _TYPED = re.compile(r"(?:lockstep|sbatch|srun)\s")
 
 
