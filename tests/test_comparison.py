@@ -179,6 +179,48 @@ def test_points_are_matched_by_case_and_world_size(tmp_path):
     assert [size for _, size in made.only_in_b] == [4]
 
 
+@pytest.mark.parametrize(
+    ("other", "allowed", "factor"),
+    [("bf16", "precision", "precision"), ("batch", "batch", "global_batch")],
+)
+def test_measured_campaigns_are_paired_but_for_the_factor_that_may_differ(
+    measured, other, allowed, factor
+):
+    a, b = results(measured / "fp32"), results(measured / other)
+    strict = compare(a, b)
+    assert {pair.a[0].study for pair, _ in strict.points} == {"collective"}
+    made = compare(a, b, allowed=[allowed])
+    assert len(made.points) == len(strict.points) + strict.allowing[allowed]
+    pairs = {(p.a[0].study, p.world_size): p for p, _ in made.points if p.case != p.b[0].case}
+    assert {("strong", 1), ("strong", 2), ("weak", 1), ("weak", 2)} <= set(pairs)
+    strong = pairs["strong", 2]
+    assert strong.a[0].factors[factor] != strong.b[0].factors[factor]
+    assert strong.label.endswith(f"(B: {factor}={strong.b[0].factors[factor]})")
+    assert not (made.only_in_a or made.only_in_b or made.ambiguous)
+
+
+def test_points_that_could_be_paired_in_several_ways_are_named_and_not_paired(measured):
+    fp32, bf16 = results(measured / "fp32"), results(measured / "bf16")
+    tf32 = renamed(bf16.rows, "bf16", "tf32")
+    a = replace(fp32, rows=[row for row in fp32.rows if row.study == "strong"])
+    several = replace(bf16, rows=[r for r in [*bf16.rows, *tf32] if r.study == "strong"])
+    with pytest.raises(ValueError, match=r"could be paired in several ways.*bf16.*tf32.*one of"):
+        compare(a, several, allowed=["precision"])
+    both = replace(several, rows=[*several.rows, *a.rows])
+    made = compare(a, both, allowed=["precision"])
+    assert {pair.b[0].precision for pair, _ in made.points} == {"fp32"}
+
+
+def renamed(rows, precision, other):
+    return [
+        replace(
+            row, case=row.case.replace(precision, other), precision=other,
+            factors=row.factors | ({"precision": other} if "precision" in row.factors else {}),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
 def test_nothing_in_common_is_refused_with_what_each_side_holds(tmp_path):
     a = results(strong_tree(tmp_path / "a", {1: (0.1,)}))
     b = results(strong_tree(tmp_path / "b", {2: (0.1,)}))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from reports.compare.comparison import Comparison, Judged, Pair
+    from reports.compare.comparison import Comparison, Judged
+    from reports.compare.pairing import Pair
     from reports.results import Results
 
 EXAMPLES = """
@@ -24,7 +25,7 @@ To rule out that the machine drifted, measure A and B in turn: A B B A. Where la
 2 %, five a side find a point that is slower by 5 % nine times of ten.
 Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
 """
-# Keys of comparison.MUST_AGREE, here so that --help needs no numpy; a test compares them.
+# Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "device")
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _BESIDE = ["beside, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
@@ -187,6 +188,7 @@ def _beside(made: "Comparison") -> list[list[str]]:
 
 def _notes(made: "Comparison") -> list[str]:
     """Say what would settle the open points, which are flagged, and which have no partner."""
+    from reports.compare.pairing import ambiguity
     from reports.formats import counted, listed
 
     flagged: dict[str, list[str]] = {}
@@ -199,6 +201,12 @@ def _notes(made: "Comparison") -> list[str]:
         if only:
             cases = listed((f"{case} at {size}" for case, size in only), 3)
             said.append(f"only in {side}: {counted(len(only), 'point')}: {cases}")
+    if made.ambiguous:
+        said.append(f"not compared: {ambiguity(made.ambiguous)}")
+    said += [
+        f"--allow {name} would compare {counted(number, 'point')} more"
+        for name, number in made.allowing.items()
+    ]
     return said
 
 

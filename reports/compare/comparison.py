@@ -18,15 +18,15 @@ differs, at most 5 % of families of points hold a `faster` or `slower`
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from bench import record
 from reports import formats, quantities
-from reports.compare import circumstances
+from reports.compare import circumstances, pairing
+from reports.compare.pairing import MUST_AGREE, Ambiguous, Pair
 from reports.results import Launch, Results, Row
-from reports.scaling import label
 from reports.statistics import (
     CONFIDENCE,
     Interval,
@@ -42,16 +42,6 @@ FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence
 # How often a difference of the margin should be found, where launches are asked for.
 POWER = 0.9
 MOST_LAUNCHES = 1000
-# What makes points incomparable, by the name under which `--allow` lets it differ.
-MUST_AGREE = {
-    "workload": ("study", "workload"),
-    "scaling": ("scaling",),
-    "precision": ("precision",),
-    "batch": ("local_batch", "global_batch", "samples_per_step"),
-    "unit": ("sample_unit", "metric"),
-    "origin": ("origin",),
-    "device": ("device_names",),
-}
 
 
 @dataclass(frozen=True)
@@ -71,35 +61,6 @@ class Judged:
     spread: float | None = None
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A point that both sides hold."""
-
-    case: str
-    world_size: int
-    a: list[Row]
-    b: list[Row]
-
-    @property
-    def rates(self) -> tuple[list[float], list[float]]:
-        """Work per second of each launch of A and of B."""
-        return [row.rate for row in self.a], [row.rate for row in self.b]
-
-    @property
-    def label(self) -> str:
-        """The study and what varies, for a reader."""
-        row = self.a[0]
-        kind = row.study if row.origin == "measured" else f"[{row.origin}]"
-        return f"{kind} {label(row)}"
-
-    @property
-    def flags(self) -> list[str]:
-        """Why a side's point is no evidence, and whose it is."""
-        sides = (("A", self.a), ("B", self.b))
-        said = (f"{side}: {flag}" for side, rows in sides for row in rows for flag in row.flags)
-        return list(dict.fromkeys(said))
-
-
 @dataclass
 class Comparison:
     """Two sets of results side by side.
@@ -112,6 +73,8 @@ class Comparison:
         warnings: What a reader must know before the points.
         only_in_a: (case, world_size) that B lacks.
         only_in_b: (case, world_size) that A lacks.
+        ambiguous: Points that could be paired in more than one way, and were not.
+        allowing: What `--allow` would pair beyond these points: its key -> number of points.
     """
 
     margin: float
@@ -122,6 +85,8 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
     only_in_a: list[tuple[str, int]] = field(default_factory=list)
     only_in_b: list[tuple[str, int]] = field(default_factory=list)
+    ambiguous: list[Ambiguous] = field(default_factory=list)
+    allowing: dict[str, int] = field(default_factory=dict)
 
     @property
     def slower(self) -> bool:
@@ -144,11 +109,11 @@ def compare(
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
     """
     b = _renamed(a, b)
-    sides = _points(a.rows), _points(b.rows)
-    common = [key for key in sides[0] if key in sides[1]]
-    if not common:
-        raise ValueError(_nothing_common(*sides))
-    pairs = [Pair(*key, sides[0][key], sides[1][key]) for key in common]
+    sides = pairing.points(a.rows), pairing.points(b.rows)
+    keys, ambiguous = pairing.matched(*sides, allowed)
+    if not keys:
+        raise ValueError(pairing.nothing_common(*sides, allowed))
+    pairs = [Pair(*mine, sides[0][mine], sides[1][theirs]) for mine, theirs in keys]
     for pair in pairs:
         _refuse_difference(pair, _facts_of(pair, a, b), allowed)
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
@@ -158,8 +123,10 @@ def compare(
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
     made.environment, made.same_facts = circumstances.environment(launches, rows)
     made.warnings = [*circumstances.copies(*launches), *circumstances.apart_in_time(*launches)]
+    made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
     made.only_in_a, made.only_in_b = (
-        [key for key in side if key not in other] for side, other in (sides, sides[::-1])
+        [key for key in side if key not in paired]
+        for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
     )  # fmt: skip
     return made
 
@@ -232,13 +199,6 @@ def launches_needed(spread: float, margin: float, error: float) -> int | None:
     return None
 
 
-def _points(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.case, row.world_size), []).append(row)
-    return found
-
-
 def _renamed(a: Results, b: Results) -> Results:
     """Return B; a lone table takes the name of A's lone table, since files name tables."""
     names = [{row.case for row in side.rows} for side in (a, b)]
@@ -256,17 +216,6 @@ def _is_one_table(side: Results, cases: Collection[str]) -> bool:
     return len(cases) == 1 and set(cases) <= side.tables.keys()
 
 
-def _nothing_common(a: Mapping[tuple[str, int], Any], b: Mapping[tuple[str, int], Any]) -> str:
-    held = [
-        formats.listed((f"{case} at {size}" for case, size in side), 3) or "nothing"
-        for side in (a, b)
-    ]
-    return (
-        f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; measure the same "
-        "cases at the same world sizes"
-    )
-
-
 def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], set[Any]]]:
     """Return what must agree of a point: fact -> values of A and of B."""
     found = {
@@ -276,7 +225,8 @@ def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], s
         if name in Row.__slots__
     }
     metrics = [
-        {table.get("metric") for table in [side.tables.get(pair.case)] if table} for side in (a, b)
+        {table.get("metric") for table in [side.tables.get(rows[0].case)] if table}
+        for side, rows in ((a, pair.a), (b, pair.b))
     ]
     return found | {"metric": (metrics[0], metrics[1])}
 
@@ -339,14 +289,16 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "points": [_record(pair, judged) for pair, judged in made.points],
         "only_in_a": [dict(zip(keys, point, strict=True)) for point in made.only_in_a],
         "only_in_b": [dict(zip(keys, point, strict=True)) for point in made.only_in_b],
+        "ambiguous": [asdict(one) for one in made.ambiguous],
     }
 
 
 def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
     low, high = judged.interval or (None, None)
     return {
-        "case": pair.case, "world_size": pair.world_size, "ratio": judged.ratio, "low": low,
-        "high": high, "verdict": judged.verdict, "origin": pair.a[0].origin,
+        "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
+        "ratio": judged.ratio, "low": low, "high": high, "verdict": judged.verdict,
+        "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
         "quantities": beside(pair), "flags": pair.flags,
