@@ -72,8 +72,13 @@ class Jobs(BaseModel):
 
     allocation: Literal["ladder", "job", "array"] = Field(
         default="ladder",
-        description="one allocation for the whole ladder, one job per world size, each after the "
-        "smaller one, or array elements of one case each",
+        description="of each repeat: one allocation for the whole ladder, one job per world size, "
+        "each after the smaller one, or array elements of one case each",
+    )
+    share_job: StrictBool = Field(
+        default=False,
+        description="keep all repeats in the jobs of one, where a centre wants few jobs; repeats "
+        "on the same nodes are not independent",
     )
     max_running: Count | None = Field(
         default=None, description="elements of the arrays that run at once; all by default"
@@ -98,6 +103,8 @@ class Jobs(BaseModel):
             raise ValueError("time and launch_time both set a job's limit; keep one")
         if self.max_running is not None and self.allocation != "array":
             raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
+        if self.share_job and self.allocation == "array":
+            raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
         return self
 
 

@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bench.campaign import Campaign
     from slurm_templates.job import JobSpec
     from slurm_templates.site import Site
     from slurm_templates.submission import Sent, Work
@@ -194,7 +195,7 @@ def _row(spec: "JobSpec") -> dict[str, Any]:
 
 
 def _point(todo: "Work", world_size: int) -> dict[str, Any]:
-    from slurm_templates.job import share
+    from slurm_templates.resources import share
 
     own = share(todo.campaign, todo.site)
     return {
@@ -248,7 +249,7 @@ def _empty(*headings: str) -> "Table":
 
 
 def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from slurm_templates.job import clock
+    from slurm_templates.limits import clock
 
     table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
     for spec in specs:
@@ -267,8 +268,9 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     amounts = [(_node_hours(specs), "node-hours"), (_gpu_hours(specs), "GPU-hours")]
     amounts += [] if cost is None else [(cost, str(site.currency))]
     lines = [
-        f"{counted(len(specs), 'job')}, {counted(len(todo.missing), 'launch', 'launches')}: "
-        f"at most {_said(amounts)}."
+        f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "
+        f"{counted(len(todo.missing), 'launch', 'launches')}: at most {_said(amounts)}.",
+        *_of_repeats(todo.campaign),
     ]
     if overhead:
         asked = [(amount * (1 + overhead), unit) for amount, unit in amounts]
@@ -276,6 +278,20 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     if todo.campaign.jobs.launch_time:
         lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
     return lines
+
+
+def _of_repeats(campaign: "Campaign") -> list[str]:
+    """Return how far the repeats are independent of each other, by the jobs that they are in."""
+    if campaign.repeats == 1:
+        return []
+    if campaign.jobs.share_job:
+        return ["The repeats share their jobs, so they are not independent; share_job says so."]
+    what = {
+        "ladder": "job",
+        "job": "job for each world size",
+        "array": "array element for each case",
+    }[campaign.jobs.allocation]
+    return [f"Each repeat has its own {what}, so they are independent."]
 
 
 def _said(amounts: Sequence[tuple[float, str]]) -> str:

@@ -399,7 +399,7 @@ def _ranks_per_node(kind: Kind) -> int:
 def _jobs() -> Iterator[str]:
     """Yield the table of what goes into which job."""
     yield from ("", "[jobs]")
-    yield _line("allocation", "ladder", "all in one; job: one per world size; array: a case each")
+    yield _line("allocation", "ladder", "a job each repeat; job: each world size; array: each case")
     yield _line("preflight", True, "first show that the nodes answer")
     yield _line("collect", True, "and make the report in the end")
     yield _line("launch_time", "00:15:00", "of one launch; the site's time if off", is_set=False)

@@ -5,10 +5,13 @@ The templates hold no arithmetic: every number and every option stands in a `Job
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from bench.campaign import Campaign, Launch, common_options, plan, seconds
+from slurm_templates.limits import check_nodes, limit_s, time_limit_s
+from slurm_templates.resources import UNSAFE, Share, directives, shape, share
 from slurm_templates.site import Site
 
 Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
@@ -16,11 +19,8 @@ Profiler = Literal["nsys", "ncu"]
 # What a job beside the measuring ones may take; they take minutes where nothing is wrong.
 PREFLIGHT_S = 900
 COLLECT_S = 1800
-WARNING_S = 120
 # A profile is a window of a few steps: a whole run's would be gigabytes that nobody reads.
 PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
-# In a quoted value of a directive sbatch reads these its own way, or as a file name's pattern.
-UNSAFE = frozenset("\"'`\\$#%")
 
 
 @dataclass(frozen=True)
@@ -96,50 +96,6 @@ class JobSpec:
     def script(self) -> Path:
         """Where its script stands."""
         return Path(self.folder, "jobs", f"{self.name}.sh")
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one rank gets of a node."""
-
-    ranks_per_node: int
-    cpus_per_task: int
-    is_gpu: bool
-
-    def num_nodes(self, world_size: int) -> int:
-        """Return the nodes of a world size."""
-        return -(-world_size // self.ranks_per_node)
-
-    def on_node(self, world_size: int) -> int:
-        """Return the ranks on each of its nodes."""
-        return min(world_size, self.ranks_per_node)
-
-    def without_gpu(self) -> "Share":
-        """Return the share of what computes nothing."""
-        return replace(self, is_gpu=False)
-
-
-def share(campaign: Campaign, site: Site) -> Share:
-    """Return what one rank gets, the same at every world size.
-
-    Raises:
-        ValueError: The site has no GPUs, or too few CPUs, for what the campaign asks.
-    """
-    if campaign.device == "cuda" and not site.gpus_per_node:
-        raise ValueError(
-            f'device = "cuda", but site {site.name} has gpus_per_node = 0; set one of them'
-        )
-    is_gpu = site.gpus_per_node > 0 and campaign.device != "cpu"
-    most = site.gpus_per_node if is_gpu else site.cpus_per_node
-    ranks = min(most, site.max_ranks_per_node or most)
-    cpus = site.cpus_per_node // ranks
-    threads = campaign.threads_per_rank or 1
-    if cpus < threads:
-        raise ValueError(
-            f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "
-            f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
-        )
-    return Share(ranks, cpus, is_gpu)
 
 
 def settle(campaign: Campaign, site: Site) -> Campaign:
@@ -229,22 +185,48 @@ class Maker:
 
     def measuring(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         """Yield the jobs that measure, as the campaign cuts them."""
-        name, kind = self.campaign.name, self.campaign.jobs.allocation
-        if kind == "ladder":
-            yield self.make(name, kind, launches)
+        if self.campaign.jobs.allocation == "array":
+            yield from self._all_arrays(launches)
             return
-        smaller: tuple[Dependency, ...] = ()
+        before: tuple[Dependency, ...] = ()
+        for suffix, group in self._apart(launches):
+            found = self._of_repeat(suffix, group, before)
+            yield from found
+            # On nodes that jobs share, two repeats at once would slow each other down.
+            before = () if self.site.is_exclusive else (Dependency(found[-1].name, "afterany"),)
+
+    def _apart(self, launches: Sequence[Launch]) -> Iterator[tuple[str, list[Launch]]]:
+        """Yield what jobs of their own make, with an end for their names: a repeat each.
+
+        Repeats within one job share its nodes, and are not independent of each other.
+        """
+        if self.campaign.jobs.share_job or self.campaign.repeats == 1:
+            yield "", list(launches)
+            return
+        for repeat, group in groupby(launches, key=lambda launch: launch.repeat):
+            yield f"-r{repeat}", list(group)
+
+    def _of_repeat(
+        self, suffix: str, launches: Sequence[Launch], before: tuple[Dependency, ...]
+    ) -> list[JobSpec]:
+        """Return the jobs of a repeat: one, or one for each world size after the smaller one."""
+        name = self.campaign.name
+        if self.campaign.jobs.allocation == "ladder":
+            return [self.make(f"{name}{suffix}", "ladder", launches, before)]
+        found = []
+        for world_size, group in _by_size(launches):
+            found.append(self.make(f"{name}-w{world_size}{suffix}", "job", group, before))
+            before = (Dependency(found[-1].name, "afterok"),)
+        return found
+
+    def _all_arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        before: tuple[Dependency, ...] = ()
         limited = self.campaign.jobs.max_running is not None
-        for world_size in sorted({launch.world_size for launch in launches}):
-            group = [one for one in launches if one.world_size == world_size]
-            if kind == "array":
-                for job in self._arrays(f"{name}-w{world_size}", group):
-                    yield replace(job, after=smaller)
-                    # At once they would run more elements than the campaign lets run.
-                    smaller = (Dependency(job.name, "afterany"),) if limited else ()
-                continue
-            yield self.make(f"{name}-w{world_size}", kind, group, smaller)
-            smaller = (Dependency(f"{name}-w{world_size}", "afterok"),)
+        for world_size, group in _by_size(launches):
+            for job in self._arrays(f"{self.campaign.name}-w{world_size}", group):
+                yield replace(job, after=before)
+                # At once they would run more elements than the campaign lets run.
+                before = (Dependency(job.name, "afterany"),) if limited else ()
 
     def _arrays(self, name: str, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         """Yield as many arrays as Slurm's limit of one makes of them."""
@@ -284,7 +266,7 @@ class Maker:
     ) -> JobSpec:
         """Return a job that makes launches."""
         one_after_another = 1 if kind == "array" else len(launches)
-        time_s = _time_s(self.campaign, self.site, name, one_after_another)
+        time_s = time_limit_s(self.campaign, self.site, name, one_after_another)
         world_sizes = sorted({launch.world_size for launch in launches})
         job = self._job(name, kind, world_sizes, time_s)
         if kind == "array":
@@ -303,8 +285,8 @@ class Maker:
     ) -> JobSpec:
         own = own or self.share
         largest = max(world_sizes)
-        _check_nodes(own, self.site, largest)
-        time_s = min(time_s, _limit_s(self.site) or time_s)
+        check_nodes(own, self.site, largest)
+        time_s = min(time_s, limit_s(self.site) or time_s)
         number = "%A_%a" if kind == "array" else "%j"
         output = f"{self.folder}/jobs/slurm-{number}.out"
         asked = own.on_node(largest) if own.is_gpu else 0
@@ -317,10 +299,16 @@ class Maker:
             billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else asked,
             time_s=time_s,
             cpus_per_task=own.cpus_per_task,
-            directives=tuple(_directives(self.site, own, name, largest, time_s, output)),
-            shapes={size: _shape(self.site, own, size) for size in world_sizes},
+            directives=tuple(directives(self.site, own, name, largest, time_s, output)),
+            shapes={size: shape(self.site, own, size) for size in world_sizes},
             options=tuple(_options(self.campaign, self.site)),
         )
+
+
+def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
+    """Yield each world size, the smallest first, with its launches."""
+    for world_size in sorted({launch.world_size for launch in launches}):
+        yield world_size, [one for one in launches if one.world_size == world_size]
 
 
 def _check_ladder(campaign: Campaign, site: Site, own: Share) -> None:
@@ -345,118 +333,6 @@ def _check_folder(folder: Path, site: Site) -> None:
             f"{str(folder)!r} holds {what}, which sbatch or Apptainer would read its own way; "
             "give --to another folder"
         )
-
-
-def _check_nodes(own: Share, site: Site, world_size: int) -> None:
-    num_nodes, most = own.num_nodes(world_size), site.limits.max_nodes
-    if most is not None and num_nodes > most:
-        raise ValueError(
-            f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
-            f"site {site.name} gives {most}, for up to {most * own.ranks_per_node} ranks; leave "
-            "the world size out, or choose another --partition"
-        )
-
-
-def _limit_s(site: Site) -> int | None:
-    return seconds(site.limits.time) if site.limits.time else None
-
-
-def _time_s(campaign: Campaign, site: Site, name: str, num_launches: int) -> int:
-    """Return the time limit of a job that makes so many launches one after another."""
-    limit_s = _limit_s(site)
-    asked = campaign.jobs
-    if asked.launch_time is None and asked.time is None:
-        return min(seconds(site.time), limit_s or seconds(site.time))
-    each_s = seconds(str(asked.launch_time or asked.time))
-    needed_s = each_s * num_launches if asked.launch_time else each_s
-    if limit_s is not None and needed_s > limit_s:
-        raise ValueError(
-            f"job {name} needs {clock(needed_s)}, over the {clock(limit_s)} of partition "
-            f"{site.partition}; {_how_to_cut(campaign, num_launches, limit_s)}"
-        )
-    return needed_s
-
-
-def _how_to_cut(campaign: Campaign, num_launches: int, limit_s: int) -> str:
-    if campaign.jobs.launch_time is None:
-        return f"lower [jobs] time to {clock(limit_s)}, or choose another --partition"
-    fitting = limit_s // seconds(campaign.jobs.launch_time)
-    if num_launches == 1 or not fitting:
-        return "lower [jobs] launch_time, or choose another --partition"
-    finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)
-    return (
-        f"{fitting} of its {num_launches} launches fit: lower repeats or launch_time, or set "
-        f"[jobs] allocation to {finer}"
-    )
-
-
-def clock(duration_s: int) -> str:
-    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
-    minutes, rest = divmod(duration_s, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    prefix = f"{days}-" if days else ""
-    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
-
-
-def _directives(
-    site: Site, own: Share, name: str, largest: int, time_s: int, output: str
-) -> Iterable[str]:
-    on_node = own.on_node(largest)
-    # Of a short job the warning may take only a part.
-    warning_s = min(WARNING_S, time_s // 4)
-    chosen = {
-        "job-name": name,
-        "partition": site.partition,
-        "account": site.account,
-        "qos": site.qos,
-        "constraint": site.constraint,
-        "reservation": site.reservation,
-        "nodes": own.num_nodes(largest),
-        "ntasks-per-node": on_node,
-        "cpus-per-task": own.cpus_per_task,
-        "gpus-per-node": _gpus(site, on_node) if own.is_gpu else None,
-        "mem": site.mem,
-        "time": clock(time_s),
-        "signal": f"B:USR1@{warning_s}",
-        "open-mode": "append",
-        "output": output,
-    }
-    for option, value in chosen.items():
-        if value is not None:
-            yield directive(option, str(value))
-    yield "--no-requeue"
-    yield from site.extra_directives
-
-
-def directive(option: str, value: str) -> str:
-    """Return one option as sbatch reads it from a script.
-
-    Raises:
-        ValueError: The value could end the line or its quotes.
-    """
-    if not value.isprintable() or (UNSAFE - {"%"}) & set(value):
-        raise ValueError(
-            f"{option} = {value!r}: a quote, backslash, $, # or control character is not allowed "
-            "in a value for sbatch; leave it out"
-        )
-    return f'--{option}="{value}"' if " " in value else f"--{option}={value}"
-
-
-def _gpus(site: Site, num: int) -> str:
-    return f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
-
-
-def _shape(site: Site, own: Share, world_size: int) -> tuple[str, ...]:
-    on_node = own.on_node(world_size)
-    shape = (
-        f"--nodes={own.num_nodes(world_size)}",
-        f"--ntasks={world_size}",
-        f"--ntasks-per-node={on_node}",
-    )
-    # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
-    # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
-    return (*shape, f"--gpus-per-node={_gpus(site, on_node)}") if own.is_gpu else shape
 
 
 def _options(campaign: Campaign, site: Site) -> Iterable[str]:

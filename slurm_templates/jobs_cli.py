@@ -175,7 +175,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     \b
     Examples:
       lockstep cancel results/campaign --dry-run
-      lockstep cancel results/campaign --job campaign-w8
+      lockstep cancel results/campaign --job campaign-w8-r0
       lockstep cancel results/campaign --point 3
     """
     from slurm_templates import slurm

@@ -12,7 +12,8 @@ from bench import files, journal
 from bench.campaign import Campaign, Launch
 from bench.record import KEY
 from slurm_templates import budget, slurm
-from slurm_templates.job import JobSpec, Profiler, jobs, launches_of, profile, share
+from slurm_templates.job import JobSpec, Profiler, jobs, launches_of, profile
+from slurm_templates.resources import share
 from slurm_templates.results import Results
 from slurm_templates.script import render
 from slurm_templates.site import Site

@@ -66,7 +66,7 @@ CLAIMED = ("results", "results/ladder", "results/ladder/.lock", "results/ladder/
 SUBMITTED = (
     *CLAIMED,
     "results/ladder/campaign.json",
-    "results/ladder/jobs/ladder.sh",
+    *(f"results/ladder/jobs/ladder-r{repeat}.sh" for repeat in (0, 1)),
     "results/ladder/jobs/site.json",
     "results/ladder/jobs/submitted.jsonl",
 )

@@ -4,7 +4,9 @@ import pytest
 from data.job_samples import campaign_of, site_of, small
 
 from bench.campaign import Launch, plan
-from slurm_templates.job import Dependency, clock, directive, jobs, profile
+from slurm_templates.job import Dependency, jobs, profile
+from slurm_templates.limits import clock
+from slurm_templates.resources import directive
 
 FOLDER = Path("/results/ladder")
 NO_GPUS = {"gpus_per_node": 0, "gpu_type": None}
@@ -78,7 +80,48 @@ def test_node_hours_are_nodes_by_hours_by_runs():
     assert (job.time_s, job.directives[8]) == (81000, "--time=22:30:00")
 
 
-def test_a_ladder_keeps_the_order_of_the_campaign():
+APART = {"share_job": False}
+
+
+def test_each_repeat_of_a_ladder_is_a_job_of_its_own():
+    campaign = campaign_of(repeats=3, jobs=APART | {"preflight": True, "collect": True})
+    found = jobs(campaign, site_of(), FOLDER)
+    names = ["ladder-r0", "ladder-r1", "ladder-r2"]
+    first = ("afterok", "ladder-preflight")
+    assert [(one.name, waits(one)) for one in found[1:4]] == [(name, [first]) for name in names]
+    assert waits(found[4]) == [("afterany", one.name) for one in found[:4]]
+    # Each with the whole ladder, in the order of the campaign.
+    assert [launch for one in found for launch in one.launches] == plan(campaign)
+    assert [{launch.repeat for launch in one.launches} for one in found[1:4]] == [{0}, {1}, {2}]
+
+
+def test_repeats_run_one_after_another_where_jobs_share_nodes():
+    shared = site_of(extra_directives=[])
+    by_size = campaign_of(world_sizes=[1, 8], jobs=APART | {"allocation": "job"})
+    assert [(one.name, waits(one)) for one in jobs(by_size, shared, FOLDER)] == [
+        ("ladder-w1-r0", []),
+        ("ladder-w8-r0", [("afterok", "ladder-w1-r0")]),
+        ("ladder-w1-r1", [("afterany", "ladder-w8-r0")]),
+        ("ladder-w8-r1", [("afterok", "ladder-w1-r1")]),
+    ]
+    free = jobs(by_size, site_of(), FOLDER)
+    assert [waits(one) for one in free][::2] == [[], []]
+    ladders = jobs(campaign_of(jobs=APART), shared, FOLDER)
+    assert [waits(one) for one in ladders] == [[], [("afterany", "ladder-r0")]]
+
+
+def test_what_is_missing_of_a_repeat_goes_into_that_repeat_s_job():
+    missing = [Launch(8, 0), Launch(1, 2), Launch(8, 2)]
+    found = jobs(campaign_of(repeats=3, jobs=APART), site_of(), FOLDER, missing)
+    assert [(one.name, list(one.launches)) for one in found] == [
+        ("ladder-r0", missing[:1]),
+        ("ladder-r2", missing[1:]),
+    ]
+    (only,) = jobs(campaign_of(repeats=1, jobs=APART), site_of(), FOLDER)
+    assert only.name == "ladder"
+
+
+def test_repeats_that_share_a_job_keep_the_order_of_the_campaign():
     (job,) = jobs(campaign_of(repeats=5), site_of(), FOLDER)
     assert list(job.launches) == plan(campaign_of(repeats=5))
 
@@ -190,8 +233,9 @@ def test_a_job_stays_within_its_partition():
     [
         ({"time": "05:00:00"}, {}, r"needs 05:00:00, over the 04:00:00 of partition gpu; lower "
          r"\[jobs\] time to 04:00:00"),
-        ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; 5 of its 8 launches fit.*"job" or'),
-        ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 launches.*to "array"'),
+        ({"launch_time": "00:45:00"}, {}, 'needs 06:00:00.*; 5 of its 8 .* share_job .*"job" or'),
+        ({"launch_time": "03:00:00", "allocation": "job"}, {}, '1 of its 2 .* share_job .*"array"'),
+        ({"launch_time": "01:30:00", **APART}, {}, '2 of its 4 launches fit: lower launch_time,'),
         ({"launch_time": "05:00:00", "allocation": "array"}, {}, "lower .* launch_time, or choose"),
         ({}, {"world_sizes": [16]}, "16 needs 4 nodes, but partition gpu .* gives 2, for up to 8"),
     ],

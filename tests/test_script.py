@@ -41,13 +41,14 @@ STAGED = {
 }
 FOLDER = Path("/results/ladder")
 ALL = {"preflight": True, "collect": True}
+APART = {"share_job": False}
 # name of the golden script -> site's changes, campaign's, profiler, which of the jobs
 GOLDENS = {
     "ladder-gpu-container": ({}, {}, None, 0),
     "ladder-gpu-modules": (NATIVE, {}, None, 0),
-    "ladder-cpu-container": (CPU, {"device": "cpu"}, None, 0),
+    "ladder-cpu-container": (CPU, {"device": "cpu", "jobs": APART}, None, 0),
     "ladder-staged": (STAGED, {}, None, 0),
-    "job-gpu-container": ({}, {"jobs": {"allocation": "job"}}, None, 3),
+    "job-gpu-container": ({}, {"jobs": APART | {"allocation": "job"}}, None, 3),
     "array-gpu-container": ({}, {"jobs": {"allocation": "array", "max_running": 2}}, None, 1),
     "preflight-gpu-container": ({}, {"jobs": ALL}, None, 0),
     "collect-gpu-container": ({}, {"jobs": ALL}, None, 2),

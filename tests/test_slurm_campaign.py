@@ -24,6 +24,8 @@ device = "cpu"
 threads_per_rank = 1
 [jobs]
 """
+# Fewer jobs, so that the test is shorter.
+ONE_JOB = "share_job = true\n"
 GPUS = 'gpus_per_node = 2\ngpu_type = "fake"\n'
 
 
@@ -145,7 +147,7 @@ def check_complete(folder, num_launches):
 
 
 def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_killed(folder):
-    write(folder / "campaign.toml", CAMPAIGN + "preflight = true\ncollect = true\n")
+    write(folder / "campaign.toml", CAMPAIGN + ONE_JOB + "preflight = true\ncollect = true\n")
     planned = done(lockstep(folder, "plan", "campaign.toml", "--site", "site.toml", "--json"))
     after = {job["job"]: job["after"] for job in json.loads(planned)["jobs"]}
     before, middle, last = after
@@ -200,6 +202,7 @@ def keep_for_ci(folder):
 
 
 def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):
+    write(folder / "campaign.toml", CAMPAIGN + ONE_JOB)
     change(folder / "campaign.toml", world_sizes=[4], studies=["weak"])
     first = begin(folder)
     subprocess.run([TESTBED / "node", "lose", "node2"], check=True, capture_output=True)
@@ -299,7 +302,7 @@ def test_slurm_would_take_every_script(folder, allocation):
     write(folder / "site.toml", site)
     made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml", *profile)
     scripts = done(made).splitlines()
-    assert len(scripts) == {"ladder": 3, "job": 5, "array": 5}.get(allocation, 1)
+    assert len(scripts) == {"ladder": 4, "job": 8, "array": 5}.get(allocation, 1)
     for script in scripts:
         tested = as_user("sbatch", "--test-only", script)
         assert tested.returncode == 0, tested.stderr

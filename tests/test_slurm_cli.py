@@ -20,6 +20,8 @@ studies = ["weak"]
 world_sizes = [1, 8]
 repeats = 2
 size = "smoke"
+[jobs]
+share_job = true
 """
 SITE = """schema = 1
 name = "here"
@@ -102,7 +104,7 @@ def test_a_plan_says_what_it_may_cost(folder):
 def test_a_plan_asks_for_its_overhead(folder):
     # 3 nodes x 0.75 h x 10 runs x 3 repeats = 67.5 node-hours; with 30 % more, 87.75.
     text = CAMPAIGN.replace("[1, 8]", "[12]").replace("repeats = 2", "repeats = 30")
-    (folder / "campaign.toml").write_text(text + '[jobs]\nlaunch_time = "00:45:00"\n')
+    (folder / "campaign.toml").write_text(text + 'launch_time = "00:45:00"\n')
     found = planned(folder, "--overhead 0.3")
     assert found["node_hours"] == 67.5
     assert found["node_hours_with_overhead"] == pytest.approx(87.75)
@@ -112,7 +114,8 @@ def test_a_plan_asks_for_its_overhead(folder):
 
 
 def test_a_plan_is_a_table_that_fits_a_terminal(folder):
-    add(folder, "campaign.toml", '[jobs]\nallocation = "job"\ncollect = true\n')
+    apart = CAMPAIGN.replace("share_job = true", 'allocation = "job"\ncollect = true')
+    (folder / "campaign.toml").write_text(apart)
     lines = lockstep("plan campaign.toml --site site.toml", folder).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines[:3]] == [
@@ -120,14 +123,17 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         ["1", "1", "1", "2", "1", "weak"],
         ["8", "2", "4", "2", "1", "weak"],
     ]
-    assert [line.split() for line in lines[4:8]] == [
+    assert [line.split() for line in lines[4:10]] == [
         ["job", "nodes", "time", "node-hours", "GPU-hours", "after"],
-        ["ladder-w1", "1", "01:30:00", "1.50", "1.50", "-"],
-        ["ladder-w8", "2", "01:30:00", "3.00", "12.00", "ladder-w1"],
+        ["ladder-w1-r0", "1", "01:30:00", "1.50", "1.50", "-"],
+        ["ladder-w8-r0", "2", "01:30:00", "3.00", "12.00", "ladder-w1-r0"],
+        ["ladder-w1-r1", "1", "01:30:00", "1.50", "1.50", "ladder-w8-r0"],
+        ["ladder-w8-r1", "2", "01:30:00", "3.00", "12.00", "ladder-w1-r1"],
         ["ladder-collect", "1", "00:30:00", "0.50", "0.00", "all", "above"],
     ]
-    assert lines[9:] == [
-        "3 jobs, 4 launches: at most 5.00 node-hours, 13.50 GPU-hours.",
+    assert lines[11:] == [
+        "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
+        "Each repeat has its own job for each world size, so they are independent.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
 
@@ -142,7 +148,7 @@ def test_a_plan_says_how_to_send_just_that(folder):
 
 
 def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
-    add(folder, "campaign.toml", '[jobs]\nlaunch_time = "01:00:00"\n')
+    add(folder, "campaign.toml", 'launch_time = "01:00:00"\n')
     found = planned(folder, "--budget 7")
     assert found["dropped"] == ["world size 8"]
     assert found["gpu_hours"] == 2.0
@@ -221,7 +227,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(folder):
 
 
 def test_a_dry_run_names_what_a_job_waits_for(folder):
-    add(folder, "campaign.toml", '[jobs]\nallocation = "job"\npreflight = true\n')
+    add(folder, "campaign.toml", 'allocation = "job"\npreflight = true\n')
     ended = lockstep("submit campaign.toml --site site.toml --dry-run", folder)
     jobs = f"{folder}/results/ladder/jobs"
     ok, kill = "--dependency=afterok:<id of", "--kill-on-invalid-dep=yes"

@@ -19,7 +19,8 @@ world_sizes = [1, 8]
 repeats = 2
 size = "smoke"
 """
-JOBS = '[jobs]\nallocation = "job"\npreflight = true\ncollect = true\n'
+SHARED = "[jobs]\nshare_job = true\n"
+JOBS = SHARED + 'allocation = "job"\npreflight = true\ncollect = true\n'
 ARRAY = '[jobs]\nallocation = "array"\n'
 SITE = """schema = 1
 name = "the centre's"
@@ -58,7 +59,7 @@ def lockstep(arguments, folder):
     return stand_ins.lockstep(arguments, folder, folder / "bin")
 
 
-def submit(folder, jobs="", options=""):
+def submit(folder, jobs=SHARED, options=""):
     (folder / "campaign.toml").write_text(CAMPAIGN + jobs)
     return lockstep(f"submit campaign.toml --site site.toml {options}", folder)
 
@@ -106,6 +107,20 @@ def test_jobs_are_sent_each_after_those_it_waits_for(folder):
     ]
     assert [one["id"] for one in entries[1::2]] == ["101", "102", "103", "104"]
     assert entries[2]["launches"] == ["w1-r0", "w1-r1"]
+
+
+def test_repeats_are_jobs_of_their_own_and_one_is_resumed_alone(folder):
+    assert submit(folder, jobs="").returncode == 0
+    jobs, kill = f"{folder}/results/ladder/jobs", "--kill-on-invalid-dep=yes"
+    assert told(folder) == [
+        ["--parsable", f"{jobs}/ladder-r0.sh"],
+        ["--parsable", "--dependency=afterany:101", kill, f"{jobs}/ladder-r1.sh"],
+    ]
+    for name in ("w1-r0", "w8-r0", "w1-r1"):
+        measured(folder, name, "a")
+    assert lockstep("resume results/ladder", folder).returncode == 0
+    assert told(folder)[2:] == [["--parsable", f"{jobs}/ladder-r1.sh"]]
+    assert recorded(folder)[-2]["launches"] == ["w8-r1"]
 
 
 def test_what_was_sent_is_said_with_commands_to_copy(folder):

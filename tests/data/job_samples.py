@@ -30,8 +30,14 @@ SITE = {
 
 
 def campaign_of(**changes):
-    """Return the campaign with changes."""
-    return Campaign.model_validate(CAMPAIGN | changes)
+    """Return the campaign with changes.
+
+    Its repeats share a job unless it is said otherwise, so that a script has several launches.
+    """
+    asked = dict(changes.pop("jobs", {}))
+    if asked.get("allocation") != "array":
+        asked.setdefault("share_job", True)
+    return Campaign.model_validate(CAMPAIGN | changes | {"jobs": asked})
 
 
 def site_of(**changes):

@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=ladder
+#SBATCH --job-name=ladder-r0
 #SBATCH --partition=gpu
 #SBATCH --account=project
 #SBATCH --nodes=4
@@ -281,15 +281,12 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     [ -z "${again[*]}" ] || none fail "$journal" || failed=1
 }
 
-# One allocation for the whole ladder, its repeats interleaved.
+# One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
+# share_job.
 launch w4-r0 4 0
 launch w1-r0 1 0
 launch w2-r0 2 0
 launch w8-r0 8 0
-launch w1-r1 1 1
-launch w2-r1 2 1
-launch w8-r1 8 1
-launch w4-r1 4 1
 
 [ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"

@@ -282,7 +282,8 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     [ -z "${again[*]}" ] || none fail "$journal" || failed=1
 }
 
-# One allocation for the whole ladder, its repeats interleaved.
+# One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
+# share_job.
 launch w4-r0 4 0
 launch w1-r0 1 0
 launch w2-r0 2 0
