@@ -63,6 +63,7 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/figures_compare.py
 	$(BIN)/python tests/figures_models.py
 	$(BIN)/python tests/figures_check.py
+	$(BIN)/python tests/figures_attribution.py
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
 	$(BIN)/python tests/faults.py --page FAULTS.md

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 # A precision that is asked for is given up after so many times the fixed rounds.
 MAX_BATCHES = 20
-NUM_ALONE = 3
+# Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
+LEAST_ALONE = 8
 # A rank that computes so much longer than the others sets the pace of all.
 STRAGGLER_RATIO = 1.15
 
@@ -161,19 +163,22 @@ class Harness:
             f"{self.goal.margin:.2%} asked for"
         ]
 
-    def alone(self, step: "Callable[[], Any]") -> tuple[list[float], list[str]]:
+    def alone(self, step: "Callable[[], Any]") -> tuple[list[list[float]], list[str]]:
         """Time a step that waits for no other rank, to find the one that the others wait for.
 
         Returns:
-            Each rank's median seconds per step, none where nothing is measured; flags.
+            Each rank's seconds of each step, shape (num_ranks, num_steps), empty where nothing is
+            measured; flags.
         """
         if not self.measures:
             return [], []
         steps = self.plan.steps_per_round  # as the step is timed, or more of its launch would show
-        own = timing.time_rounds(self.world, step, rounds=NUM_ALONE, steps_per_round=steps)
-        there = self.exchange("alone", [median(own) / steps, hostname()])
-        alone_s = [seconds for seconds, _ in there]
-        return alone_s, _straggler_flags(alone_s, [host for _, host in there])
+        step()  # the first one after synchronised steps allocates anew
+        rounds = math.ceil(LEAST_ALONE / steps)
+        own = timing.time_steps(self.world, step, rounds=rounds, steps_per_round=steps)
+        there = self.exchange("alone", [own, hostname()])
+        alone_s = [steps_s for steps_s, _ in there]
+        return alone_s, _straggler_flags(list(map(median, alone_s)), [host for _, host in there])
 
     def step_s(self, rank_round_s: list[list[float]]) -> float:
         """Return the median over rounds of the slowest rank's seconds per step."""

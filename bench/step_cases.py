@@ -2,6 +2,7 @@
 
 import gc
 import math
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench import hardware, memory, workloads
@@ -153,13 +154,14 @@ def _check(
     return {"loss_first": first, "loss_last": last, "parameters_equal": True}
 
 
-def _details(step: "TrainStep", alone_s: list[float]) -> dict[str, Any]:
+def _details(step: "TrainStep", alone_s: list[list[float]]) -> dict[str, Any]:
     from bench.train_step import bucket_bytes, gradient_bytes
 
     return {
         "bucket_bytes": bucket_bytes(step.ddp),
         "gradient_bytes": gradient_bytes(step.ddp),
-        "alone_step_s": alone_s,
+        "alone_step_s": list(map(median, alone_s)),
+        "rank_alone_s": alone_s,
     }
 
 

@@ -10,12 +10,15 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from bench.world import World
+
+T = TypeVar("T")
 
 
 def time_rounds(
@@ -27,6 +30,19 @@ def time_rounds(
         return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
 
 
+def time_steps(
+    world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
+) -> list[float]:
+    """Return this rank's seconds per step, shape (rounds * steps_per_round,).
+
+    The steps run as freely as in `time_rounds`; each is timed, which adds a reading of the clock.
+    """
+    clock = _event_steps if world.device.type == "cuda" else _host_steps
+    with _no_garbage_collection():
+        found = [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
+    return [seconds for steps in found for seconds in steps]
+
+
 def synchronise(device: "torch.device") -> None:
     """Wait until the device has done all it was given."""
     if device.type == "cuda":
@@ -35,7 +51,7 @@ def synchronise(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
-def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:
+def _round(world: "World", clock: Callable[..., T], step: Callable[[], Any], n: int) -> T:
     from torch import distributed
 
     if world.world_size > 1:
@@ -51,6 +67,26 @@ def _host_round(step: Callable[[], Any], n: int) -> float:
     for _ in range(n):
         step()
     return time.perf_counter() - start
+
+
+def _host_steps(step: Callable[[], Any], n: int) -> list[float]:
+    marks = [time.perf_counter()]
+    for _ in range(n):
+        step()
+        marks.append(time.perf_counter())
+    return [end - start for start, end in pairwise(marks)]
+
+
+def _event_steps(step: Callable[[], Any], n: int) -> list[float]:
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    marks[-1].synchronize()
+    return [float(start.elapsed_time(end)) / 1e3 for start, end in pairwise(marks)]
 
 
 def _event_round(step: Callable[[], Any], n: int) -> float:

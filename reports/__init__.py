@@ -7,8 +7,9 @@ is what comes of it, and what all else reads.
 The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
 `collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
 
-`statistics`, `rounds`, `diagnosis`, `attribution` and `quantities` hold what is computed:
-intervals, a launch's rounds, what is odd about them, what a step is lost to, and shares.
+`statistics`, `rounds`, `diagnosis`, `attribution`, `slow` and `quantities` hold what is computed:
+intervals, a launch's rounds, what is odd about them, what a step is lost to (which `losses` puts
+into words), who is slow, and shares.
 `twelve_rules` is the page's checklist, `lines` what the terminal shows.
 
 A command that judges results has a folder of its own: `check`, `compare`, `gate`, `predict`.
@@ -33,7 +34,7 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 | device_hours, device_hours_per | world size times hours, for one run or for 1e6 samples |
 | extra_device_hours, cost | device-hours over the baseline's less 1; times `--cost-per-gpu-hour` |
 | num_far_out | rounds far outside the quartiles of their launch; none is left out |
-| mfu, peak_memory_bytes, imbalance | model FLOP/s over peak; largest rank; slowest over mean rank |
+| mfu, peak_memory_bytes | model FLOP/s over peak; largest rank |
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |
 

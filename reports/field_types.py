@@ -35,6 +35,7 @@ LEFT_OUT: Types = {"world_size": _WHOLE, "num_gpus": _WHOLE}
 DETAILS: Types = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
     "bucket_bytes": (list, type(None)), "alone_step_s": (list, type(None)),
+    "rank_alone_s": (list, type(None)),
 }  # fmt: skip
 STATS: Types = {
     **dict.fromkeys(("median", "mean", "min", "max", "stddev"), (int, float)), "rounds": _WHOLE,
@@ -50,7 +51,7 @@ ROW: Types = {
     **dict.fromkeys(("samples_per_step", "steps_per_round"), _WHOLE_OR_NONE),
     **dict.fromkeys(("step_s", "mean_step_s", "min_step_s", "max_step_s"), _NUMBER),
     **dict.fromkeys(("stddev_step_s", "time_s", "throughput_samples_per_s"), _NUMBER),
-    **dict.fromkeys(("mfu", "peak_memory_bytes", "imbalance"), _NUMBER),
+    **dict.fromkeys(("mfu", "peak_memory_bytes"), _NUMBER),
     **dict.fromkeys(("factors", "checks", "details"), (dict,)),
     "world_size": _WHOLE, "rate": (int, float), "flags": (list,),
 }  # fmt: skip
@@ -59,6 +60,7 @@ _LISTED: Types = {
     "ranks": (dict,), "launches": (dict,), "left_out": (dict,), "skipped": (dict,),
     "failed": (dict,), "rows": (dict,),
     **dict.fromkeys(("bucket_bytes", "alone_step_s"), (int, float)),
+    "rank_alone_s": (list,),
     "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str,), "part": _WHOLE,
 }  # fmt: skip
 # No count, rate or ratio of any machine is larger.

@@ -3,8 +3,8 @@
 from statistics import median
 
 from reports import formats
-from reports.attribution import CAUSES, LEAST_LOSS, losses, split
 from reports.formats import number, percent, percent_span, ratio, span
+from reports.losses import loss_table
 from reports.parts import (
     GIGA,
     MAX_CURVES,
@@ -52,7 +52,7 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
     made["tables"] = [
         made_of
         for one in series[: MAX_TABLES // 2]
-        for made_of in (_scaling_table(one, hours), _loss_table(one))
+        for made_of in (_scaling_table(one, hours), loss_table(one))
         if made_of
     ]
     made["notes"] = left_out(series, drawn)
@@ -77,7 +77,7 @@ def _scaling_table(series: Series, hours: str) -> Table:
         "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
         "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})",
         f"Extra {hours} (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
-        "Memory (GB)", "Imbalance", "Flags",
+        "Memory (GB)", "Flags",
     )  # fmt: skip
     note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}"
     rows = [_scaling_row(point, strong) for point in series.points]
@@ -90,7 +90,6 @@ def _scaling_row(point: Point, strong: bool) -> list[str]:
     row = point.rows[0]
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
     mfus = [r.mfu for r in point.rows if r.mfu is not None]
-    imbalance = [r.imbalance for r in point.rows if r.imbalance is not None]
     scale = MILLI if point.step_s is not None else 1.0
     return [
         str(point.world_size), shown(row.num_nodes),
@@ -101,38 +100,8 @@ def _scaling_row(point: Point, strong: bool) -> list[str]:
         percent_span(point.efficiency_interval), ratio(point.time_ratio),
         formats.trimmed(point.device_hours), percent(point.extra_device_hours), number(point.cost),
         percent(median(mfus) if mfus else None),
-        number(memory / GIGA if memory else None), ratio(max(imbalance, default=None)),
+        number(memory / GIGA if memory else None),
         str(len(point.flags)) if point.flags else "",
-    ]  # fmt: skip
-
-
-def _loss_table(series: Series) -> Table | None:
-    """Return where each point's step time goes, or None where no step was timed alone."""
-    rows = [row for point in series.points if (row := _loss_row(series, point))]
-    columns = (
-        "Ranks", "Step time (ms)", *(f"{cause.capitalize()} (ms)" for cause in CAUSES),
-        "Lost to the baseline (ms)", *(f"by {cause} (%)" for cause in CAUSES),
-    )  # fmt: skip
-    note = (
-        "Own work is a step without gradient synchronisation, imbalance what its slowest rank "
-        "takes longer than the mean, exposed communication the rest of the step."
-    )
-    if not rows:
-        return None
-    return table(f"Where a step's time goes: {series.label}", columns, rows, note=note)
-
-
-def _loss_row(series: Series, point: Point) -> list[str] | None:
-    parts, lost = split(point), losses(series, point)
-    if parts is None:
-        return None
-    whole = sum(lost.values()) if lost else 0.0
-    tells = lost is not None and whole >= LEAST_LOSS * sum(parts.values())
-    return [
-        str(point.world_size), number(sum(parts.values()) * MILLI),
-        *(number(parts[cause] * MILLI) for cause in CAUSES),
-        number(whole * MILLI) if lost else formats.DASH,
-        *(percent(lost[cause] / whole) if lost and tells else formats.DASH for cause in CAUSES),
     ]  # fmt: skip
 
 

@@ -132,6 +132,7 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     found = rows.of_launch(path, launch.name, entries)
     for row in found:
         row.started = str(facts.get("started") or "")
+        row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
     results.rows += found
 
 

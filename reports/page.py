@@ -8,12 +8,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from reports import accounts, attribution, facts, formats, panels, parts
+from reports import accounts, facts, formats, losses, panels, parts, slow
 from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.lines import numbers
 from reports.results import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
+from reports.slow import Slowest
 from reports.twelve_rules import twelve_panel
 
 # Data beyond this size stays out of the page; --json prints it.
@@ -42,6 +43,8 @@ def page(
     """
     on_cpus = results.on_cpus
     hours = "Rank-hours" if on_cpus else "GPU-hours"
+    found = slow.slowest(row for row in results.rows if row.origin == "measured")
+    slowest = [found] if found else []
     sections = panels.panels(results, series, threshold, hours)
     around = (
         facts.flags(series),
@@ -55,9 +58,9 @@ def page(
         "title": _title(results, series),
         "band": CPU_BAND if on_cpus else None,
         "summary": _summary(results, series),
-        "verdicts": _verdicts(series, threshold),
+        "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(series, threshold)],
         "warnings": _warnings(results, series),
-        "next": _next_step(results, series, threshold, on_cpus),
+        "next": _next_step(results, series, threshold, slowest),
         "source": _source(_title(results, series), results, command),
         "sections": sections + [section for section in around if section],
         "data": _data(series),
@@ -172,7 +175,7 @@ def _verdict(series: Series, threshold: float) -> str:
 
 def _why(series: Series) -> str | None:
     """Return why the largest size falls short, where its loss can be split."""
-    return attribution.reason(series, series.points[-1])
+    return losses.sentence(series, series.points[-1])
 
 
 def _goal(threshold: float) -> str:
@@ -214,7 +217,9 @@ def _is_wide(point: Point) -> bool:
     return point.rate_interval[1] > WIDE * point.rate_interval[0]
 
 
-def _next_step(results: Results, series: Sequence[Series], threshold: float, on_cpus: bool) -> str:
+def _next_step(
+    results: Results, series: Sequence[Series], threshold: float, slowest: Sequence[Slowest]
+) -> str:
     """Return the most useful next action that the data call for."""
     measured = [one for one in series if one.row.origin == "measured"]
     if not measured and not results.launches:
@@ -225,8 +230,10 @@ def _next_step(results: Results, series: Sequence[Series], threshold: float, on_
             f"Run what is missing first ({counted(len(lost), 'line')} under Not measured), then "
             "report again."
         )
-    if on_cpus:
+    if results.on_cpus:
         return "Run the same campaign on the GPUs you will use: the suite works on this machine."
+    if slowest:
+        return losses.slow_advice(slowest[0])
     return _next_measurement(measured, threshold)
 
 

@@ -4,15 +4,15 @@ A quantity is a fraction from 0 to 1, one value per launch. Where a case's detai
 an imported table, bear its name, that value counts; else it is worked out where it can be:
 
     mfu                   model FLOP per second over the datasheet's peak
-    communication_share   1 - t_alone / t_step: t_alone is the slowest rank's step without gradient
-                          synchronisation, t_step the launch's median step (reports.attribution);
-                          noise may take a launch below 0
+    communication_share   exposed communication over the launch's mean step, the middle of its
+                          bounds (reports.attribution); noise may take a launch below 0
 
 A point's value is the mean over launches, its interval Student's t, its ends kept within 0 to 1.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from reports import attribution
 from reports.results import Row
@@ -65,8 +65,10 @@ def _fraction(given: object) -> float | None:
 
 
 def _communication_share(row: Row) -> float | None:
-    found = attribution.shares(row) if row.world_size > 1 else None
-    return found[attribution.EXPOSED] if found else None
+    found = attribution.split(row) if row.world_size > 1 else None
+    if found is None or row.mean_step_s is None:
+        return None
+    return fmean(found[attribution.EXPOSED]) / row.mean_step_s
 
 
 _DERIVED: dict[str, Callable[[Row], float | None]] = {

@@ -29,7 +29,9 @@ class Row:
         rate: Work per second that speed-ups divide: the throughput where samples are known.
         time_s: Time of a whole run, in tables of times.
         num_far_out: Rounds far outside the quartiles; they are kept.
-        imbalance: Slowest rank's own total time over the mean of the ranks.
+        rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
+            (num_ranks, num_steps); empty where none was timed.
+        rank_hosts: Host of each rank; empty where nobody says.
         started: When its launch began, as ISO 8601; empty where nobody says.
         origin: One of `ORIGINS`.
     """
@@ -60,7 +62,8 @@ class Row:
     num_far_out: int | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
-    imbalance: float | None = None
+    rank_alone_s: list[list[float]] = field(default_factory=list)
+    rank_hosts: list[str] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
@@ -86,6 +89,11 @@ class Launch:
     def devices(self) -> list[str]:
         """Device of each rank, as torch names it; empty where none is recorded."""
         return [str(rank.get("device", "")) for rank in self.provenance.get("ranks") or []]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host of each rank; empty where none is recorded."""
+        return [str(rank.get("host") or "") for rank in self.provenance.get("ranks") or []]
 
     @property
     def cpu_threads(self) -> int | None:

@@ -26,7 +26,6 @@ class Rounds:
     """The rounds of one case in one launch; a round is as long as its slowest rank took.
 
     Attributes:
-        imbalance: Slowest rank's own total time over the mean of the ranks.
         num_far_out: Rounds far outside the quartiles; they are kept.
         findings: What is odd about the rounds, one sentence each.
     """
@@ -36,7 +35,6 @@ class Rounds:
     min_s: float
     max_s: float
     stddev_s: float
-    imbalance: float
     num_far_out: int
     findings: list[str]
 
@@ -94,12 +92,10 @@ def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
 def _of_block(block: Array) -> list[Rounds]:
     """Reduce a block of shape (num_records, num_ranks, num_rounds)."""
     rounds = block.max(axis=1)
-    totals = block.sum(axis=2)
     spread = rounds.std(axis=1, ddof=1) if rounds.shape[1] > 1 else np.zeros(len(rounds))
     columns: list[list[float]] = [
         np.median(rounds, axis=1).tolist(), rounds.mean(axis=1).tolist(),
         rounds.min(axis=1).tolist(), rounds.max(axis=1).tolist(), spread.tolist(),
-        (totals.max(axis=1) / totals.mean(axis=1)).tolist(),
     ]  # fmt: skip
     counts: list[int] = diagnosis.far_out(rounds).tolist()
     findings = diagnosis.of_rounds(rounds)

@@ -11,6 +11,8 @@ from reports import field_types, rounds
 from reports.results import ORIGINS, OTHER, Row
 from reports.rounds import SHORTEST_ROUND_S, Rounds
 
+# What `details` holds of the steps that no rank waits in.
+ALONE = "rank_alone_s"
 _ROW_KEYS = frozenset(f.name for f in fields(Row))
 
 
@@ -35,8 +37,8 @@ def of_launch(path: Path, launch: str, entries: list[Any]) -> list[Row]:
             records.append((name, CaseRecord.from_dict(block, f"{path}: entry {name}")))
     measured = rounds.reduced(path, records)
     return [
-        _measured_row(launch, *pair, numbers)
-        for pair, numbers in zip(records, measured, strict=True)
+        _measured_row(launch, name, case, numbers, _alone(f"{path}: entry {name}", case))
+        for (name, case), numbers in zip(records, measured, strict=True)
     ] + others
 
 
@@ -81,7 +83,9 @@ def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> 
     )  # fmt: skip
 
 
-def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> Row:
+def _measured_row(
+    launch: str, name: str, case: CaseRecord, numbers: Rounds, alone: list[list[float]]
+) -> Row:
     steps = case.steps_per_round
     step = numbers.median_s / steps
     rate = case.samples_per_step / step
@@ -97,9 +101,34 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), imbalance=numbers.imbalance,
-        checks=case.checks, details=case.details, flags=[*case.flags, *numbers.findings],
+        peak_memory_bytes=max(memory, default=None), rank_alone_s=alone, rank_hosts=_hosts(case),
+        checks=case.checks, details=_told(case), flags=[*case.flags, *numbers.findings],
     )  # fmt: skip
+
+
+def _alone(where: str, case: CaseRecord) -> list[list[float]]:
+    """Return the seconds of each rank's steps alone: one, its median, in results that keep no more.
+
+    Raises:
+        ValueError: The ranks hold unequal numbers of steps, or what is no time.
+    """
+    medians = [[seconds] for seconds in case.details.get("alone_step_s") or []]
+    found = case.details.get(ALONE) or medians
+    lengths = {len(steps) for steps in found}
+    if any(not isinstance(s, int | float) or s <= 0 for steps in found for s in steps):
+        raise ValueError(f"{where}: a step that a rank ran alone is not a positive time")
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(f"{where}: its ranks ran unequal numbers of steps alone")
+    return found
+
+
+def _hosts(case: CaseRecord) -> list[str]:
+    return list(map(str, getattr(case, "rank_hosts", None) or []))
+
+
+def _told(case: CaseRecord) -> dict[str, Any]:
+    """Return the details without the steps alone, which are many and no setting."""
+    return {name: value for name, value in case.details.items() if name != ALONE}
 
 
 def of_line(given: Mapping[str, Any], where: str) -> Row:

@@ -236,7 +236,6 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
     row = point.rows[0]
     shared = ("origin", "study", "workload", "scaling", "precision", "local_batch", "global_batch")
     memory = [r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes is not None]
-    imbalances = [r.imbalance for r in point.rows if r.imbalance is not None]
     utilisation = [r.mfu for r in point.rows if r.mfu is not None]
     scale = (point.throughput_samples_per_s or 0.0) / point.rate
     known = point.rate_interval if point.throughput_samples_per_s is not None else None
@@ -262,7 +261,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"mfu": median(utilisation) if utilisation
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
-        | {"imbalance": max(imbalances, default=None), "flags": point.flags}
+        | {"flags": point.flags}
         | {"num_far_out": sum(r.num_far_out or 0 for r in point.rows)}
         | {"details": _details(point.rows)}
     )  # fmt: skip

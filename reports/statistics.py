@@ -121,6 +121,31 @@ def ratio_interval(
     return ratio.interval(confidence) if ratio else None
 
 
+def linear_interval(
+    terms: Sequence[tuple[float, Sequence[float]]], confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Return the interval of a sum of weighted means, with the freedoms of Welch and Satterthwaite.
+
+    None where a term has fewer than two launches, and where no spread is known.
+
+    Args:
+        terms: A weight, and one value per launch; the terms' launches are independent.
+        confidence: Of the interval.
+    """
+    if min(len(values) for _, values in terms) < 2:
+        return None
+    errors = [weight**2 * variance(values) / len(values) for weight, values in terms]
+    total = sum(errors)
+    scale = max(abs(weight * value) for weight, values in terms for value in values)
+    if total <= (ROUNDING * scale) ** 2:
+        return None
+    known = zip(errors, terms, strict=True)
+    freedom = 1 / sum((error / total) ** 2 / (len(values) - 1) for error, (_, values) in known)
+    half = t_quantile(freedom, confidence) * math.sqrt(total)
+    middle = sum(weight * fmean(values) for weight, values in terms)
+    return middle - half, middle + half
+
+
 def moderated(ratios: Sequence[Ratio]) -> list[Ratio]:
     """Return the ratios of one family with the spread of their launches told by all together.
 

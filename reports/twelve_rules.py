@@ -236,7 +236,7 @@ def _setup_recorded(given: _Given) -> Verdict:
 def _timing_told(given: _Given) -> Verdict:
     if not given.measured:
         return None, "nothing was timed here"
-    held, share = _share(given.measured, lambda p: all(r.imbalance is not None for r in p.rows))
+    held, share = _share(given.measured, lambda p: all(r.study != OTHER for r in p.rows))
     return held, (
         f"{share} timed by rank and round after a barrier, with one device synchronisation; the "
         "slowest rank counts"

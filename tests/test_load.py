@@ -105,7 +105,6 @@ def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
     assert (row.min_step_s, row.max_step_s) == (pytest.approx(0.1), pytest.approx(0.2))
     assert row.stddev_step_s == pytest.approx(0.05)
     assert row.throughput_samples_per_s == pytest.approx(64 / 0.15)
-    assert row.imbalance == pytest.approx(1.7 / 1.4)
     assert row.rounds == 3
     assert row.peak_memory_bytes == 5
 
