@@ -113,7 +113,7 @@ def _curves(spec: dict[str, Any]) -> Figure:
     for index, series in enumerate(spec["series"]):
         _one_curve(axes, series, index)
     if modelled:
-        axes.plot([], [], **DASHED, color=INK, **HOLLOW, label="by the model, predicted")
+        axes.plot([], [], **DASHED, color=INK, **HOLLOW, label="by the rule, predicted")
     _limits(axes, spec)
     for line in spec["lines"]:
         _reference_line(axes, line["y"], line["label"])

@@ -191,7 +191,7 @@ def efficiency_figure(study: str, series: list[Series], threshold: float) -> Fig
 
 
 def _modelled_efficiency(series: Series) -> dict[str, Any] | None:
-    """Return the efficiency by the model chosen, the last point predicted with its interval."""
+    """Return the efficiency by the rule chosen, the last point predicted with its interval."""
     # Only cited and measured ladders: a model of targets would foretell what nobody measured.
     found = None if series.row.origin == "target" else prediction.curve(series)
     if found is None:
@@ -217,7 +217,7 @@ def _modelled_text(curves: list[dict[str, Any]]) -> str:
             )
     if len(texts) > MAX_NAMED:
         texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
-    said = "Dashed with a hollow mark: by the model chosen, predicted and not measured"
+    said = "Dashed with a hollow mark: by the rule chosen, predicted and not measured"
     return f" {said} ({'; '.join(texts)})." if texts else ""
 
 

@@ -1,14 +1,14 @@
-"""What models and predictions are worth on published tables, printed beside the goals.
+"""What predictions are worth on published ladders, beside a ruler, and what is learned from them.
 
     python tests/figures_models.py
 
-Deterministic but for the time of the fits; no table is fetched.
+Each hidden size is predicted with constants that were learned without any table of its source.
+Deterministic; no table is fetched.
 """
 
-import math
 import statistics
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -16,77 +16,94 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 import published
 
-from reports.predict import models
-from reports.predict.prediction import LEVEL, factor
+from reports.predict.prediction import LEARNED, LEVEL, Learned
+from reports.predict.refusals import LEAST_SIZES
 
-NUM_FITS = 1000
-GOAL_S = 2.0
-GOAL_ERROR = 0.05
-GOAL_COVERAGE = 0.9
+HEADER = (
+    "| hidden and predicted | sizes | median error | worst | ruler: median | worst "
+    "| 90 % interval holds | its ends, in the median |",
+    "|---|---|---|---|---|---|---|---|",
+)
 
 
 def main() -> None:
-    """Print the last size of every table, the calibration, and the time of the fits."""
-    last = list(published.cases(is_last=True))
-    _print_last(last)
-    every = [case for case in published.cases() if case.is_near]
-    _print_calibration(every)
-    _print_fits()
+    """Print the last size of every table, what was learned, and the table of NUMBERS.md."""
+    _print_last([case for case in published.cases() if case.is_last])
+    _print_learned()
+    _print_levels([case for case in published.cases() if not case.is_broken])
+    click.echo("\n" + "\n".join(table()))
 
 
-def _print_last(cases: list[published.Case]) -> None:
-    click.echo(f"{'table':50}   n {'at':>4} predicted   90 % interval         true   error  in")
+def table() -> list[str]:
+    """Return the lines of the table in NUMBERS.md."""
+    every = published.cases()
+    last = [case for case in every if case.is_last]
+    whole = [case for case in every if not case.is_broken]
+    long = [case for case in last if len(case.known.sizes) >= LEAST_SIZES]
+    return [
+        *HEADER,
+        _row("the last size of a ladder, from four or more", [c for c in long if c in whole]),
+        _row("from three or more", [c for c in last if c in whole]),
+        _row("the same with ladders refused, which break at the last size known", last),
+        _row("every size within twice the first three or more", whole),
+    ]
+
+
+def _row(name: str, cases: Sequence[published.Case]) -> str:
+    found = [case.foretold(published.learned(case.source)) for case in cases]
+    pairs = list(zip(cases, found, strict=True))
+    errors = [abs(case.error(one)) for case, one in pairs]
+    ruler = [abs(case.ruler()) for case in cases]
+    holds = sum((one.low or 0) <= case.true <= (one.high or 0) for case, one in pairs)
+    low = statistics.median((one.low or 0) / (one.value or 1) - 1 for one in found)
+    high = statistics.median((one.high or 0) / (one.value or 1) - 1 for one in found)
+    cells = [
+        name, str(len(cases)), *map(_percent, (statistics.median(errors), max(errors))),
+        *map(_percent, (statistics.median(ruler), max(ruler))), f"{holds} of {len(cases)}",
+        f"{100 * low:+.0f} to {100 * high:+.0f} %",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _print_last(cases: Sequence[published.Case]) -> None:
+    click.echo(f"{'table':50}   n   at predicted   90 % interval         true    error    ruler")
     for case in cases:
-        found = case.prediction
+        found = case.foretold(published.learned(case.source))
         low, high = (f"{end:.5g}" for end in (found.low or 0, found.high or 0))
+        held = (found.low or 0) <= case.true <= (found.high or 0)
         click.echo(
-            f"{case.table:50} {len(case.sizes):3} {case.held_out:4} {found.value:9.5g}  "
-            f"{low:>8} {high:>8} {case.true:9.5g} {100 * math.expm1(case.log_error):+6.1f} % "
-            f"{'yes' if case.is_covered else 'NO '} {found.model}"
+            f"{case.table:50} {len(case.known.sizes):3} {case.held_out:4} {found.value:9.5g}  "
+            f"{low:>8} {high:>8} {case.true:9.5g} {100 * case.error(found):+6.1f} % "
+            f"{100 * case.ruler():+6.1f} %  {found.model}{'' if held else ', outside'}"
+            f"{', refused: a break' if case.is_broken else ''}"
         )
-    near = [abs(math.expm1(case.log_error)) for case in cases if case.is_near]
-    covered = sum(case.is_covered for case in cases)
-    widths = [(c.prediction.high or 0) / (c.prediction.value or 1) - 1 for c in cases]
-    click.echo(
-        f"\n{len(cases)} tables, {len(near)} of them with the last size within twice the others'"
-    )
-    click.echo(f"median error within twice   {statistics.median(near):.3f}   goal <= {GOAL_ERROR}")
-    click.echo(f"coverage of 90 % intervals  {covered / len(cases):.3f}   goal >= {GOAL_COVERAGE}")
-    click.echo(f"median upper half-width     {statistics.median(widths):.3f}")
 
 
-def _print_calibration(cases: list[published.Case]) -> None:
-    click.echo(f"\n{len(cases)} predictions within twice, from every first part of 4 sizes or more")
+def _print_learned() -> None:
+    click.echo("\nlearned: each rule's mean error one doubling on, and the interval's scale")
+    for source in published.sources():
+        click.echo(f"  without {source[:50]:50} {_learned_text(published.learned(source))}")
+    click.echo(f"  from all{'':50} {_learned_text(published.learned())}")
+    click.echo(f"  in use  {'':50} {_learned_text(LEARNED)}")
+
+
+def _learned_text(known: Learned) -> str:
+    errors = "  ".join(f"{name} {error:.4f}" for name, error in known.errors.items())
+    return f"{errors}  scale {known.scale:.2f}"
+
+
+def _print_levels(cases: Sequence[published.Case]) -> None:
+    click.echo(f"\nshare of {len(cases)} sizes within twice that an interval of each level holds")
     for level in (0.5, 0.8, LEVEL, 0.95):
-        share = sum(case.score <= factor(level) for case in cases) / len(cases)
-        click.echo(f"level {level:.2f}: k = {factor(level):.2f} covers {share:.3f}")
-    ranked = sorted(case.score for case in cases)
-    quantile = ranked[math.ceil(LEVEL * len(ranked)) - 1]
-    click.echo(f"{LEVEL} quantile of error / (s g): {quantile:.2f}, beside k({LEVEL}) above")
-    inside = total = last = last_inside = 0
-    for source in sorted({case.source for case in cases}):
-        own = [case.score for case in cases if case.source == source]
-        others = sorted(case.score for case in cases if case.source != source)
-        k = others[min(len(others) - 1, math.ceil(LEVEL * (len(others) + 1)) - 1)]
-        covered = sum(score <= k for score in own)
-        inside, total = inside + covered, total + len(own)
-        at_last = [case.score for case in cases if case.source == source and case.is_last]
-        last, last_inside = last + len(at_last), last_inside + sum(one <= k for one in at_last)
-        click.echo(f"  without {source[:50]:50} k = {k:.2f} covers {covered} of its {len(own)}")
-    click.echo(f"coverage with a source left out: {inside / total:.3f} of all predictions,")
-    click.echo(f"  {last_inside / last:.3f} of the last sizes, one per table")
-
-
-def _print_fits() -> None:
-    ladders = [published.ladder(table) for table in published.measured()]
-    start = time.perf_counter()
-    for index in range(NUM_FITS):
-        ladder = ladders[index % len(ladders)]
-        names = [n for n in models.NAMES if n != "two-level" or ladder.nodes]
-        name = names[index // len(ladders) % len(names)]
-        models.fit(name, ladder.sizes, ladder.times_s.tolist(), ladder.fixed, ladder.nodes)
-    spent = time.perf_counter() - start
-    click.echo(f"\n{NUM_FITS} fits over all models and tables: {spent:.2f} s   goal <= {GOAL_S} s")
+        held = 0
+        for case in cases:
+            found = case.foretold(published.learned(case.source), level)
+            held += (found.low or 0) <= case.true <= (found.high or 0)
+        click.echo(f"  level {level:.2f}: {held / len(cases):.3f}")
 
 
 if __name__ == "__main__":

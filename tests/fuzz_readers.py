@@ -22,7 +22,7 @@ from reports.compare import comparison
 from reports.gate import gates, targets
 from reports.load import gather, load
 from reports.page import console_table, page
-from reports.predict import prediction
+from reports.predict import known, prediction
 from reports.render import html
 from reports.scaling import series_of, table
 from slurm_templates import accounting, cluster, collection, refusals, site, slurm, standing
@@ -156,8 +156,8 @@ def _judge(folder: Path) -> None:
     found = gates.verdicts(targets.load("proposal"), results, None)
     json.dumps(gates.document(found), allow_nan=False)
     json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))
-    for one in filter(prediction.can_be_modelled, series_of(results.rows)):
-        ladder = prediction.ladder_of(one, results.tables.get(one.case) or {})
+    for one in filter(known.can_be_modelled, series_of(results.rows)):
+        ladder = known.ladder_of(one, results.tables.get(one.case) or {})
         for at in (1, 2 * ladder.sizes[-1]):
             json.dumps(prediction.predict(ladder, at, force=True).record(), allow_nan=False)
 

@@ -1,50 +1,63 @@
-"""The published tables that models are held against, as `lockstep import` reads them."""
+"""The published tables that predictions are held against, as `lockstep import` reads them.
+
+What is learned from tables is learned by source: all tables of one source are left out together
+where one of them is predicted, and every source counts alike, however many tables it has.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 from reports import imports
-from reports.predict.prediction import Ladder, Prediction, ladder_of, predict
+from reports.predict import prediction, rules
+from reports.predict.known import Ladder, ladder_of
+from reports.predict.prediction import FREEDOM, LEVEL, Learned, Prediction
+from reports.predict.refusals import FARTHEST
 from reports.results import Results, Row
 from reports.scaling import series_of
+from reports.statistics import t_quantile
 
 TABLES = Path(__file__).parent / "data" / "published_scaling.csv"
-LEAST_SIZES = 5
-LEAST_FITTED = 4
+# Two sizes to draw a line from, and one to choose a rule by.
+LEAST_FITTED = 3
 # Curves that nobody measured on ranks: a computed one, and a load instead of processors.
 NO_LADDERS = ("usl_oracle_exact", "usl_oracle_specsdm91")
 
 
 class Case(NamedTuple):
-    """One size of one table, predicted from the sizes below it."""
+    """One size of one table within twice the sizes below it, which predict it."""
 
     table: str
     source: str
-    sizes: list[int]
+    known: Ladder
     held_out: int
-    prediction: Prediction
+    rate: float
     true: float
     is_last: bool
 
     @property
-    def log_error(self) -> float:
-        return math.log((self.prediction.value or math.nan) / self.true)
+    def is_broken(self) -> bool:
+        """Whether the known sizes end in a break, so that `predict` refuses."""
+        return bool(self.known.breaks) and self.known.breaks[-1][0] == self.known.sizes[-1]
 
-    @property
-    def score(self) -> float:
-        """Error in the prediction's own spreads, which calibration ranks."""
-        return abs(self.log_error) / (self.prediction.spread or math.nan)
+    def foretold(self, learned: Learned, share: float = LEVEL) -> Prediction:
+        return prediction.foretell(self.known, self.held_out, share, learned)
 
-    @property
-    def is_covered(self) -> bool:
-        return (self.prediction.low or 0.0) <= self.true <= (self.prediction.high or 0.0)
+    def error(self, found: Prediction) -> float:
+        """Return predicted over true value, less 1."""
+        return (found.value or math.nan) / self.true - 1
 
-    @property
-    def is_near(self) -> bool:
-        return self.held_out <= 2 * self.sizes[-1]
+    def score(self, learned: Learned) -> float:
+        """Return the error in the prediction's own spreads, which calibration ranks."""
+        found = self.foretold(learned)
+        return abs(math.log1p(self.error(found))) / (found.spread or math.nan)
+
+    def ruler(self) -> float:
+        """Return the error of the plainest rule: efficiency stays as last measured."""
+        return rules.level(self.known.sizes, self.known.rates, self.held_out) / self.rate - 1
 
 
 @lru_cache(maxsize=1)
@@ -59,37 +72,85 @@ def rows_of(table: str) -> list[Row]:
     return [row for row in results().rows if row.case == table]
 
 
+def source_of(table: str) -> str:
+    return str(results().tables[table]["source"])
+
+
+@lru_cache(maxsize=1)
+def sources() -> list[str]:
+    """Return the sources of the tables that were measured, each once."""
+    return sorted({source_of(table) for table in measured()})
+
+
 def ladder(table: str, sizes: Sequence[int] | None = None) -> Ladder:
-    """Return one table as models see it, or so many of its sizes."""
+    """Return one table as predictions see it, or so many of its sizes."""
     rows = [row for row in rows_of(table) if sizes is None or row.world_size in sizes]
     return ladder_of(series_of(rows)[0], results().tables[table])
 
 
 def measured() -> list[str]:
-    """Return the tables that were measured at five distinct sizes or more."""
+    """Return the tables that were measured at more sizes than a prediction is learned from."""
     sizes = {name: {row.world_size for row in rows_of(name)} for name in results().tables}
     return [
         name
         for name, table in results().tables.items()
-        if table["origin"] == "cited" and len(sizes[name]) >= LEAST_SIZES
+        if table["origin"] == "cited" and len(sizes[name]) > LEAST_FITTED
         if name not in NO_LADDERS
     ]
 
 
-def cases(is_last: bool = False) -> Iterator[Case]:
-    """Yield what each first part of each table says of later sizes, the last of each, or all."""
+@lru_cache(maxsize=1)
+def cases() -> list[Case]:
+    """Return every later size within twice what each first part of each table knows."""
+    return [case for table in measured() for case in _cases(table)]
+
+
+def _cases(table: str) -> Iterator[Case]:
+    whole = ladder(table)
+    count = len(whole.sizes)
+    for cut in range(LEAST_FITTED, count):
+        known = ladder(table, whole.sizes[:cut])
+        for later in range(cut, count):
+            at, rate = whole.sizes[later], whole.rates[later]
+            if at <= FARTHEST * known.sizes[-1]:
+                is_last = cut == later == count - 1
+                true = whole.value(at, rate)
+                yield Case(table, source_of(table), known, at, rate, true, is_last)
+
+
+@lru_cache
+def learned(without: str | None = None) -> Learned:
+    """Return what all sources, or all but one, teach: first the rules' errors, then the scale."""
+    start = Learned(_rule_errors(without), 1.0)
+    scores = [
+        (case.source, case.score(start))
+        for case in cases()
+        if case.source != without and not case.is_broken
+    ]
+    return Learned(start.errors, _quantile(scores, LEVEL) / t_quantile(FREEDOM, LEVEL))
+
+
+def _rule_errors(without: str | None) -> Mapping[str, float]:
+    """Return the mean error of each rule, over sources of the mean over their ladders' sizes."""
+    found: dict[str, dict[str, list[float]]] = {}
     for table in measured():
-        whole = ladder(table)
-        count = len(whole.sizes)
-        for cut in range(count - 1 if is_last else LEAST_FITTED, count):
-            known = ladder(table, whole.sizes[:cut])
-            for later in range(cut, count):
-                yield _case(table, whole, known, later, is_last=cut == later == count - 1)
+        if (source := source_of(table)) != without:
+            for rule, errors in prediction.own_errors(ladder(table)).items():
+                found.setdefault(rule, {}).setdefault(source, []).extend(errors)
+    return {
+        rule: mean(mean(errors) for errors in by_source.values() if errors)
+        for rule, by_source in found.items()
+    }
 
 
-def _case(table: str, whole: Ladder, known: Ladder, later: int, is_last: bool) -> Case:
-    at = whole.sizes[later]
-    found = predict(known, at, force=True)
-    true = whole.value(at, whole.rates[later])
-    source = results().tables[table]["source"]
-    return Case(table, source, known.sizes, at, found, true, is_last)
+def _quantile(scores: Sequence[tuple[str, float]], share: float) -> float:
+    """Return the score that a share of all lies at or below, every source counting alike."""
+    counts: dict[str, int] = {}
+    for source, _ in scores:
+        counts[source] = counts.get(source, 0) + 1
+    total = 0.0
+    for source, score in sorted(scores, key=lambda one: one[1]):
+        total += 1 / counts[source] / len(counts)
+        if total >= share - 1e-9:
+            return score
+    raise AssertionError("the weights of the scores add to 1")

@@ -1,14 +1,11 @@
 import math
 
-import numpy as np
 import published
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.predict import models
-
-SIZES = [1, 2, 4, 8, 16, 32]
 
 
 def oracle(table):
@@ -67,80 +64,16 @@ def test_usl_of_an_exact_curve_is_recovered():
 
 def test_most_published_tables_have_no_beta_and_so_no_peak():
     ladder = published.ladder("kempner_a100_resnet50")
-    fitted = models.fit("usl", ladder.sizes, ladder.times_s, ladder.fixed)
+    fitted = models.fit_usl(ladder.sizes, ladder.rates)
     assert fitted.unidentifiable == ["beta"]
     assert models.scalability(fitted).peak_size is None
 
 
-@pytest.mark.parametrize("fixed", ["global", "local"])
-@pytest.mark.parametrize("name", models.NAMES)
-def test_a_model_recovers_the_coefficients_that_made_the_times(name, fixed):
-    nodes = [1, 1, 1, 2, 4, 8]
-    count = models.num_coefficients(name, fixed)
-    if name == "usl":
-        truth = models.Fit(name, fixed, {"alpha": 0.03, "beta": 0.002, "gamma": 50.0}, {}, 0)
-    else:
-        names = list(models.MODELS[name].terms(np.ones(1), np.ones(1), fixed))
-        known = dict(zip(names, (0.9, 0.3, 0.02, 0.01)[:count], strict=True))
-        truth = models.Fit(name, fixed, known, {}, 0)
-    times = truth.times(SIZES, nodes)
-    fitted = models.fit(name, SIZES, times, fixed, nodes)
-    assert fitted.coefficients == pytest.approx(truth.coefficients, rel=1e-6)
-    assert fitted.freedom == len(SIZES) - count
-    assert fitted.times([64], [16]) == pytest.approx(truth.times([64], [16]), rel=1e-6)
-
-
-def test_standard_errors_of_a_linear_model_are_those_of_weighted_least_squares():
-    times = [1.0, 0.62, 0.41, 0.30, 0.28, 0.26]
-    fitted = models.fit("amdahl", SIZES, times, "global")
-    matrix = np.stack([np.ones(6), 1 / np.array(SIZES)], axis=1) / np.array(times)[:, None]
-    best = np.linalg.lstsq(matrix, np.ones(6), rcond=None)[0]
-    left = matrix @ best - 1
-    errors = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)) * (left @ left) / 4)
-    assert list(fitted.coefficients.values()) == pytest.approx(best.tolist(), rel=1e-9)
-    assert list(fitted.errors.values()) == pytest.approx(errors.tolist(), rel=1e-9)
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    times=st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8),
-    first=st.integers(1, 16),
-    name=st.sampled_from(models.NAMES),
-    fixed=st.sampled_from(["global", "local"]),
-)
-def test_no_coefficient_is_negative_and_no_time_is(times, first, name, fixed):
-    sizes = [first * 2**i for i in range(len(times))]
-    nodes = [max(1, size // 8) for size in sizes]
-    fitted = models.fit(name, sizes, times, fixed, nodes)
-    assert all(value >= 0 for value in fitted.coefficients.values())
-    found = fitted.times([*sizes, 2 * sizes[-1], 1000 * sizes[-1]], [*nodes, nodes[-1] * 2, 9000])
-    assert np.isfinite(found).all() and (found >= 0).all()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    times=st.lists(st.floats(0.1, 10), min_size=5, max_size=7),
-    unit=st.sampled_from([1e-6, 1e-3, 3600.0]),
-    name=st.sampled_from(["amdahl", "log", "ring"]),
-)
-def test_a_unit_of_time_changes_no_model(times, unit, name):
-    sizes = [2**i for i in range(len(times))]
-    one = models.fit(name, sizes, times, "local")
-    two = models.fit(name, sizes, [t * unit for t in times], "local")
-    assert two.times([64]) == pytest.approx(one.times([64]) * unit, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "times"), [([], []), ([1, 2], [1.0]), ([1, 2], [1.0, 0.0]), ([1], [math.nan])]
-)
-def test_what_is_no_ladder_is_refused(sizes, times):
-    with pytest.raises(ValueError, match="one positive time for each"):
-        models.fit("log", sizes, times, "local")
-
-
-def test_two_levels_need_nodes():
-    with pytest.raises(ValueError, match="needs the nodes"):
-        models.fit("two-level", [1, 2, 4], [1.0, 1.1, 1.2], "local")
+@given(rates=st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8), first=st.integers(1, 16))
+def test_no_coefficient_is_negative(rates, first):
+    fitted = models.fit_usl([first * 2**i for i in range(len(rates))], rates)
+    assert all(0 <= value < math.inf for value in fitted.coefficients.values())
 
 
 def test_karp_flatt_of_known_tables():

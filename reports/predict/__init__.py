@@ -1,5 +1,6 @@
 """Sizes nobody measured, and which measured one to take: `lockstep predict`.
 
-`models` fits what a ladder's times follow and finds where they break, `prediction` chooses the
-model and draws its interval, `recommendation` applies a rule to the sizes measured.
+`known` is a series as predictions see it, `rules` continue its curve, `prediction` chooses among
+them and draws the interval, `refusals` are the reasons not to; `models` finds peak and breaks, and
+`recommendation` applies a rule of cost or efficiency to the sizes measured.
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from reports.predict.models import Fit
-    from reports.predict.prediction import Candidate, Ladder, Prediction
+    from reports.predict.known import Ladder
+    from reports.predict.prediction import Candidate, Prediction
     from reports.results import Results
     from reports.scaling import Series
 
@@ -17,19 +17,27 @@ if TYPE_CHECKING:
 MOST_NAMES = 40
 LARGEST_SIZE = 10_000_000
 RULE = "efficiency=0.7"
+MEANINGS = {
+    "level": "efficiency stays as last measured",
+    "halfway": "efficiency falls half as fast as between the last two sizes",
+    "falling": "efficiency falls on as between the last two sizes",
+    "amdahl": "a part of the work is serial",
+    "between": "on the line through the sizes on either side",
+}
 
 PREDICT_EXAMPLES = """
 \b
 Examples:
-  lockstep predict results/node --at 16
-  lockstep predict results/node --case "strong mlp" --at 16 --json
-  lockstep predict results/cited --case kempner --rule efficiency=0.8
-  lockstep predict results/node --rule deadline=02:00:00 --samples 1.2e8
+  lockstep predict results/node --case strong
+  lockstep predict results/node --case strong --at 16
+  lockstep predict results/node --case strong --rule efficiency=0.8 --json
+  lockstep predict results/node --case strong --rule deadline=02:00:00 --samples 1.2e8
 
 \b
 Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS, fastest.
-A size below the smallest or beyond twice the largest measured is refused (exit code 1) unless
---force is given.
+With --at, a size is refused (exit code 1) where fewer than four sizes were measured, and, unless
+--force is given, where it lies below the smallest or beyond twice the largest, the curve breaks
+on the way to it, or `lockstep check` forbids a curve. The reason says which sizes to measure.
 """
 
 
@@ -48,7 +56,7 @@ A size below the smallest or beyond twice the largest measured is refused (exit 
 )  # fmt: skip
 @click.option(
     "--force", is_flag=True,
-    help="With --at: predict below the smallest and beyond twice the largest size measured.",
+    help="With --at: predict though the sizes measured speak against it.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def predict(
@@ -65,10 +73,12 @@ def predict(
 
     DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
     that `lockstep import` wrote. With --at, one size is predicted with its interval; without it,
-    all models are shown with their errors at the sizes held out, and a size is recommended.
+    all ways to continue the curve are shown with their errors at the sizes held out, and a size
+    is recommended.
     """
+    from reports.check.checker import check
     from reports.load import load
-    from reports.predict.prediction import ladder_of
+    from reports.predict.known import ladder_of
     from reports.predict.prediction import predict as predicted
     from reports.predict.recommendation import parse, recommend
 
@@ -79,13 +89,13 @@ def predict(
     for why in results.unread:
         click.echo(f"left out: {why}", err=True)
     series = _chosen(results, case)
-    ladder = ladder_of(series, results.tables.get(series.case, {}))
+    ladder = ladder_of(series, results.tables.get(series.case, {}), check(results))
     if at is None:
         _print_all(series, ladder, recommend(series, chosen_rule, samples), level, as_json)
         return 0
     found = predicted(ladder, at, level, force)
     click.echo(json.dumps(found.record())) if as_json else _print_lines(_said(found, ladder))
-    return 1 if found.refused else 0
+    return 1 if found.refusal else 0
 
 
 def _refuse_ignored(at: int | None, rule: str | None, samples: float | None, force: bool) -> None:
@@ -111,7 +121,7 @@ def _refuse_numbers(at: int | None, samples: float | None, level: float) -> None
 
 def _chosen(results: "Results", case: str | None) -> "Series":
     """Return the one series that a name, or a part of it, picks."""
-    from reports.predict.prediction import can_be_modelled
+    from reports.predict.known import can_be_modelled
     from reports.scaling import series_of
 
     series = [one for one in series_of(results.rows) if can_be_modelled(one)]
@@ -154,34 +164,47 @@ def _print_lines(texts: list[str]) -> None:
 
 def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
     from reports.formats import listed, number, span, trimmed
+    from reports.predict.prediction import used_from
 
-    if found.refused:
-        return [f"not predicted: {found.refused}"]
+    if found.refusal:
+        return [f"not predicted: {found.refusal.text}", *_assumed(ladder)]
     assert found.low is not None and found.high is not None
+    used = ladder.sizes[used_from(ladder) :] if found.at > ladder.sizes[-1] else ladder.sizes
     lines = [
         f"{ladder.case}: {number(found.value, 4)} {found.unit} at {found.at} "
         f"({found.metric}; predicted, not measured)",
         f"{trimmed(100 * found.level)} % interval: {span((found.low, found.high))} {found.unit}",
-        f"model: {found.model}, chosen by its error at the largest sizes held out, "
-        f"of {listed(ladder.sizes)}",
+        f"rule: {found.model}, {MEANINGS[found.model or '']}, from {listed(used)}",
     ]
     if found.at in ladder.sizes:
         rate = ladder.rates[ladder.sizes.index(found.at)]
         lines.append(f"measured there: {number(ladder.value(found.at, rate), 4)} {found.unit}")
-    return lines + [f"warning: {warning}" for warning in found.warnings]
+    return [*lines, *_assumed(ladder), *(f"warning: {warning}" for warning in found.warnings)]
+
+
+def _assumed(ladder: "Ladder") -> list[str]:
+    """Say what is taken for granted of the work, where nothing states it."""
+    if ladder.assumed is None:
+        return []
+    return [
+        "assumed: the work of all ranks is fixed, since the table has neither a column scaling "
+        "(strong, weak or fixed-epochs) nor one global_batch; add one where that is wrong"
+    ]
 
 
 def _print_all(
     series: "Series", ladder: "Ladder", advice: Any, level: float, as_json: bool
 ) -> None:
-    from reports.predict.prediction import LEAST_SIZES, candidates
+    from reports.predict.prediction import candidates
+    from reports.predict.refusals import LEAST_SIZES
 
     ranked = candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
     if as_json:
         click.echo(json.dumps(_record(series, ladder, ranked, advice, level), allow_nan=False))
         return
-    _print_lines(_points(series, ladder, ranked))
-    _print_lines(["", *_models(ladder, ranked)])
+    _print_lines(_points(series, ladder))
+    if ranked:
+        _print_lines(["", *_rules(ranked), _peak_text(_peak(ladder), ladder)])
     _print_lines(["", *_advice(series, ladder, advice, level)])
 
 
@@ -190,21 +213,21 @@ def _record(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from reports.predict import models
-    from reports.predict.prediction import FARTHEST, predict
+    from reports.predict.prediction import predict
     from reports.predict.recommendation import diminishing, next_step
+    from reports.predict.refusals import FARTHEST
 
+    step = next_step(series)
     return {
         "case": ladder.case, "metric": ladder.metric, "unit": ladder.unit,
-        "fixed_work": ladder.fixed, "time_of": ladder.time_noun,
-        "points": _point_records(series, ladder, ranked),
+        "fixed_work": ladder.fixed, "assumed_work": ladder.assumed, "time_of": ladder.time_noun,
+        "points": _point_records(series, ladder),
         "models": [
-            models.as_record(c.fit)
-            | {"held_out_error": c.error, "residual": c.residual, "aicc": c.aicc}
-            for c in ranked
+            {"model": one.rule, "error": one.error, "held_out": dict(one.held_out)}
+            for one in ranked
         ],
-        "chosen": ranked[0].fit.model if ranked else None,
-        "peak_world_size": _peak(ranked),
+        "chosen": ranked[0].rule if ranked else None,
+        "peak_world_size": _peak(ladder),
         "breaks": [
             {"world_size": size, "what": what}
             for size, what in ladder.breaks
@@ -212,20 +235,16 @@ def _record(
         "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
         "recommendation": asdict(advice),
         "diminishing_returns": diminishing(series),
-        "next_step": next_step(series),
+        "next_step": asdict(step) | {"text": step.text},
     }  # fmt: skip
 
 
-def _point_records(
-    series: "Series", ladder: "Ladder", ranked: "list[Candidate]"
-) -> list[dict[str, Any]]:
-    """Return the points; expected is what the chosen model gives, deviation what it misses."""
+def _point_records(series: "Series", ladder: "Ladder") -> list[dict[str, Any]]:
     from reports.predict.models import karp_flatt, marginal_efficiencies
 
     gains = {q: gain for _, q, gain in marginal_efficiencies(ladder.sizes, ladder.rates)}
     times = ladder.times_s.tolist()
     local = ladder.fixed == "local"
-    expected = ranked[0].fit.times(ladder.sizes, ladder.nodes).tolist() if ranked else times
     return [
         {
             "world_size": p.world_size, "value": ladder.value(p.world_size, p.rate),
@@ -233,38 +252,33 @@ def _point_records(
             "karp_flatt": karp_flatt(p.speedup, p.world_size / series.baseline),
             "marginal_efficiency": gains.get(p.world_size),
             "time_s": time_s, "overhead_s": time_s - times[0] if local else None,
-            "expected": ladder.value(p.world_size, ladder.rate(p.world_size, modelled_s))
-            if ranked else None,
-            "deviation": time_s / modelled_s - 1 if ranked else None,
         }
-        for p, time_s, modelled_s in zip(series.points, times, expected, strict=True)
+        for p, time_s in zip(series.points, times, strict=True)
     ]  # fmt: skip
 
 
-def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
+def _points(series: "Series", ladder: "Ladder") -> list[str]:
     from reports.formats import duration, number, percent, ratio
     from reports.lines import numbers
 
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     lines = [
-        f"{_name(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}; {kept} is fixed"
+        f"{_name(series)} [{series.row.origin}]: {ladder.metric} in {ladder.unit}; {kept} is fixed",
+        *_assumed(ladder),
     ]
-    header = ["ranks", ladder.metric, "by model", "off %", "speed-up", "efficiency %"]
+    header = ["ranks", ladder.metric, "speed-up", "efficiency %"]
     rows = [[*header, "Karp-Flatt", "gain %", "overhead %"]]
-    for one in _point_records(series, ladder, ranked):
+    for one in _point_records(series, ladder):
         over = one["overhead_s"]
         fraction = one["karp_flatt"]
         rows.append([
-            str(one["world_size"]), number(one["value"], 4), number(one["expected"], 4),
-            percent(one["deviation"]), ratio(one["speedup"]),
+            str(one["world_size"]), number(one["value"], 4), ratio(one["speedup"]),
             percent(one["parallel_efficiency"]),
             number(None) if fraction is None else f"{fraction:.4f}",
             percent(one["marginal_efficiency"]),
             percent(over / ladder.times_s[0] if over is not None else None),
         ])  # fmt: skip
     lines += numbers(rows)
-    if ranked:
-        lines.append(f"off: time over that of the model chosen, {ranked[0].fit.model}")
     lines.append("gain: of speed-up per rank added since the size before")
     if ladder.fixed == "local":
         lines.append(
@@ -274,67 +288,43 @@ def _points(series: "Series", ladder: "Ladder", ranked: "list[Candidate]") -> li
     return lines
 
 
-def _models(ladder: "Ladder", ranked: "list[Candidate]") -> list[str]:
-    from reports.formats import counted, listed, percent
+def _rules(ranked: "list[Candidate]") -> list[str]:
+    from reports.formats import listed, percent
 
-    if not ranked:
-        sizes = f"{counted(len(ladder.sizes), 'distinct size')} ({listed(ladder.sizes)})"
-        return [f"no model and no prediction: {sizes} cannot tell one model from another"]
-    lines = [
-        f"models of the time of a {ladder.time_noun}, in s; error: at the largest sizes held out"
-    ]
+    held_out = listed(ranked[0].held_out)
+    tried = (
+        f"at {held_out}, each held out, and on published ladders"
+        if held_out
+        else ("on published ladders, since no size of this one could be held out")
+    )
+    lines = [f"rules to continue the curve; error: the mean one doubling on, {tried}"]
     for index, one in enumerate(ranked):
         mark = "*" if index == 0 else " "
-        told = "-" if one.aicc is None else f"{one.aicc:.1f}"
-        lines.append(f"{mark} {one.fit.model:10} error {percent(one.error):>5} %   AICc {told}")
-        lines += [f"      {text}" for text in _coefficients(one.fit, _moved_bytes(ladder))]
-    lines.append(f"* chosen by that error, never by the fit to all sizes: {ranked[0].fit.model}")
-    lines.append(
-        "AICc: of the relative residuals at all sizes, counting coefficients at their bound; usl "
-        "is fitted to the throughput instead, so its own is too large beside the others'"
-    )
-    return [*lines, _peak_text(_peak(ranked), ladder)]
+        lines.append(f"{mark} {one.rule:8} error {percent(one.error):>5} %   {MEANINGS[one.rule]}")
+    return [*lines, f"* chosen by that error: {ranked[0].rule}"]
 
 
-def _moved_bytes(ladder: "Ladder") -> float | None:
-    """Return the bytes behind the transfer terms; with the work fixed, they hold serial work."""
-    return ladder.gradient_bytes if ladder.fixed == "local" else None
+def _peak(ladder: "Ladder") -> float | None:
+    """Return where throughput is largest by the law of `models`, where its beta was found."""
+    from reports.predict.models import fit_usl, scalability
+    from reports.predict.refusals import LEAST_SIZES
 
-
-def _coefficients(fitted: "Fit", moved_bytes: float | None) -> list[str]:
-    from reports.formats import number
-
-    lines = []
-    for name, value in fitted.coefficients.items():
-        error = fitted.errors[name]
-        if value == 0:
-            lines.append(f"{name}: not identifiable (at its bound of 0)")
-        else:
-            line = f"{name} = {number(value)}" + (f" +- {number(error)}" if error else "")
-            if moved_bytes and name.endswith("transfer_s"):
-                line += f" (at most {number(moved_bytes / value / 1e9)} GB/s)"
-            lines.append(line)
-    return lines
-
-
-def _peak(ranked: "list[Candidate]") -> float | None:
-    """Return where the usl's throughput is largest, or None where its beta was not found."""
-    from reports.predict.models import USL, scalability
-
-    usl = next((one.fit for one in ranked if one.fit.model == USL), None)
-    interval = usl.interval("beta") if usl else None
-    return scalability(usl).peak_size if usl and interval and interval[0] > 0 else None
+    if len(ladder.sizes) < LEAST_SIZES:
+        return None
+    usl = fit_usl(ladder.sizes, ladder.rates)
+    interval = usl.interval("beta")
+    return scalability(usl).peak_size if interval and interval[0] > 0 else None
 
 
 def _peak_text(peak: float | None, ladder: "Ladder") -> str:
     from reports.formats import number
-    from reports.predict.prediction import FARTHEST
+    from reports.predict.refusals import FARTHEST
 
     if peak is None:
-        return "no peak: the usl's beta is not identifiable from these sizes"
+        return "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
     if peak > FARTHEST * ladder.sizes[-1]:
         return f"no peak within {FARTHEST} times the sizes measured"
-    return f"peak by usl: {number(peak)} ranks"
+    return f"peak by the Universal Scalability Law: {number(peak)} ranks"
 
 
 def _advice(series: "Series", ladder: "Ladder", advice: Any, level: float) -> list[str]:
@@ -342,21 +332,23 @@ def _advice(series: "Series", ladder: "Ladder", advice: Any, level: float) -> li
 
     size = "none" if advice.world_size is None else str(advice.world_size)
     lines = [f"break at {size}: {what}" for size, what in ladder.breaks]
-    lines += _next(ladder, level)
+    lines.append(_next(ladder, level))
     lines.append(f"recommended: {size} ({advice.rule}): {advice.why}")
     lines += [verdict] if (verdict := diminishing(series)) else []
-    return [*lines, next_step(series)]
+    return [*lines, next_step(series).text]
 
 
-def _next(ladder: "Ladder", level: float) -> list[str]:
-    """Say what twice the largest size would give, where that can be predicted."""
+def _next(ladder: "Ladder", level: float) -> str:
+    """Say what twice the largest size would give, or why that is not predicted."""
     from reports.formats import number, span, trimmed
-    from reports.predict.prediction import FARTHEST, predict
+    from reports.predict.prediction import predict
+    from reports.predict.refusals import FARTHEST
 
     found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
-    if found.value is None or found.low is None or found.high is None:
-        return []
-    return [
+    if found.refusal:
+        return f"{found.at} ranks are not predicted: {found.refusal.text}"
+    assert found.low is not None and found.high is not None
+    return (
         f"expected at {found.at} (predicted, not measured): {number(found.value, 4)} {found.unit}, "
         f"{trimmed(100 * level)} % interval {span((found.low, found.high))}"
-    ]
+    )

@@ -1,40 +1,19 @@
-"""Scaling models: what a ladder's times follow, fitted with coefficients that cannot be negative.
+"""What a ladder's curve tells: the Universal Scalability Law, serial fractions, gains and breaks.
 
-A ladder gives one time t(p) per world size p: of a step where steps are known, else of a whole
-run. Two things can be fixed along it. With the work fixed ("global": strong scaling) a rank's
-share shrinks as 1/p; with the work of a rank fixed ("local": weak scaling, and the steps of
-fixed epochs) it stays:
+The law is X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1)), with X the throughput at p ranks
+(Gunther, Guerrilla Capacity Planning, 2007). It is fitted by unweighted least squares on the
+throughput, as the R package usl does, so that its published coefficients can be compared. It says
+where throughput would peak. No size is predicted by it: on published ladders the rules of
+`reports.predict.rules` err less.
 
-    model       work fixed                                 work of a rank fixed
-    amdahl      a + b/p                                    p a + b
-    log         a + b/p + c log2 p                         b + c log2 p
-    ring        b/p + 2(p-1) l + 2(p-1)/p v                b + 2(p-1) l + 2(p-1)/p v
-    two-level   b/p + 2(g-1)/g v + 2(m-1)/m w + 2(m-1) l   b + ... the same
-    usl         t = work / X,  X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1))
-
-a is serial, b parallel work, l the latency of one of a ring all-reduce's 2(p-1) messages, v and w
-the gradient's bytes over the bandwidth (of a node's inside, and of the network), g the ranks of a
-node and m the nodes. With the work fixed, serial work and a ring's transfer lengthen a step
-alike, so ring and two-level have no a, and their v holds both. Sources: Amdahl, AFIPS 1967;
-Gunther, Guerrilla Capacity Planning, 2007, for the Universal Scalability Law; Patarasuk and Yuan,
-JPDC 2009, for the ring's volume.
-
-Overlap of communication with the backward pass cannot be told from a ladder: only what is exposed
-lengthens a step. So v and w are exposed bytes over bandwidth, and where the work of a rank is
-fixed, a bandwidth computed from them is an upper bound. With the work fixed it is none, since v
-holds serial work as well.
-
-All but usl are linear, and fitted by non-negative least squares on relative residuals. usl is
-fitted by unweighted least squares on the throughput, as the R package usl does, so that its
-published coefficients can be compared. A coefficient at its bound of zero was not found in the
-data: it is called not identifiable, and nothing is derived from it.
+No coefficient is negative. One at its bound of zero was not found in the data: it is called not
+identifiable, and nothing is derived from it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,38 +22,21 @@ from reports.formats import percent
 from reports.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
 
 Array = NDArray[np.float64]
-Fixed = Literal["global", "local"]
-Terms = Callable[[Array, Array, Fixed], dict[str, Array]]
-USL = "usl"
-# A coefficient whose term never holds more of the time than this share was not found.
+# A column of a fit that adds less than this share to the others was not found.
 LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True)
-class Model:
-    """One linear model: its name, and the columns its coefficients multiply.
-
-    Attributes:
-        terms: From sizes, nodes (both of shape (num_sizes,)) and what is fixed to columns.
-    """
-
-    name: str
-    terms: Terms
-
-
-@dataclass(frozen=True)
 class Fit:
-    """A fitted model.
+    """A fitted Universal Scalability Law.
 
     Attributes:
-        coefficients: By name; those ending in `_s` in seconds of the ladder's time.
+        coefficients: alpha, beta and gamma; gamma in the unit of the throughput.
         errors: Standard errors; None where the coefficient is at its bound or no point is left
             to tell them from.
         freedom: Points less free coefficients.
     """
 
-    model: str
-    fixed: Fixed
     coefficients: Mapping[str, float]
     errors: Mapping[str, float | None]
     freedom: int
@@ -83,16 +45,6 @@ class Fit:
     def unidentifiable(self) -> list[str]:
         """Coefficients at their bound of zero."""
         return [name for name, value in self.coefficients.items() if value == 0]
-
-    def times(self, sizes: Sequence[float], nodes: Sequence[float] | None = None) -> Array:
-        """Return the times at world sizes, of shape (num_sizes,), in the ladder's seconds."""
-        p = np.asarray(sizes, dtype=float)
-        if self.model == USL:
-            return work(p, self.fixed) / usl_rates(p, *self.coefficients.values())
-        m = np.ones_like(p) if nodes is None else np.asarray(nodes, dtype=float)
-        columns = MODELS[self.model].terms(p, m, self.fixed)
-        found = sum(self.coefficients[name] * column for name, column in columns.items())
-        return np.asarray(found)
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float] | None:
         """Return a coefficient's Student t interval, or None where it has no standard error."""
@@ -103,104 +55,7 @@ class Fit:
         return self.coefficients[name] - half, self.coefficients[name] + half
 
 
-def work(sizes: Array, fixed: Fixed) -> Array:
-    """Return the work behind each time: one where it is fixed, else one per rank."""
-    return np.ones_like(sizes) if fixed == "global" else sizes
-
-
-def _amdahl(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
-    whole = work(p, fixed)
-    return {"serial_s": whole, "parallel_s": whole / p}
-
-
-def _log(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
-    terms = {"parallel_s": work(p, fixed) / p, "per_doubling_s": np.log2(p)}
-    # Where the work of a rank is fixed, serial and parallel parts of a step look alike.
-    return terms if fixed == "local" else {"serial_s": np.ones_like(p)} | terms
-
-
-def _ring(p: Array, _: Array, fixed: Fixed) -> dict[str, Array]:
-    return {
-        "parallel_s": work(p, fixed) / p,
-        "latency_s": 2 * (p - 1),
-        "transfer_s": 2 * (p - 1) / p,
-    }
-
-
-def _two_level(p: Array, m: Array, fixed: Fixed) -> dict[str, Array]:
-    per_node = np.maximum(1, p / m)  # a table may give nodes that hold no rank
-    return {
-        "parallel_s": work(p, fixed) / p,
-        "node_transfer_s": 2 * (per_node - 1) / per_node,
-        "network_transfer_s": 2 * (m - 1) / m,
-        "network_latency_s": 2 * (m - 1),
-    }
-
-
-MODELS = {
-    name: Model(name, terms)
-    for name, terms in {
-        "amdahl": _amdahl, "log": _log, "ring": _ring, "two-level": _two_level,
-    }.items()
-}  # fmt: skip
-NAMES = ("amdahl", "log", USL, "ring", "two-level")
-
-
-def num_coefficients(name: str, fixed: Fixed) -> int:
-    """Return how many coefficients a model has."""
-    if name == USL:
-        return 3
-    one = np.ones(1)
-    return len(MODELS[name].terms(one, one, fixed))
-
-
-def fit(
-    name: str,
-    sizes: Sequence[float],
-    times_s: Sequence[float],
-    fixed: Fixed,
-    nodes: Sequence[float] | None = None,
-) -> Fit:
-    """Fit a model to a ladder.
-
-    Args:
-        name: One of `NAMES`.
-        sizes: World sizes, distinct, of shape (num_sizes,).
-        times_s: Time at each size, positive.
-        fixed: What the ladder keeps: "global" or "local" work.
-        nodes: Nodes at each size; needed by two-level.
-
-    Raises:
-        ValueError: No size, a time that is not positive, or two-level without nodes.
-    """
-    p, t = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
-    if len(p) == 0 or len(p) != len(t) or not (np.isfinite(t).all() and (t > 0).all()):
-        raise ValueError("a fit needs one positive time for each of its sizes; give them")
-    if name == USL:
-        return fit_usl(sizes, work(p, fixed) / t, fixed)
-    if name == "two-level" and nodes is None:
-        raise ValueError("the two-level model needs the nodes of each size; fit ring without them")
-    m = np.ones_like(p) if nodes is None else np.asarray(nodes, dtype=float)
-    columns = MODELS[name].terms(p, m, fixed)
-    matrix = np.stack(list(columns.values()), axis=1) / t[:, None]
-    return _linear_fit(name, fixed, list(columns), matrix)
-
-
-def _linear_fit(name: str, fixed: Fixed, names: list[str], matrix: Array) -> Fit:
-    values = _non_negative(matrix)
-    free = values > 0
-    residuals = matrix @ values - 1
-    freedom = len(matrix) - int(free.sum())
-    errors = _standard_errors(matrix[:, free], residuals, freedom)
-    found = iter(errors)
-    return Fit(
-        name, fixed, dict(zip(names, values.tolist(), strict=True)),
-        {one: next(found) if is_free else None for one, is_free in zip(names, free, strict=True)},
-        freedom,
-    )  # fmt: skip
-
-
-def _non_negative(matrix: Array) -> Array:
+def non_negative(matrix: Array) -> Array:
     """Return the x >= 0 for which matrix @ x is closest to one, shape (num_columns,)."""
     from scipy.optimize import nnls
 
@@ -229,7 +84,7 @@ def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
     return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)))
 
 
-def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array, fixed: Fixed = "global") -> Fit:
+def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
     """Fit the Universal Scalability Law by unweighted least squares on the throughput.
 
     Where the best alpha or beta is negative it is held at zero, and the rest fitted again.
@@ -237,7 +92,6 @@ def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array, fixed: Fixed
     Args:
         sizes: World sizes, of shape (num_sizes,).
         rates: Work per second at each.
-        fixed: What `Fit.times` divides by the throughput.
     """
     p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
     unit = float(x.max())
@@ -252,13 +106,13 @@ def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array, fixed: Fixed
         if len(free) == 3:
             break
     _, best, free = min(found, key=lambda one: one[0]) if found else (0.0, start, [0, 1, 2])
-    return _usl_fit(p, x, best * (1.0, 1.0, unit), [i for i in free if best[i] > 0], fixed)
+    return _usl_fit(p, x, best * (1.0, 1.0, unit), [i for i in free if best[i] > 0])
 
 
 def _usl_start(p: Array, x: Array) -> Array:
     """Return (alpha, beta, gamma) from the linear form of p / X, weighted by relative error."""
     columns = np.stack([np.ones_like(p), p - 1, p * (p - 1)], axis=1)
-    base, first, second = _non_negative(columns * (x / p)[:, None])
+    base, first, second = non_negative(columns * (x / p)[:, None])
     if base == 0:  # the rate does not depend on the first rank's work: all of it is serial
         return np.array([1.0, 0.0, float(x.max())])
     return np.array([first / base, second / base, 1 / base])
@@ -296,7 +150,7 @@ def _usl_jacobian(p: Array, alpha: float, beta: float, gamma: float) -> Array:
     return np.stack([common * (p - 1), common * p * (p - 1), p / below], axis=1)
 
 
-def _usl_fit(p: Array, x: Array, values: Array, free: list[int], fixed: Fixed) -> Fit:
+def _usl_fit(p: Array, x: Array, values: Array, free: list[int]) -> Fit:
     freedom = len(p) - len(free)
     residuals = usl_rates(p, *values) - x
     known = _standard_errors(_usl_jacobian(p, *values)[:, free], residuals, freedom)
@@ -305,7 +159,7 @@ def _usl_fit(p: Array, x: Array, values: Array, free: list[int], fixed: Fixed) -
         errors[index] = error
     names = ("alpha", "beta", "gamma")
     return Fit(
-        USL, fixed, dict(zip(names, values.tolist(), strict=True)),
+        dict(zip(names, values.tolist(), strict=True)),
         dict(zip(names, errors, strict=True)), freedom,
     )  # fmt: skip
 
@@ -446,11 +300,3 @@ def _loss(log_growth: float, factor: float) -> float:
 def _is_cliff(loss: float, others: Sequence[float]) -> bool:
     usual = float(np.median(others)) if others else math.inf
     return loss > CLIFF_LOSS and loss > CLIFF_TIMES_USUAL * usual
-
-
-def as_record(fitted: Fit) -> dict[str, Any]:
-    """Return a fit as JSON gives it."""
-    return {
-        "model": fitted.model, "coefficients": dict(fitted.coefficients),
-        "standard_errors": dict(fitted.errors), "not_identifiable": fitted.unidentifiable,
-    }  # fmt: skip

@@ -7,10 +7,12 @@ predicted with an interval, and taken after it was measured.
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
-from reports.formats import duration, percent, percent_span, ratio_span, trimmed
+from reports.formats import duration, listed, percent, percent_span, ratio_span, trimmed
 from reports.predict.models import marginal_efficiencies
+from reports.predict.refusals import doublings_between
 from reports.scaling import SECONDS_PER_HOUR, Point, Series
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
@@ -188,10 +190,41 @@ def diminishing(series: Series) -> str | None:
     return None
 
 
-def next_step(series: Series) -> str:
-    """Say which size to measure next, which only a good last size earns."""
+@dataclass(frozen=True)
+class NextStep:
+    """Which sizes to measure next, and why.
+
+    Attributes:
+        kind: "larger" where the last size is still worth its ranks; "between" where it is not, and
+            sizes below it, where the efficiency was lost, were never measured; else "stop".
+        why: The efficiency that decides it, in words.
+    """
+
+    kind: Literal["larger", "between", "stop"]
+    world_sizes: tuple[int, ...]
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What to measure, and why, in one sentence."""
+        if self.kind == "stop":
+            return f"measure no larger size: {self.why}"
+        return f"measure {listed(self.world_sizes)} ranks next: {self.why}"
+
+
+def next_step(series: Series) -> NextStep:
+    """Say which sizes to measure next."""
     last = series.points[-1]
-    said = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
-    if last.parallel_efficiency < WORTHWHILE:
-        return f"measure no larger size: {said}, under {100 * WORTHWHILE:.0f} %"
-    return f"measure {2 * last.world_size} ranks next: {said}"
+    why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
+    if last.parallel_efficiency >= WORTHWHILE:
+        return NextStep("larger", (2 * last.world_size,), why)
+    why += f", under {100 * WORTHWHILE:.0f} %"
+    # Where efficiency first falls below what is worthwhile, a size between may still be good.
+    good, bad = next(
+        (p.world_size, q.world_size)
+        for p, q in pairwise(series.points)
+        if q.parallel_efficiency < WORTHWHILE
+    )
+    if untried := doublings_between(good, bad):
+        return NextStep("between", tuple(untried), f"{why}, and no size between {good} and {bad}")
+    return NextStep("stop", (), why)
