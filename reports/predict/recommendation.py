@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from reports.formats import duration, listed, percent, percent_span, ratio_span, trimmed
+from reports.check.wording import joined
+from reports.formats import duration, percent, percent_span, ratio_span, trimmed
 from reports.predict.models import marginal_efficiencies
 from reports.predict.refusals import doublings_between
 from reports.scaling import SECONDS_PER_HOUR, Point, Series
@@ -209,7 +210,7 @@ class NextStep:
         """What to measure, and why, in one sentence."""
         if self.kind == "stop":
             return f"measure no larger size: {self.why}"
-        return f"measure {listed(self.world_sizes)} ranks next: {self.why}"
+        return f"measure {joined(self.world_sizes)} ranks next: {self.why}"
 
 
 def next_step(series: Series) -> NextStep:
@@ -226,5 +227,7 @@ def next_step(series: Series) -> NextStep:
         if q.parallel_efficiency < WORTHWHILE
     )
     if untried := doublings_between(good, bad):
-        return NextStep("between", tuple(untried), f"{why}, and no size between {good} and {bad}")
+        return NextStep(
+            "between", tuple(untried), f"{why}, and no size between {good} and {bad} was measured"
+        )
     return NextStep("stop", (), why)

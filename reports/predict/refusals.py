@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from reports.check.wording import joined
 from reports.formats import counted, listed
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Refusal:
     @property
     def text(self) -> str:
         """The reason and what to do, in one sentence."""
-        sizes, do = listed(self.world_sizes), f"measure {listed(self.measure)}"
+        sizes, do = listed(self.world_sizes), f"measure {joined(self.measure)}"
         if self.kind == "few-sizes":
             distinct = counted(len(self.world_sizes), "distinct size")
             return f"{distinct} ({sizes}) are fewer than the {LEAST_SIZES} needed; {do} as well"
