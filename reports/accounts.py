@@ -17,8 +17,10 @@ ACCOUNTING = "accounting.json"
 SCHEMA = 2
 COLUMNS = (
     *("Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)"),
-    *("Memory efficiency (%)", "Billed (GPU-hours)"),
+    *("Memory efficiency (%)", "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)"),
 )
+HOURS = ("node_hours", "cpu_hours", "gpu_hours", "billing_hours")
+
 
 Row = Mapping[str, Any]
 
@@ -45,9 +47,11 @@ def jobs(results: Results, hours: str) -> Panel | None:
     made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells[:MAX_ROWS], 3)]
     made["notes"] = [
         "CPU efficiency is CPU time over cores times elapsed time, and memory efficiency the "
-        "largest memory of a step over the memory allocated, as seff computes them. Measured is "
-        "the time in timed regions times their ranks: what is billed beyond it went to starting, "
-        "loading, warming up and checking."
+        "largest memory of a step over the memory allocated, as seff computes them. Queue wait is "
+        "the start less the later of submission and eligibility: what a dependency holds back "
+        "does not wait. Hours are of what was allocated, by Slurm's count of CPUs; TRES billing "
+        "is Slurm's own, before a QOS's usage factor. Measured is the time in timed regions times "
+        "their ranks: what is beyond it went to starting, loading, warming up and checking."
     ]
     return made
 
@@ -78,13 +82,16 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
     elapsed = sum(_values(known, "elapsed_s"))
     text = f"{counted(len(known), 'job')} ran {formats.duration(elapsed)} in all"
     yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
-    billed = sum(_values(known, "billed_gpu_hours"))
-    measured = sum(_measured(row for row in known if _value(row, "billed_gpu_hours")))
-    if billed:
-        yield (
-            f"{number(billed)} GPU-hours were billed; {number(measured)} of them, "
-            f"{percent(measured / billed)} %, were in timed regions."
-        )
+    units = ("node-hours", "CPU-hours", "GPU-hours", "hours of TRES billing")
+    sums = [(sum(_values(known, name)), unit) for name, unit in zip(HOURS, units, strict=True)]
+    if said := [f"{number(total)} {unit}" for total, unit in sums if total]:
+        yield f"Allocated were {', '.join(said)}."
+    gpu_hours = sum(_values(known, "gpu_hours"))
+    # Rank-hours on CPUs are no part of the hours of GPUs that only stood by.
+    if gpu_hours and hours == "GPU-hours":
+        measured = sum(_measured(row for row in known if _value(row, "gpu_hours")))
+        share = percent(measured / gpu_hours)
+        yield f"{number(measured)} of the GPU-hours, {share} %, were in timed regions."
     else:
         yield f"{number(sum(_measured(known)))} {hours} were in timed regions."
 
@@ -102,7 +109,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
         formats.duration(sum(elapsed)) if elapsed else formats.DASH,
         percent(_best(_values(group, "cpu_efficiency"), median)),
         percent(_best(_values(group, "memory_efficiency"), max)),
-        number(_best(_values(group, "billed_gpu_hours"), sum)),
+        *(number(_best(_values(group, name), sum)) for name in HOURS),
         number(_best(list(_measured(group)), sum)),
     ]
 
@@ -142,5 +149,8 @@ def _values(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _value(row: Row, name: str) -> float | None:
-    value = _account(row).get(name)
+    account = _account(row)
+    if name == "gpu_hours" and name not in account:
+        name = "billed_gpu_hours"  # of an earlier version
+    value = account.get(name)
     return float(value) if isinstance(value, int | float) else None

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from slurm_templates import slurm
 
 FIELDS = (
-    *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Start", "End", "MaxRSS"),
+    *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),
+    *("End", "MaxRSS"),
     *("MaxVMSize", "AveCPU", "TotalCPU", "ReqMem", "AllocTRES", "AllocCPUS", "NNodes", "NTasks"),
-    *("TRESUsageInTot", "NodeList"),
+    *("TRESUsageInTot", "NodeList", "User", "JobName"),  # the last may hold any character
 )
 COMMAND = ("sacct", "--parsable2", f"--format={','.join(FIELDS)}")
 SHELL_COMMAND = " ".join((*(f"{k}={v}" for k, v in slurm.ENVIRONMENT.items()), *COMMAND))
@@ -77,7 +78,7 @@ def _rows(text: str) -> Iterator[Row]:
     names = head.split("|")
     if {"JobID", "State"} <= set(names):
         for line in lines:
-            cells = line.split("|")
+            cells = line.split("|", len(names) - 1)
             if len(cells) == len(names):  # a line cut short is none
                 yield dict.fromkeys(FIELDS, "") | dict(zip(names, cells, strict=True))
 
@@ -94,16 +95,19 @@ def has_ended(account: Mapping[str, Any] | None) -> bool:
 
 def _account(row: Row, steps: Sequence[Row]) -> Account:
     """Merge a job's row with those of its steps: memory stands on the steps alone."""
-    times = {name: instant(row[name]) for name in ("Submit", "Start", "End")}
+    times = {name: instant(row[name]) for name in ("Submit", "Eligible", "Start", "End")}
     facts: Account = {
         "raw_id": row["JobIDRaw"] or None,
+        "name": row["JobName"] or None,
+        "user": row["User"] or None,
         "state": _word(row["State"]),
         "exit_code": row["ExitCode"] or None,
         "elapsed_s": duration(row["Elapsed"]),
         "submitted": times["Submit"],
+        "eligible": times["Eligible"],
         "started": times["Start"],
         "ended": times["End"],
-        "queue_wait_s": _wait(times["Submit"], times["Start"]),
+        "queue_wait_s": _wait(times["Submit"], times["Eligible"], times["Start"]),
         "max_rss_bytes": _largest(size(step["MaxRSS"]) for step in steps),
         "max_vm_bytes": _largest(size(step["MaxVMSize"]) for step in steps),
         "ave_cpu_s": _largest(duration(step["AveCPU"]) for step in steps),
@@ -122,15 +126,23 @@ def _ratios(facts: Account) -> Account:
     """Return the shares that were used, as seff 2.1 (contribs/seff of Slurm) computes them.
 
     CPU time of all steps over CPUs x elapsed time, and the largest memory that a step's tasks had
-    together over what was allocated. Billed GPU-hours are GPUs x elapsed time.
+    together over what was allocated. Hours are of what was allocated; those of `billing` are
+    Slurm's own (slurm.conf(5), TRESBillingWeights), before a QOS's usage factor.
     """
     cpus, elapsed = facts["alloc_cpus"], facts["elapsed_s"]
-    gpus = _num_gpus(facts["alloc_tres"] or {})
+    tres = facts["alloc_tres"] or {}
     return {
         "cpu_efficiency": _ratio(facts["total_cpu_s"], cpus and elapsed and cpus * elapsed),
         "memory_efficiency": _ratio(facts["memory_bytes"], facts["requested_bytes"]),
-        "billed_gpu_hours": None if None in (gpus, elapsed) else gpus * elapsed / HOUR_S,
+        "gpu_hours": _hours(_num_gpus(tres), elapsed),
+        "node_hours": _hours(facts["num_nodes"], elapsed),
+        "cpu_hours": _hours(cpus, elapsed),
+        "billing_hours": _hours(slurm.count(tres.get("billing")), elapsed),
     }
+
+
+def _hours(count: int | None, elapsed_s: float | None) -> float | None:
+    return None if count is None or elapsed_s is None else count * elapsed_s / HOUR_S
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
@@ -142,10 +154,12 @@ def _word(text: str) -> str:
     return (text.split() or [""])[0].rstrip("+") or "unknown"
 
 
-def _wait(submitted: int | None, started: int | None) -> int | None:
-    if submitted is None or started is None:
+def _wait(submitted: int | None, eligible: int | None, started: int | None) -> int | None:
+    """Return seconds in which the job might have started: not held by a dependency or `--begin`."""
+    if submitted is None or eligible is None or started is None:
         return None
-    return started - submitted if started >= submitted else None
+    wait_s = started - max(submitted, eligible)
+    return wait_s if wait_s >= 0 else None
 
 
 def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:

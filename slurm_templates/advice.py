@@ -15,22 +15,30 @@ GIB = 1024**3
 # A peak this near to the request is what the limit let it have.
 NEAR = 0.9
 # 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
+# How Slurm ends a job whose output its node cannot open: signal 53.
+NO_OUTPUT = "0:53"
 KILLED = ("137:0", "0:9", "9:0")
+SIDE_KINDS = ("preflight", "collect")
 MAX_GIST = 160
 TAIL_BYTES = 8192
 MINUTE_S = 60
+_EXITED = re.compile(r"^srun: error: .*Exited with exit code [0-9]+$")
+# How pytest says why a session ended.
+_SESSION_END = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
 # How srun names the node; slurmstepd's own line names the one that it runs on, which is well.
 _NODE = re.compile(r"Node failure on ([\w.-]+)")
 
 
-def advise(standing: Standing, results: Results, folder: str) -> str | None:
+def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) -> str | None:
     """Return what to do about a job; None where nothing is to be done.
 
     Args:
         standing: The job.
         results: The campaign's folder.
         folder: The folder as it is typed in a command.
+        is_last: Whether no other job runs or waits: resume refuses until then.
     """
+    when = "" if is_last else "once the other jobs have ended, "
     state = standing.state.name
     if state == "STALLED":
         minutes = (standing.quiet_s or 0) / MINUTE_S
@@ -44,7 +52,7 @@ def advise(standing: Standing, results: Results, folder: str) -> str | None:
     if not standing.is_bad:
         return None
     cause = _cause(standing, results)
-    return "; ".join(filter(None, (cause, f"lockstep resume {folder} measures the rest")))
+    return "; ".join(filter(None, (cause, f"{when}lockstep resume {folder} measures the rest")))
 
 
 def _cause(standing: Standing, results: Results) -> str | None:
@@ -59,7 +67,10 @@ def _cause(standing: Standing, results: Results) -> str | None:
         return _failure(standing, results)
     if state == "CANCELLED":
         return _not_begun(standing, results)
-    return "see its log" if state == "LOST" else None
+    if state == "LOST":
+        has_begun = results.output(standing.job).exists()
+        return "see its log" if has_begun else "it never began: it may have been cancelled"
+    return None
 
 
 def _not_begun(standing: Standing, results: Results) -> str | None:
@@ -79,7 +90,10 @@ def gist(path: Path) -> str | None:
     """Return the last line of a file that tells of an error, else its last line; None without."""
     lines = list(filter(None, map(_printable, _tail(path).splitlines())))
     telling = [line for line in lines if re.search(r"error|exception|killed|fatal", line, re.I)]
-    chosen = (telling or lines)[-1:]
+    # That a task exited says less than what it said, and what ends a session says all.
+    own = [line for line in telling if not _EXITED.search(line)]
+    final = [match[1] for line in lines if (match := _SESSION_END.fullmatch(line))]
+    chosen = (final or own or telling or lines)[-1:]
     return chosen[0][:MAX_GIST] if chosen else None
 
 
@@ -109,6 +123,12 @@ def _failure(standing: Standing, results: Results) -> str:
     if standing.record and standing.record.get("stopped"):
         return "it stopped in order before its time limit"
     account = standing.account or {}
+    if account.get("exit_code") == NO_OUTPUT and not results.output(standing.job).exists():
+        nodes = account.get("nodes") or "its node"
+        return (
+            f"exit code {NO_OUTPUT}: {nodes} could not open {results.output(standing.job)}, so "
+            "choose by --to a folder that every node sees and where you may write"
+        )
     if account.get("exit_code") in KILLED:
         near = (account.get("memory_efficiency") or 0.0) >= NEAR
         cause = "so raise mem in the site file" if near else "so look at its log first"
@@ -124,6 +144,7 @@ def _failure(standing: Standing, results: Results) -> str:
 def _log(standing: Standing, results: Results) -> Path:
     """Return the log of the launch that wrote last, else the output of the job's script."""
     logs = [results.log_file(name) for name in standing.job.launches]
+    logs += [results.side_log(standing.job)] if standing.job.kind in SIDE_KINDS else []
     there = [path for path in logs if path.exists()]
     output = results.output(standing.job)
     return max(there, key=lambda path: path.stat().st_mtime) if there else output

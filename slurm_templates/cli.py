@@ -323,12 +323,9 @@ def render(budget: float | None, *, force: bool, **given: Any) -> None:
 
 def _command(spec: "JobSpec") -> str:
     """Return how a job is sent, with `<id of NAME>` for ids that are not known yet."""
-    import shlex
+    from slurm_templates import by_hand
 
-    from slurm_templates.submission import dependencies
-
-    ids = {one.job: f"<id of {one.job}>" for one in spec.after}
-    return " ".join(["sbatch", *dependencies(spec, ids), shlex.quote(str(spec.script))])
+    return by_hand.command(spec.script, [(one.job, one.how) for one in spec.after])
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import files, journal
 from bench.record import KEY
-from slurm_templates import accounting, slurm, standing
+from slurm_templates import accounting, by_hand, slurm, standing
 from slurm_templates.results import Job, Results
 
 SCHEMA = 2
@@ -38,8 +38,12 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
         ValueError: A journal, or the record of submissions, is corrupt.
     """
     made = [name for name in results.names() if _write_result(results, name)]
-    jobs = results.jobs()
-    rows = _write_accounting(results, jobs, _ask(results, jobs, say), say) if jobs else []
+    sent = results.jobs()
+    others = by_hand.ids(results, sent, {})
+    jobs = [*sent, *by_hand.jobs(results, others, {}, {})]
+    known = _ask(results, jobs, say) if jobs else {}
+    jobs = [*sent, *by_hand.jobs(results, others, {}, known)]  # whose names sacct may know
+    rows = _write_accounting(results, jobs, known, say) if jobs else []
     return {"launches": made, "jobs": rows}
 
 
@@ -108,7 +112,7 @@ def _late(results: Results, jobs: Sequence[Job], known: Mapping[str, Any]) -> li
     if not open_jobs:
         return []
     try:
-        queue = standing.queued_elements(slurm.queue())
+        queue = standing.queued_elements(slurm.queue(results.users()))
     except RuntimeError:
         queue = None
     exits = results.exits()

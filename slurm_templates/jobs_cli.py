@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 EXIT_BAD = 1
 WATCH_S = 15.0
 MAX_WATCH_S = 86_400  # a day
-# Where nothing changes, the wait doubles up to so many times the first: squeue is everybody's.
+# what accounting counts -> its unit; the last is what Slurm bills, before a QOS's usage factor
+HOURS = {
+    "node_hours": "node-hours",
+    "cpu_hours": "CPU-hours",
+    "gpu_hours": "GPU-hours",
+    "billing_hours": "hours of TRES billing",
+}
+BACKING_OFF = 0.0  # what stands for --watch without a number
+# Without a number of seconds the wait doubles up to so many times while nothing changes, for squeue
+# is everybody's.
 MAX_BACK_OFF = 8
 
 
@@ -54,7 +63,7 @@ class Watching(click.Command):
                 joined[-1] = f"--watch={word}"
             else:
                 joined.append(word)
-        words = [f"--watch={WATCH_S:g}" if word == "--watch" else word for word in joined]
+        words = [f"--watch={BACKING_OFF}" if word == "--watch" else word for word in joined]
         return super().parse_args(ctx, words)
 
 
@@ -67,9 +76,10 @@ def _is_number(text: str) -> bool:
 @as_json_option
 @click.option(
     "--watch",
-    type=click.FloatRange(min=1),
+    type=float,
     metavar="[SECONDS]",
-    help=f"Look again every so often [{WATCH_S:g}], until every job has ended.",
+    help=f"Look again every SECONDS until every job has ended. Without a number every "
+    f"{WATCH_S:g}, up to {MAX_BACK_OFF * WATCH_S:g} while nothing changes.",
 )
 def status(folder: str, *, as_json: bool, watch: float | None) -> int:
     """Say how the jobs and launches of a campaign's FOLDER stand, and what to do.
@@ -85,7 +95,7 @@ def status(folder: str, *, as_json: bool, watch: float | None) -> int:
     """
     from slurm_templates.standing import Board
 
-    if watch is not None and not watch <= MAX_WATCH_S:  # nan, too
+    if watch is not None and not (watch == BACKING_OFF or 1 <= watch <= MAX_WATCH_S):  # nan, too
         raise ValueError(
             f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
         )
@@ -114,11 +124,18 @@ def _text(campaign: "Campaign", results: "Results", folder: str, *, as_json: boo
 
 
 def _watch(board: "Board", show: Callable[["Campaign"], None], every_s: float) -> "Campaign":
-    """Show a campaign until all its jobs have ended, and return how it stands then."""
+    """Show a campaign until all its jobs have ended, and return how it stands then.
+
+    Args:
+        board: The campaign.
+        show: Told how it stands, each time.
+        every_s: Seconds between two looks; 0 for ever longer ones while nothing changes.
+    """
     from slurm_templates import overview
 
     before: list[str] = []
-    wait_s = every_s
+    longest_s = every_s or MAX_BACK_OFF * WATCH_S
+    first_s = wait_s = every_s or WATCH_S
     while True:
         campaign = board.look()
         show(campaign)
@@ -126,7 +143,7 @@ def _watch(board: "Board", show: Callable[["Campaign"], None], every_s: float) -
             return campaign
         now = overview.headlines(campaign, board.results, "")
         is_new = now != before and not campaign.errors
-        wait_s = every_s if is_new else min(2 * wait_s, MAX_BACK_OFF * every_s)
+        wait_s = first_s if is_new else min(2 * wait_s, longest_s)
         before = now
         time.sleep(wait_s)
 
@@ -178,10 +195,11 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
       lockstep cancel results/campaign --job campaign-w8-r0
       lockstep cancel results/campaign --point 3
     """
-    from slurm_templates import slurm
-    from slurm_templates.standing import open_ids
+    from slurm_templates import cancelling
 
-    found = open_ids(_results(folder), name, point)
+    results = _results(folder)
+    opened = cancelling.chosen(results, name, point)
+    found = cancelling.ids(opened, point)
     if not found:
         click.echo("No job is waiting or running; nothing to cancel.")
         return
@@ -189,10 +207,17 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     if dry_run:
         click.echo(command)
         return
-    slurm.scancel(found)
+    cancelling.cancel(results, opened, point)
     for job_id, title in found.items():
         click.echo(f"cancelled: {title}, job {job_id}")
-    click.echo(f"Next: lockstep resume {shlex.quote(folder)}  # measures what is missing")
+    typed = shlex.quote(folder)
+    if name is None and point is None:
+        click.echo(f"Next: lockstep resume {typed}  # measures what is missing")
+    else:
+        click.echo(
+            f"Next: lockstep status {typed}  # once its other jobs have ended, lockstep resume "
+            "measures what is missing"
+        )
 
 
 @click.command()
@@ -222,13 +247,10 @@ def _account_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
     known = [row["accounting"] for row in rows if row["accounting"]]
-    billed = sum(one["billed_gpu_hours"] or 0.0 for one in known)
-    measured = sum(
-        row["measured_rank_hours"] or 0.0
-        for row in rows
-        if row["accounting"] and row["accounting"]["billed_gpu_hours"]
-    )
+    measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
+    sums = {unit: sum(one.get(key) or 0.0 for one in known) for key, unit in HOURS.items()}
+    said = [f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours]
     lines = [f"accounting of {len(known)} of {counted(len(rows), 'job')}"]
-    if billed:
-        lines[0] += f": {billed:.2f} GPU-hours billed, {measured:.2f} of them in timed regions"
+    if said:
+        lines[0] += f": {', '.join(said)}; {measured:.3g} rank-hours in timed regions"
     return lines

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from slurm_templates import by_hand, slurm
 from slurm_templates.advice import advise
 from slurm_templates.results import Results
 from slurm_templates.standing import Campaign, Standing, counts
@@ -34,6 +35,7 @@ def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
     return {
         "jobs": [_row(group, campaign, results, folder) for group in _groups(campaign.jobs)],
         "launches": {name: vars(one) for name, one in campaign.launches.items()},
+        "refused": results.refusals(),
         "num_planned": len(campaign.planned),
         "num_complete": campaign.num_complete,
         "abandoned": campaign.abandoned,
@@ -46,6 +48,7 @@ def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
     text = []
     for row in facts(campaign, results, folder)["jobs"]:
         text += _job_lines(row)
+    text += [f"{name}: not sent; {why}" for name, why in results.refusals().items()]
     text += _launch_lines(campaign)
     return text + _command_lines(campaign, results, folder)
 
@@ -61,16 +64,20 @@ def _row(
     job, account = head.job, head.account or {}
     launches = [name for one in group for name in one.job.launches]
     left = [one for one in group if not all(map(campaign.is_complete, one.job.launches or [""]))]
-    array = {} if job.element is None else _array(group, left, results, folder)
+    typed, is_last = shlex.quote(folder), campaign.has_ended
+    array = {} if job.element is None else _array(group, left, results, typed, is_last)
     return {
-        "id": _array_id(job.id),
+        "id": by_hand.whole(job.id) if job.id else None,
         "job": job.name,
         "kind": job.kind,
+        "user": head.user,
+        "by_hand": by_hand.is_found(job),
         "state": head.state.name,
         "reason": head.state.reason if head.state.name == "PENDING" else None,
         "meaning": head.state.meaning.replace("{id}", str(job.id)),
-        "advice": advise(head, results, shlex.quote(folder)) if head in left else None,
+        "advice": advise(head, results, typed, is_last=is_last) if head in left else None,
         "queue_wait_s": head.wait_s,
+        "since_submission_s": head.sent_s,
         "elapsed_s": account.get("elapsed_s"),
         "nodes": account.get("nodes"),
         "num_launches": len(launches),
@@ -92,7 +99,11 @@ def _representative(group: Sequence[Standing]) -> Standing:
 
 
 def _array(
-    group: Sequence[Standing], left: Sequence[Standing], results: Results, folder: str
+    group: Sequence[Standing],
+    left: Sequence[Standing],
+    results: Results,
+    typed: str,
+    is_last: bool,
 ) -> dict[str, Any]:
     """Return what a row says of an array: all its elements, and those that left work undone."""
     bad = [one for one in left if one.is_bad]
@@ -102,16 +113,12 @@ def _array(
             {
                 "id": one.job.id,
                 "state": one.state.name,
-                "launch": one.job.launches[0],
-                "advice": advise(one, results, shlex.quote(folder)),
+                "launch": (*one.job.launches, None)[0],
+                "advice": advise(one, results, typed, is_last=is_last),
             }
             for one in bad
         ],
     }
-
-
-def _array_id(job_id: str | None) -> str | None:
-    return job_id.partition("_")[0] if job_id else None
 
 
 def _log(standing: Standing, results: Results) -> str | None:
@@ -119,7 +126,9 @@ def _log(standing: Standing, results: Results) -> str | None:
     if job.id is None:
         return None
     path = results.output(job)
-    return str(path if job.element is None else path.with_name(f"slurm-{_array_id(job.id)}_*.out"))
+    return str(
+        path if job.element is None else path.with_name(f"slurm-{by_hand.whole(job.id)}_*.out")
+    )
 
 
 def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
@@ -134,6 +143,8 @@ def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
 
 def _headline(row: Mapping[str, Any]) -> str:
     title = f"{row['job']}, job {row['id'] or '-'}"
+    title += ", sent by hand" if row["by_hand"] else ""
+    title += f", of {row['user']}" if row["user"] not in (None, slurm.own_name()) else ""
     if "elements" in row:
         return f"{title}, array: {_summary(row['elements'])}"
     return f"{title}: {row['state']}, {row['meaning']}"
@@ -153,8 +164,9 @@ def _job_lines(row: Mapping[str, Any]) -> list[str]:
 
 def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["queue_wait_s"] is not None:
-        verb = "waits for" if row["state"] == "PENDING" else "waited"
-        yield f"{verb} {_clock(row['queue_wait_s'])}"
+        yield f"waited {_clock(row['queue_wait_s'])}"
+    if row["since_submission_s"] is not None:
+        yield f"submitted {_clock(row['since_submission_s'])} ago"
     if row["elapsed_s"] is not None and "elements" not in row:
         yield f"ran {_clock(row['elapsed_s'])}"
     if row["num_launches"]:
@@ -190,23 +202,50 @@ def _launch_lines(campaign: Campaign) -> list[str]:
 def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
     """Return commands to copy, with the ids and paths they need."""
     typed = shlex.quote(folder)
-    open_jobs = [one for one in campaign.jobs if not one.has_ended and one.job.id]
-    ids = ",".join(dict.fromkeys(str(_array_id(one.job.id)) for one in open_jobs))
-    running = [one for one in open_jobs if one.state.name == "RUNNING"]
-    text = []
-    if running:
-        text.append(f"tail -f {shlex.quote(str(results.output(running[0].job)))}")
-    if ids:
-        text += [f"squeue --start --jobs={ids}", f"scancel {ids.replace(',', ' ')}"]
-        text.append(f"lockstep status {typed} --watch")
+    opened = [one for one in campaign.jobs if one.job.id and _may_write(one, campaign)]
+    if opened:
+        text = [*_open_lines(opened, results), f"lockstep status {typed} --watch"]
     elif campaign.jobs:
-        text.append(f"lockstep {'resume' if campaign.abandoned else 'collect'} {typed}")
+        text = [f"lockstep {_after_jobs(campaign, results)} {typed}"]
+    elif results.refusals():
+        text = ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
+    elif scripts := results.scripts():
+        text = [_by_hand(name, facts, results) for name, facts in scripts.items()]
+    elif results.jobs_folder.exists() and campaign.num_complete < len(campaign.planned):
+        text = ["lockstep submit CAMPAIGN --site SITE"]
     else:
         # Where nobody wrote jobs, `lockstep run` measured: nothing else takes up what it left.
-        if campaign.num_complete < len(campaign.planned) and not results.jobs_folder.exists():
-            text.append("lockstep run CAMPAIGN  # with the options of before: it goes on")
-        text.append(f"lockstep report {typed}")
+        text = [f"lockstep report {typed}"]
+        if campaign.num_complete < len(campaign.planned):
+            text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
     return ["Next:", *(f"  {line}" for line in text)]
+
+
+def _may_write(one: Standing, campaign: Campaign) -> bool:
+    """Return whether a job may still write: of an unknown one that left work undone, too."""
+    is_done = bool(one.job.launches) and all(map(campaign.is_complete, one.job.launches))
+    return not one.has_ended and not (one.state.name == "unknown" and is_done)
+
+
+def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
+    ids = list(dict.fromkeys(by_hand.whole(str(one.job.id)) for one in opened))
+    running = [one for one in opened if one.state.name == "RUNNING"]
+    if running:
+        yield f"tail -f {shlex.quote(str(results.output(running[0].job)))}"
+    yield f"squeue --start --jobs={','.join(ids)}"
+    if all(one.user in (None, slurm.own_name()) for one in opened):
+        yield f"scancel {' '.join(ids)}"
+
+
+def _after_jobs(campaign: Campaign, results: Results) -> str:
+    if campaign.abandoned:
+        return "resume"
+    return "report" if results.is_collected() else "collect"
+
+
+def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
+    after = [(str(one.get("job")), str(one.get("how"))) for one in script["after"]]
+    return by_hand.command(results.jobs_folder / f"{name}.sh", after)
 
 
 def _clock(seconds: float) -> str:

@@ -5,6 +5,7 @@ A question that fails has no answer: `None` or `unknown`, never a state that sou
 
 import getpass
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from slurm_templates import refusals
 
 TIMEOUT_S = 60
 MAX_ELEMENTS = 100_000
+QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is none
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -250,7 +252,7 @@ def _job_id(said: str) -> str:
 def _find(comment: str) -> str | None:
     """Return the job of a comment; a refused one leaves a record that is none."""
     try:
-        held = [job for job in queue().values() if job.comment == comment]
+        held = [job for job in queue([own_name()]).values() if job.comment == comment]
     except RuntimeError:
         return None
     refused = State("FAILED", "BadConstraints")
@@ -278,6 +280,7 @@ class Queued:
         submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
         command: The path of its script, and what that was given.
+        user: Whose it is.
     """
 
     job_id: str
@@ -287,28 +290,49 @@ class Queued:
     submitted: int | None
     comment: str
     command: str
+    user: str
 
 
-def queue() -> dict[str, Queued]:
-    """Return the user's jobs that Slurm still holds, some of which may just have ended.
+def own_name() -> str:
+    """Return the name of the user who runs this command, as Slurm has it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
+    """Return the jobs that Slurm still holds, some of which may just have ended.
 
     The keys are squeue's own: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+
+    Args:
+        users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
 
     Raises:
         RuntimeError: squeue fails.
     """
-    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%V|%k|%o")
-    rows = [line.split("|", 6) for line in said.splitlines() if line.count("|") >= 5]
+    whose = [f"--user={','.join(users)}"] if users else []
+    said = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
+    rows = [line.split("|", 7) for line in said.splitlines() if line.count("|") >= 6]
     return {row[0]: _queued(*row) for row in rows}
 
 
 def _queued(
-    spelt: str, raw_id: str, name: str, reason: str, time: str, note: str, command: str = ""
+    spelt: str,
+    raw_id: str,
+    name: str,
+    reason: str,
+    time: str,
+    user: str,
+    note: str,
+    command: str = "",
 ) -> Queued:
     job_id, _, element = spelt.partition("_")
     submitted = count(time)
     elements = tuple(numbers(element)) if element else None
-    return Queued(job_id, raw_id, elements, State(name, reason), submitted, note, command)
+    state = State(name, reason)
+    return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
 
 
 def count(text: str | None) -> int | None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from bench.folder import Outcome
-from slurm_templates import accounting, slurm
+from slurm_templates import accounting, by_hand, slurm
 from slurm_templates.results import Job, Results
 from slurm_templates.slurm import State
 
@@ -40,8 +40,10 @@ class Standing:
         state: Its state.
         account: What sacct says, where it was asked and knows.
         record: What the job's own script left at its end.
-        wait_s: Seconds from submission to start, or until now.
+        wait_s: Seconds in which the job might have started, and did not.
+        sent_s: Seconds since a job that still waits was submitted.
         quiet_s: Seconds since a running job last wrote a line.
+        user: Whose it is, as far as is known.
     """
 
     job: Job
@@ -49,7 +51,9 @@ class Standing:
     account: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
     wait_s: float | None = None
+    sent_s: float | None = None
     quiet_s: float | None = None
+    user: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -137,28 +141,41 @@ class Board:
         Raises:
             ValueError: The folder's records are corrupt.
         """
-        jobs = self.results.jobs()
-        answers = self._ask(jobs) if jobs else Answers({}, {}, {}, ())
+        jobs, answers = self._jobs()
         now = time.time()
         claimed = self.results.claimed() or {}
         limit_s = max(claimed.get("case_budget") or CASE_BUDGET_S, START_S)
-        standings = [self._standing(job, answers, now, limit_s) for job in _named(jobs, answers)]
+        standings = [self._standing(job, answers, now, limit_s) for job in jobs]
         launches = self._launches(claimed.get("studies", ()))
         sent = [name for job in jobs for name in job.launches]
         planned = [one["name"] for one in claimed.get("launches", ())]
         planned = planned or list(dict.fromkeys([*sent, *launches]))
         return Campaign(standings, launches, planned, answers.errors)
 
-    def _ask(self, jobs: Sequence[Job]) -> Answers:
+    def _jobs(self) -> tuple[list[Job], Answers]:
+        """Return the jobs that were sent, also by hand, and what the layers say of them."""
+        sent = self.results.jobs()
+        if not sent and not any(self.results.jobs_folder.glob("*.sh")):
+            return [], Answers({}, {}, {}, ())
         errors = []
-        queue = accounts = None
+        queue = None
         try:
-            queue = queued_elements(slurm.queue())
+            queue = queued_elements(slurm.queue(self.results.users()))
         except RuntimeError as error:
             errors.append(str(error))
-        wanted = self._wanted(jobs, queue or {})
+        sent = _named(sent, queue or {})
+        others = by_hand.ids(self.results, sent, queue)
+        answers = self._ask([*(job.id for job in sent if job.id), *others], queue, errors)
+        found = by_hand.jobs(self.results, others, queue, answers.accounts or {})
+        names = {job.name for job in found}  # of which sbatch may have lost the id
+        return [*(job for job in sent if job.id or job.name not in names), *found], answers
+
+    def _ask(
+        self, ids: Sequence[str], queue: Mapping[str, slurm.Queued] | None, errors: list[str]
+    ) -> Answers:
+        accounts = None
         try:
-            accounts = accounting.ask(wanted)
+            accounts = accounting.ask(self._wanted(ids, queue or {}))
         except RuntimeError as error:
             errors.append(str(error))
             if accounting.is_absent(error):
@@ -169,17 +186,19 @@ class Board:
         known = None if accounts is None else {**accounts, **self._accounts}
         return Answers(self.results.exits(), queue, known, tuple(errors))
 
-    def _wanted(self, jobs: Sequence[Job], queue: Mapping[str, slurm.Queued]) -> list[str]:
+    def _wanted(self, ids: Sequence[str], queue: Mapping[str, slurm.Queued]) -> list[str]:
         """Return what sacct is to be asked about: what has left the queue, arrays as a whole."""
         left = (
-            job.id.partition("_")[0]
-            for job in jobs
-            if job.id and job.id not in self._accounts and not is_active(queue.get(job.id))
+            by_hand.whole(job_id)
+            for job_id in ids
+            if job_id not in self._accounts and not is_active(queue.get(job_id))
         )
         return list(dict.fromkeys(left))
 
     def _standing(self, job: Job, answers: Answers, now: float, limit_s: float) -> Standing:
         queued = (answers.queue or {}).get(job.id or "")
+        if queued is not None and not is_held_for(queued, job):
+            queued = None
         account = (answers.accounts or {}).get(job.id or "") or self._accounts.get(job.id or "")
         raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
         record = answers.exits.get(str(raw)) or answers.exits.get(str(job.id))
@@ -187,21 +206,27 @@ class Board:
         if state is None:
             state = self._without_answer(job, account, answers, now)
         wait_s = account["queue_wait_s"] if account else None
-        if wait_s is None and queued and state.name == "PENDING" and queued.submitted:
-            wait_s = max(0.0, now - queued.submitted)
+        sent_s = None
+        if queued and state.name == "PENDING" and queued.submitted:
+            sent_s = max(0.0, now - queued.submitted)
+        user = (queued and queued.user) or (account and account["user"]) or job.user
         quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
         if quiet_s is not None and quiet_s > limit_s:
             state = STALLED
-        return Standing(job, state, account, record, wait_s, quiet_s)
+        return Standing(job, state, account, record, wait_s, sent_s, quiet_s, user)
 
     def _without_answer(
         self, job: Job, account: Mapping[str, Any] | None, answers: Answers, now: float
     ) -> State:
         """Return what to call a job that squeue does not know, and whose end nobody knows of."""
+        if job.cancelled:  # of an element that had not begun neither layer keeps anything
+            return State("CANCELLED")
         if answers.queue is None:  # then what sacct last heard is the best that is known
             return State(account["state"]) if account else slurm.UNKNOWN
         if answers.accounts is None:
             return slurm.UNKNOWN
+        if account is None and job.user not in (None, slurm.own_name()):
+            return State("unknown", f"Slurm says nothing of it here; it is a job of {job.user}")
         signs = [self._last_sign(job)]
         try:
             signs.append(datetime.fromisoformat(job.sent).timestamp())
@@ -252,9 +277,14 @@ def is_active(queued: slurm.Queued | None) -> bool:
     return queued is not None and not queued.state.has_ended
 
 
-def _named(jobs: Sequence[Job], answers: Answers) -> list[Job]:
+def is_held_for(held: slurm.Queued, job: Job) -> bool:
+    """Return whether what squeue holds is a job that was sent: ids begin anew some day."""
+    return held.comment == job.uuid or job.user in (None, held.user)
+
+
+def _named(jobs: Sequence[Job], queue: Mapping[str, slurm.Queued]) -> list[Job]:
     """Return the jobs, those whose id sbatch never said with the id that squeue knows."""
-    ids = {one.comment: one.job_id for one in (answers.queue or {}).values()}
+    ids = {one.comment: one.job_id for one in queue.values()}
     return [_named_by(job, ids.get(job.uuid)) for job in jobs]
 
 
@@ -291,50 +321,3 @@ def state_of(
 def counts(standings: Sequence[Standing]) -> dict[str, int]:
     """Return state -> how many elements of an array are in it, the most first."""
     return dict(Counter(one.state.name for one in standings).most_common())
-
-
-def open_ids(results: Results, name: str | None, point: int | None) -> dict[str, str]:
-    """Return id -> name of the folder's jobs that wait or run, as scancel takes them.
-
-    Args:
-        results: The campaign's folder.
-        name: Only the jobs of this name.
-        point: Only this element of an array.
-
-    Raises:
-        ValueError: No job is so called, or none, or several, are arrays with that element.
-        RuntimeError: squeue fails.
-    """
-    sent = [one for one in results.submissions() if name in (None, one["job"])]
-    if name is not None and not sent:
-        names = ", ".join(dict.fromkeys(one["job"] for one in results.submissions())) or "none"
-        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {names}")
-    arrays = [one for one in sent if _has_element(one, point)]
-    if point is not None and not arrays:
-        raise ValueError(f"no array here has an element {point}; without --point, jobs end whole")
-    if point is not None and len({one["job"] for one in arrays}) > 1:
-        names = ", ".join(dict.fromkeys(one["job"] for one in arrays))
-        raise ValueError(f"several arrays have an element {point}; name one by --job: {names}")
-    queue = [one for one in slurm.queue().values() if not one.state.has_ended]
-    return {
-        _cancelled_by(held, point): entry["job"]
-        for entry in (sent if point is None else arrays)
-        for held in queue
-        if _is_ours(held, entry) and (point is None or point in (held.elements or ()))
-    }
-
-
-def _has_element(entry: Mapping[str, Any], point: int | None) -> bool:
-    is_array = entry.get("kind") == "array"
-    return is_array and point is not None and point < len(entry.get("launches", ()))
-
-
-def _is_ours(held: slurm.Queued, entry: Mapping[str, Any]) -> bool:
-    """Return whether a job in the queue is the one that was sent: ids begin anew some day."""
-    if held.comment == entry["uuid"]:
-        return True
-    return held.job_id == entry["id"] and held.comment in ("", "(null)")
-
-
-def _cancelled_by(held: slurm.Queued, point: int | None) -> str:
-    return held.job_id if point is None else f"{held.job_id}_{point}"

@@ -1,5 +1,6 @@
 """Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
 
+import json
 import shlex
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from bench import files, journal
 from bench.campaign import Campaign, Launch
 from bench.record import KEY
-from slurm_templates import budget, slurm
+from slurm_templates import budget, by_hand, slurm
 from slurm_templates.job import JobSpec, Profiler, jobs, launches_of, profile
 from slurm_templates.resources import share
 from slurm_templates.results import Results
@@ -19,7 +20,6 @@ from slurm_templates.script import render
 from slurm_templates.site import Site
 
 SITE_FILE = "site.json"
-KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,26 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
         journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
+    made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
+    document = {"schema": 1, "jobs": made}
+    journal.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
     for path, text in zip(paths, texts, strict=True):
         journal.write_atomically(path, text)
     return paths
+
+
+def _script_facts(spec: JobSpec) -> dict[str, object]:
+    """Return what is known of a job from its script alone, whoever sends it."""
+    return {
+        "kind": spec.kind,
+        "launches": _launches(spec),
+        "after": [{"job": one.job, "how": one.how} for one in spec.after],
+    }
+
+
+def _launches(spec: JobSpec) -> list[str]:
+    # A profile measures nothing: what it runs never becomes a launch's journal.
+    return [one.name for one in spec.launches if spec.kind != "profile"]
 
 
 @dataclass(frozen=True)
@@ -172,8 +189,9 @@ def submit(todo: Work) -> Iterator[Sent]:
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
+            after = [(one.job, one.how) for one in spec.after]
             try:
-                ids[spec.name] = _send(todo.results, spec, script, dependencies(spec, ids))
+                ids[spec.name] = _send(todo.results, spec, script, by_hand.dependencies(after, ids))
             except ValueError as error:
                 said = _take_back(ids)
                 for launch, aside in moved.items():
@@ -194,22 +212,6 @@ def _take_back(ids: Mapping[str, str]) -> str:
     return f"; {', '.join(ids)}, sent before it, cancelled"
 
 
-def dependencies(spec: JobSpec, ids: dict[str, str]) -> list[str]:
-    """Return sbatch's options about the jobs that a job waits for.
-
-    Args:
-        spec: The job.
-        ids: Job -> its id.
-    """
-    if not spec.after:
-        return []
-    waits: dict[str, list[str]] = {}
-    for one in spec.after:
-        waits.setdefault(one.how, []).append(ids[one.job])
-    said = ",".join(":".join([how, *others]) for how, others in waits.items())
-    return [f"--dependency={said}", KEEP_GOING]
-
-
 def refuse_unfinished(results: Results) -> None:
     """Refuse to change a folder into which a job may still write.
 
@@ -218,24 +220,20 @@ def refuse_unfinished(results: Results) -> None:
         RuntimeError: Slurm does not answer.
     """
     sent = results.submissions()
-    queue = slurm.queue()  # also where nothing was sent: that Slurm answers is to be known first
+    # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
+    queue = slurm.queue()
     known = {entry["uuid"] for entry in sent} | set(results.job_ids())
     for job in queue.values():
-        is_ours = {job.job_id, job.comment} & known or _is_of(job.command, results)
+        is_ours = {job.job_id, job.comment} & known or by_hand.is_of(job.command, results)
         if is_ours and not job.state.has_ended:
             was_sent = {job.job_id, job.comment} & known
             how = f"lockstep cancel {shlex.quote(str(results.path))}" if was_sent else "scancel it"
+            whose = "" if job.user == slurm.own_name() else f" of {job.user}"
             raise ValueError(
-                f"job {job.job_id} may still write into {results.path}: it {job.state.meaning}; "
+                f"job {job.job_id}{whose} may still write into {results.path}: it "
+                f"{job.state.meaning}; "
                 f"wait for its end, or {how}"
             )
-
-
-def _is_of(command: str, results: Results) -> bool:
-    """Return whether a job's script is one of the folder's, also one that was sent by hand."""
-    if not command.startswith("/"):
-        return False  # Slurm does not say
-    return Path(command).resolve().is_relative_to(results.jobs_folder.resolve())
 
 
 def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
@@ -258,8 +256,8 @@ def _facts(spec: JobSpec) -> dict[str, object]:
     return {
         "job": spec.name,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        # A profile measures nothing: what it runs never becomes a launch's journal.
-        "launches": [one.name for one in spec.launches if spec.kind != "profile"],
+        "user": slurm.own_name(),
+        "launches": _launches(spec),
         "kind": spec.kind,
         "after": [one.job for one in spec.after],
     }

@@ -253,10 +253,10 @@ def _read_sacct(folder: Path) -> None:
 
 def _squeue() -> list[bytes]:
     return [
-        b"7|7|RUNNING|None|1795252857|lockstep:ladder-7|/r/jobs/ladder.sh\n"
-        b"25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|lockstep:array-25|/r/a.sh 1 2|3\n"
-        b"25_3|31|COMPLETING|None|1795253711|(null)|(null)\n"
-        b"30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[1-2]|Unknown||x\n"
+        b"7|7|RUNNING|None|1795252857|me|lockstep:ladder-7|/r/jobs/ladder.sh\n"
+        b"25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|me|lockstep:array-25|/r/a.sh 1 2|3\n"
+        b"25_3|31|COMPLETING|None|1795253711|me|(null)|(null)\n"
+        b"30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[1-2]|Unknown|me||x\n"
     ]
 
 

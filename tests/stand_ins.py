@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.journal import Journal
 from bench.record import KEY, SCHEMA_VERSION
 from slurm_templates.accounting import FIELDS
+from slurm_templates.slurm import own_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +28,7 @@ class StandIns:
         own = self.folder / f"{name}.answers"
         own.mkdir(exist_ok=True)
         for number, answer in enumerate(answers or ("",), start=1):
-            (own / str(number)).write_text(answer)
+            (own / str(number)).write_text(answer.replace("|me|", f"|{own_name()}|"))
         last = len(answers or ("",))
         self.act(
             name,

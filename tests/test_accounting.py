@@ -22,6 +22,17 @@ JobID|JobIDRaw|State|ExitCode|Elapsed|Submit|Start|End|MaxRSS|MaxVMSize|AveCPU|T
 25_[4-9%2]|25|PENDING|0:0|00:00:00|1795253711|Unknown|Unknown||||00:00:00|2000M||1|1|||None assigned
 """  # noqa: E501, as sacct says it
 
+# The same, of a job after its preflight, an element that max_running held back, one that waited for
+# nodes and was sent by hand, and one whose dependency failed.
+WAITS = """\
+JobID|JobIDRaw|State|ExitCode|Elapsed|Submit|Eligible|Start|End|MaxRSS|MaxVMSize|AveCPU|TotalCPU|ReqMem|AllocTRES|AllocCPUS|NNodes|NTasks|TRESUsageInTot|NodeList|User|JobName
+6|6|COMPLETED|0:0|00:01:40|1795385791|1795385986|1795385986|1795386086||||00:00:00|6G|billing=4,cpu=4,mem=6G,node=1|4|1|||node1|lockstep|led
+8_1|13|COMPLETED|0:0|00:00:57|1795385794|1795385936|1795385936|1795385993||||00:00:00|6G|billing=2,cpu=2,mem=6G,node=1|2|1|||node2|lockstep|arr-w1
+10|10|FAILED|1:0|00:01:52|1795385803|1795385803|1795386092|1795386204||||00:00:00|6G|billing=2,cpu=2,gres/gpu=1,mem=6G,node=1|2|1|||node1|lockstep|gpufail-preflight
+11|11|CANCELLED|0:0|00:00:00|1795385803|Unknown|None|1795386205||||00:00:00|6G||2|1|||None assigned|lockstep|gpufail
+12|12|COMPLETED|0:0|00:01:09|1795385803|1795385803|1795386205|1795386274||||00:00:00|6G|billing=2,cpu=2,mem=6G,node=1|2|1|||node1|lockstep|hand
+"""  # noqa: E501, as sacct says it
+
 
 def text(*rows):
     """Return what sacct would say of rows, each a dict of some of its fields."""
@@ -46,8 +57,22 @@ def test_what_a_real_sacct_says_is_read():
     assert found["22"]["requested_bytes"] == 2000 * 1024**2
     assert found["24"] | {"state": "CANCELLED", "queue_wait_s": None, "nodes": None} == found["24"]
     assert found["25_3"]["raw_id"] == "31"
-    assert found["25_3"]["queue_wait_s"] == 5
+    assert found["25_3"]["queue_wait_s"] is None  # it was not asked when the job might have begun
     assert [has_ended(one) for one in found.values()] == [True] * 4 + [False] * 6
+
+
+def test_a_job_waits_only_while_it_might_start():
+    found = read(WAITS)
+    waits = {job_id: one["queue_wait_s"] for job_id, one in found.items()}
+    assert waits == {"6": 0, "8_1": 0, "10": 289, "11": None, "12": 402}
+    assert (found["12"]["user"], found["12"]["name"]) == ("lockstep", "hand")
+
+
+def test_hours_are_of_what_was_allocated_and_billing_is_slurm_s_own():
+    found = read(WAITS)["10"]
+    hours = [found[name] for name in ("node_hours", "cpu_hours", "gpu_hours", "billing_hours")]
+    assert hours == [112 / 3600, 2 * 112 / 3600, 112 / 3600, 2 * 112 / 3600]
+    assert read(WAITS)["6"]["gpu_hours"] is None
 
 
 def test_the_shares_of_a_job_are_those_that_seff_prints():
@@ -159,9 +184,9 @@ def test_an_instant_is_seconds_or_a_date():
         ("", None),
     ],
 )
-def test_gpu_hours_are_billed_for_what_was_allocated(tres, hours):
+def test_gpu_hours_are_of_what_was_allocated(tres, hours):
     found = read(text(job(Elapsed="00:30:00", AllocTRES=tres)))["7"]
-    assert found["billed_gpu_hours"] == hours
+    assert found["gpu_hours"] == hours
 
 
 def test_what_has_not_ended_says_so():
@@ -185,7 +210,7 @@ def test_older_and_newer_columns_do_no_harm():
 def test_the_question_is_one_line_of_a_batch_script():
     head = "SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State"
     assert accounting.SHELL_COMMAND.startswith(head)
-    assert accounting.SHELL_COMMAND.endswith(",NodeList")
+    assert accounting.SHELL_COMMAND.endswith(",NodeList,User,JobName")
 
 
 cells = st.one_of(
@@ -199,7 +224,7 @@ cells = st.one_of(
 def test_no_text_of_sacct_is_a_traceback(rows):
     said = "\n".join(["|".join(FIELDS), *("|".join(row) for row in rows)])
     for account in read(said).values():
-        for name in ("cpu_efficiency", "memory_efficiency", "billed_gpu_hours", "queue_wait_s"):
+        for name in ("cpu_efficiency", "memory_efficiency", "billing_hours", "queue_wait_s"):
             assert account[name] is None or account[name] >= 0
 
 

@@ -20,7 +20,10 @@ def row(job_id, job="ladder", accounting=(), **more):
         "queue_wait_s": 90,
         "cpu_efficiency": 0.8375,
         "memory_efficiency": 0.890625,
-        "billed_gpu_hours": 8.0,
+        "node_hours": 2.0,
+        "cpu_hours": 32.0,
+        "gpu_hours": 8.0,
+        "billing_hours": 64.0,
     }
     own = None if accounting is None else account | dict(accounting)
     return {"id": job_id, "job": job, "accounting": own, "measured_rank_hours": 2.0} | more
@@ -41,13 +44,28 @@ def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
     found = section(report(tmp_path, row("17")))
     assert found["lead"] == [
         "1 job ran 2 h in all.",
-        "8.00 GPU-hours were billed; 2.00 of them, 25.0 %, were in timed regions.",
+        "Allocated were 2.00 node-hours, 32.0 CPU-hours, 8.00 GPU-hours, "
+        "64.0 hours of TRES billing.",
+        "2.00 of the GPU-hours, 25.0 %, were in timed regions.",
     ]
     (jobs,) = found["tables"]
     heads = [(column["label"], column["unit"]) for column in jobs["columns"]]
-    assert heads[-2:] == [("Billed", "GPU-hours"), ("Measured", "GPU-hours")]
+    assert heads[-2:] == [("TRES billing", "hours"), ("Measured", "GPU-hours")]
     assert jobs["rows"] == [
-        ["ladder", "17", "COMPLETED", "90 s", "2 h", "83.8", "89.1", "8.00", "2.00"]
+        [
+            "ladder",
+            "17",
+            "COMPLETED",
+            "90 s",
+            "2 h",
+            "83.8",
+            "89.1",
+            "2.00",
+            "32.0",
+            "8.00",
+            "64.0",
+            "2.00",
+        ]
     ]
 
 
@@ -61,13 +79,19 @@ def test_an_array_is_one_row(tmp_path):
     assert rows[1][2] == "\u2013"
 
 
-def test_on_cpus_nothing_is_said_of_gpus(tmp_path):
-    found = section(
-        report(tmp_path, row("17", accounting={"billed_gpu_hours": None}), device="cpu")
-    )
-    assert found["lead"][1] == "2.00 rank-hours were in timed regions."
+@pytest.mark.parametrize("gpu_hours", [None, 8.0])
+def test_rank_hours_on_cpus_are_no_part_of_the_gpu_hours(tmp_path, gpu_hours):
+    found = section(report(tmp_path, row("17", accounting={"gpu_hours": gpu_hours}), device="cpu"))
+    assert ("GPU" in found["lead"][1]) is bool(gpu_hours)
+    assert found["lead"][2] == "2.00 rank-hours were in timed regions."
     assert [column["unit"] for column in found["tables"][0]["columns"]][-1] == "rank-hours"
-    assert "GPU" not in json.dumps(found["tables"][0]["columns"])
+
+
+def test_an_accounting_of_an_earlier_version_has_its_gpu_hours(tmp_path):
+    earlier = {"gpu_hours": None, "billed_gpu_hours": 4.0}
+    kept = row("17", accounting=earlier)
+    del kept["accounting"]["gpu_hours"]
+    assert "2.00 of the GPU-hours, 50.0 %" in section(report(tmp_path, kept))["lead"][2]
 
 
 def test_without_accounting_there_is_no_section(tmp_path):

@@ -23,10 +23,12 @@ GPU_JOB = {
     "ExitCode": "0:0",
     "Elapsed": "02:00:00",
     "Submit": "1000",
+    "Eligible": "1010",
     "Start": "1030",
     "End": "8230",
-    "AllocTRES": "cpu=16,gres/gpu=4,mem=64G,node=1",
+    "AllocTRES": "billing=32,cpu=16,gres/gpu=4,mem=64G,node=1",
     "AllocCPUS": "16",
+    "NNodes": "1",
 }
 
 
@@ -80,15 +82,16 @@ def made(folder):
     return {path: path.read_bytes() for path in sorted(paths)}
 
 
-def test_billed_and_measured_hours_stand_side_by_side(here, folder, asked):
+def test_allocated_and_measured_hours_stand_side_by_side(here, folder, asked):
     ended = collect(here, asked)
     assert ended.returncode == 0, ended.stderr
     (row,) = rows(folder)
-    assert row["accounting"]["billed_gpu_hours"] == 8.0
-    assert row["accounting"]["queue_wait_s"] == 30
+    assert row["accounting"]["gpu_hours"] == 8.0
+    assert row["accounting"]["queue_wait_s"] == 20
     # Two cases of 900 s on one rank, one case of 900 s on four.
     assert row["measured_rank_hours"] == pytest.approx(0.5 + 1.0)
-    assert "accounting of 1 of 1 job: 8.00 GPU-hours billed, 1.50 of them in timed" in ended.stdout
+    hours = "2 node-hours, 32 CPU-hours, 8 GPU-hours, 64 hours of TRES billing"
+    assert f"accounting of 1 of 1 job: {hours}; 1.5 rank-hours in timed regions" in ended.stdout
     result = json.loads((folder / "launches/w4-r0/result.json").read_text())
     assert [one["name"] for one in result["benchmarks"]] == ["a"]
 
@@ -137,7 +140,7 @@ def test_what_runs_is_left_out_until_it_has_ended(here, folder, asked):
     send(folder, "next", "18", ["w8-r0"], time=now())
     keep(folder, "w8-r0", "a", job_id="18", world_size=8)
     running = GPU_JOB | {"JobID": "18", "JobIDRaw": "18", "State": "RUNNING"}
-    asked.say("squeue", "18|18|RUNNING|None|1|lockstep:next-18\n")
+    asked.say("squeue", "18|18|RUNNING|None|1|me|lockstep:next-18\n")
     asked.say("sacct", sacct(GPU_JOB, running))
     collect(here, asked)
     before = rows(folder)
@@ -248,7 +251,7 @@ def test_elements_of_an_array_are_rows_of_their_own(here, folder, asked):
     element = GPU_JOB | {"JobID": "25_1", "JobIDRaw": "31"}
     waits = {"JobID": "25_[0]", "JobIDRaw": "25", "State": "PENDING"}
     asked.say("sacct", sacct(GPU_JOB, element, waits))
-    asked.say("squeue", "25_[0]|25|PENDING|Priority|1|lockstep:arr-25\n")
+    asked.say("squeue", "25_[0]|25|PENDING|Priority|1|me|lockstep:arr-25\n")
     collect(here, asked)
     _, waiting, ended = rows(folder)
     assert waiting["id"] == "25_0"
@@ -308,7 +311,7 @@ def test_two_at_once_and_a_launch_that_runs_make_the_same_of_what_has_ended(here
     send(folder, "next", "18", ["w8-r0"], time=now())
     keep(folder, "w8-r0", "a", job_id="18", expected=[str(n) for n in range(10_000)])
     for made_by in (asked, silent):
-        made_by.say("squeue", "18|18|RUNNING|None|1|lockstep:next-18\n")
+        made_by.say("squeue", "18|18|RUNNING|None|1|me|lockstep:next-18\n")
     collect(here, asked)
     ended = [path for path in made(folder) if "w8" not in str(path)]
     first = {path: path.read_bytes() for path in ended}

@@ -383,7 +383,7 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     assert found["APPTAINERENV_LOCKSTEP_IMAGE_SHA256"] == "0123abcd"
     left = ended_as(results)
     assert left.pop("ended").endswith("Z")
-    assert left == {"job_id": "7", "exit_code": 0, "stopped": False, "lost": ""}
+    assert left == {"job_id": "7", "job": job.name, "exit_code": 0, "stopped": False, "lost": ""}
 
 
 def test_what_the_site_s_lines_export_reaches_the_image_or_is_recorded(stubs, tmp_path):
@@ -852,9 +852,10 @@ def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
     job, _ = golden_job("collect-gpu-container", made(tmp_path))
     lines = ['{"uuid": "a"}', '{"uuid": "a", "id": "17"}', '{"uuid": "b", "id": "18"}']
     (tmp_path / "jobs" / "submitted.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "jobs" / "slurm-9_2.out").write_text("")  # of an array that was sent by hand
     ended = execute(render(job, plain()), stubs, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert (tmp_path / "seen.sacct").read_text().endswith(" --jobs=17,18\n")
+    assert (tmp_path / "seen.sacct").read_text().endswith(" --jobs=9,17,18\n")
     assert "7.batch|7.batch|RUNNING\n" in (tmp_path / "jobs" / "sacct.txt").read_text()
     assert "accounting has no end" not in ended.stdout
     command = "/opt/lockstep/lockstep.py"

@@ -70,14 +70,14 @@ def jobs(here, asked):
 # As squeue says it for --format=%i|%A|%T|%r|%V|%k: the first five recorded of Slurm 22.05.8, the
 # others made up of reasons in the forms that REASONS has to read.
 QUEUE = """\
-24|24|PENDING|JobHeldUser|1795253711|lockstep:held-24
-25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|lockstep:arr-25
-25_3|31|RUNNING|None|1795253711|lockstep:arr-25
-25_0|28|COMPLETED|None|1795253711|lockstep:arr-25
-26|26|PENDING|DependencyNeverSatisfied|1795253711|lockstep:after-26
-30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[3-4]|1795253711|lockstep:big-30
-31|31|CONFIGURING|None|N/A|lockstep:new-31
-32|32|PENDING|(launch failed requeued held)|1795253711|(null)
+24|24|PENDING|JobHeldUser|1795253711|me|lockstep:held-24
+25_[4-9%2]|25|PENDING|JobArrayTaskLimit|1795253711|me|lockstep:arr-25
+25_3|31|RUNNING|None|1795253711|me|lockstep:arr-25
+25_0|28|COMPLETED|None|1795253711|me|lockstep:arr-25
+26|26|PENDING|DependencyNeverSatisfied|1795253711|me|lockstep:after-26
+30|30|PENDING|ReqNodeNotAvail, UnavailableNodes:node[3-4]|1795253711|me|lockstep:big-30
+31|31|CONFIGURING|None|N/A|me|lockstep:new-31
+32|32|PENDING|(launch failed requeued held)|1795253711|me|(null)
 """
 
 
@@ -99,8 +99,105 @@ def test_what_squeue_holds_is_not_asked_of_sacct(here, folder, asked):
     assert "for ever: the job it waits for failed" in found["after"]["meaning"]
     assert "scontrol release 24 (JobHeldUser)" in found["held"]["meaning"]
     assert "UnavailableNodes:node[3-4]" in found["big"]["meaning"]
-    assert found["big"]["queue_wait_s"] > 0
+    assert found["big"]["since_submission_s"] > 0
+    assert found["big"]["queue_wait_s"] is None  # a dependency may have held it back
     assert found["new"]["meaning"] == "its nodes are being made ready"
+
+
+def test_whoever_looks_another_user_s_jobs_stand_as_they_are(here, folder, asked):
+    send(folder, "arr", "25", [f"p{k}" for k in range(10)], kind="array")
+    asked.say("squeue", QUEUE.replace("|me|", "|alice|"))
+    asked.say("sacct", sacct(*(account(f"25_{k}", "COMPLETED") for k in (1, 2))))
+    assert "arr, job 25, of alice, array: 6 wait, 3 done, 1 run\n" in status(here, asked, "").stdout
+    assert "--me" not in asked.calls("squeue")[0]
+    asked.say("scancel", rc=1, error="Kill job error on job id 25: Access/permission denied")
+    ended = lockstep("cancel results/x", here, asked.folder)
+    assert "denied; ask alice, whose jobs these are, to cancel them" in ended.stderr
+
+
+def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    head = {"uuid": "lockstep:1", "job": "ladder", "id": "17", "user": "alice", "launches": ["w1"]}
+    record.append(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
+    record.close()
+    (row,) = jobs(here, asked)
+    assert asked.calls("squeue")[0].startswith("squeue --user=alice ")
+    assert row["state"] == "unknown"
+    assert row["meaning"] == "Slurm says nothing of it here; it is a job of alice"
+
+
+def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
+    (folder / "campaign.json").write_text(
+        json.dumps({"schema": 1, "launches": [{"name": "w1-r0"}]})
+    )
+    made = {"x": {"kind": "ladder", "launches": ["w1-r0"], "after": []}}
+    after = [{"job": "x", "how": "afterany"}]
+    made["x-collect"] = {"kind": "collect", "launches": [], "after": after}
+    (folder / "jobs" / "scripts.json").write_text(json.dumps({"schema": 1, "jobs": made}))
+    (folder / "jobs" / "x.sh").write_text("")
+    _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
+    first, second = todo.splitlines()
+    assert first == f"  sbatch {folder}/jobs/x.sh"
+    assert second.startswith("  sbatch --dependency=afterany:<id of x> --kill-on-invalid-dep=yes ")
+    asked.say("squeue", f"41|41|PENDING|Priority|1|me|(null)|{folder}/jobs/x.sh\n")
+    assert "x, job 41, sent by hand: PENDING" in status(here, asked, "").stdout
+
+
+def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):
+    uuid = send(folder, "ladder", None, ["w1-r0"])
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    record.append({"uuid": uuid, "refused": "sbatch said: Invalid qos; change qos"})
+    record.close()
+    text = status(here, asked, "").stdout
+    assert "ladder: not sent; sbatch said: Invalid qos; change qos\n" in text
+    assert text.endswith(
+        "  lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended\n"
+    )
+    send(folder, "ladder", "17", ["w1-r0"])
+    assert "not sent" not in status(here, asked, "").stdout
+
+
+def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
+    (folder / "jobs" / "slurm-41.out").write_text("")
+    (folder / "jobs" / "x.sh").write_text("")
+    keep(folder, "w1-r0", "a", "b", job_id="41")
+    leave(folder, "41", 0)
+    asked.say("sacct", sacct(account("41", "COMPLETED", JobName="x", Elapsed="00:01:00")))
+    (row,) = jobs(here, asked)
+    found = {name: row[name] for name in ("job", "id", "state", "by_hand", "num_complete")}
+    assert found == {"job": "x", "id": "41", "state": "COMPLETED", "by_hand": True,
+                     "num_complete": 1}  # fmt: skip
+    assert "accounting of 1 of 1 job" in lockstep("collect results/x", here, asked.folder).stdout
+    assert "  lockstep report results/x\n" in status(here, asked, "").stdout
+
+
+def test_a_job_whose_output_its_node_could_not_open_says_so(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("sacct", sacct(account("17", "FAILED", ExitCode="0:53", NodeList="node1")))
+    advice = jobs(here, asked)[0]["advice"]
+    assert advice.startswith(
+        f"exit code 0:53: node1 could not open {folder}/jobs/slurm-17.out, so "
+    )
+
+
+# As the testbed's preflight wrote it where its nodes had no GPU.
+PREFLIGHT = """\
+=========================== 44 deselected in 18.56s ============================
+! _pytest.outcomes.Exit: rank 0 on vm: local rank 0 needs GPU 0, but 0 are visible on this host !
+srun: error: node1: task 0: Exited with exit code 78
+srun: launch/slurm: _step_signal: Terminating StepId=10.1
+"""
+
+
+def test_a_preflight_that_failed_says_why(here, folder, asked):
+    send(folder, "x-preflight", "10", kind="preflight")
+    (folder / "jobs" / "slurm-10.out").write_text("lockstep: every rank: ended with 78\n")
+    (folder / "jobs" / "preflight-10.txt").write_text(PREFLIGHT)
+    asked.say("sacct", sacct(account("10", "FAILED", ExitCode="1:0")))
+    said = (
+        "jobs/preflight-10.txt says: rank 0 on vm: local rank 0 needs GPU 0, but 0 are visible on"
+    )
+    assert jobs(here, asked)[0]["advice"].startswith(said)
 
 
 def test_an_array_is_summarised_not_listed(here, folder, asked):
@@ -129,7 +226,7 @@ def test_a_thousand_elements_are_a_few_lines(here, folder, asked):
 def test_a_job_that_was_requeued_waits_although_it_left_a_record(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     leave(folder, "17", 143)
-    asked.say("squeue", "17|17|PENDING|BeginTime|1795253711|lockstep:ladder-17\n")
+    asked.say("squeue", "17|17|PENDING|BeginTime|1795253711|me|lockstep:ladder-17\n")
     assert jobs(here, asked)[0]["state"] == "PENDING"
 
 
@@ -146,7 +243,7 @@ def test_a_job_that_its_nodes_did_not_start_says_where_to_look(here, folder, ask
 def test_an_element_s_own_record_is_found_by_the_id_it_saw(here, folder, asked):
     send(folder, "arr", "25", ["p0", "p1"], kind="array", time=now())
     leave(folder, "31", 0)
-    queue = "25_0|31|RUNNING|None|1|c\n25_1|25|PENDING|Priority|1|c\n"
+    queue = "25_0|31|RUNNING|None|1|me|c\n25_1|25|PENDING|Priority|1|me|c\n"
     asked.say("squeue", queue)
     assert jobs(here, asked)[0]["elements"] == {"COMPLETING": 1, "PENDING": 1}
     asked.say("squeue", queue.replace("RUNNING", "CANCELLED"))
@@ -235,7 +332,7 @@ def test_what_the_job_itself_left_is_surer_than_that_nobody_knows_it(here, folde
 
 def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, asked):
     uuid = send(folder, "ladder", None, ["w1-r0"])
-    asked.say("squeue", f"41|41|RUNNING|None|1795253711|{uuid}\n")
+    asked.say("squeue", f"41|41|RUNNING|None|1795253711|me|{uuid}\n")
     (row,) = jobs(here, asked)
     assert (row["id"], row["state"]) == ("41", "RUNNING")
 
@@ -309,7 +406,7 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     assert ended.returncode == 1
     assert json.loads(ended.stdout)["abandoned"] == ["w4-r0"]
     send(folder, "ladder", "18", ["w4-r0"])
-    asked.say("squeue", "18|18|PENDING|Priority|1795253711|lockstep:ladder-18\n")
+    asked.say("squeue", "18|18|PENDING|Priority|1795253711|me|lockstep:ladder-18\n")
     assert status(here, asked).returncode == 0  # it is to come
     asked.say("squeue")
     assert status(here, asked).returncode == 1
@@ -326,7 +423,7 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     (folder / "launches/w1-r0/log.txt").touch()
     claim = {"schema": 1, "studies": ["weak"], "case_budget": budget_s}
     (folder / "campaign.json").write_text(json.dumps(claim))
-    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
 
     def seen(name, minutes_ago):
         then = time.time() - 60 * minutes_ago
@@ -349,7 +446,7 @@ def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     keep(folder, "p1", "a")
     then = time.time() - 3600
     os.utime(folder / "launches/p1/journal.jsonl", (then, then))
-    queue = "25_0|26|RUNNING|None|1|lockstep:arr-25\n25_1|25|RUNNING|None|1|lockstep:arr-25\n"
+    queue = "25_0|26|RUNNING|None|1|me|lockstep:arr-25\n25_1|25|RUNNING|None|1|me|lockstep:arr-25\n"
     asked.say("squeue", queue)
     (row,) = jobs(here, asked)
     assert row["elements"] == {"RUNNING": 1, "STALLED": 1}
@@ -361,13 +458,13 @@ def test_the_name_of_a_stalled_job_is_one_word_of_a_command(here, folder, asked)
     keep(folder, "w1-r0", "a")
     then = time.time() - 3600
     os.utime(folder / "launches/w1-r0/journal.jsonl", (then, then))
-    asked.say("squeue", "17|17|RUNNING|None|1|lockstep:x; reboot-17\n")
+    asked.say("squeue", "17|17|RUNNING|None|1|me|lockstep:x; reboot-17\n")
     assert "cancel results/x --job 'x; reboot', then" in jobs(here, asked)[0]["advice"]
 
 
 def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
-    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     text = status(here, asked, "").stdout
     assert f"  tail -f {folder}/jobs/slurm-17.out\n" in text
     assert "  squeue --start --jobs=17\n  scancel 17\n" in text
@@ -402,8 +499,8 @@ def test_what_is_no_results_folder_is_said_in_one_sentence(here, asked, command,
 def test_watching_ends_with_the_jobs_and_tells_each_change_once(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     keep(folder, "w1-r0", "a", "b")
-    waits = "17|17|PENDING|Priority|1795253711|lockstep:ladder-17\n"
-    runs = "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n"
+    waits = "17|17|PENDING|Priority|1795253711|me|lockstep:ladder-17\n"
+    runs = "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n"
     asked.say("squeue", waits, waits, runs, "")
     asked.say("sacct", sacct(account("17", "COMPLETED")))
     ended = lockstep("status --watch 1 results/x", here, asked.folder)
@@ -425,7 +522,7 @@ def test_watching_alone_needs_no_number(here, folder, asked):
 @pytest.mark.slow
 def test_watching_on_a_terminal_ends_with_130_when_interrupted(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
-    asked.say("squeue", "17|17|RUNNING|None|1795253711|lockstep:ladder-17\n")
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     ours, theirs = pty.openpty()
     command = [sys.executable, ROOT / "lockstep.py", "status", "results/x", "--watch", "1"]
     environ = os.environ | {"PATH": str(asked.folder), "TERM": "xterm"}
@@ -449,10 +546,10 @@ def test_cancel_ends_only_what_is_ours_and_has_not_ended(here, folder, asked):
     send(folder, "gone", "19")
     asked.say(
         "squeue",
-        f"17|17|RUNNING|None|1|{mine}\n"
-        "18|18|COMPLETED|None|1|lockstep:done-18\n"
-        "19|19|RUNNING|None|1|another campaign's, which got the id anew\n"
-        "20|20|RUNNING|None|1|(null)\n",
+        f"17|17|RUNNING|None|1|me|{mine}\n"
+        "18|18|COMPLETED|None|1|me|lockstep:done-18\n"
+        "19|19|RUNNING|None|1|me|another campaign's, which got the id anew\n"
+        "20|20|RUNNING|None|1|me|(null)\n",
     )
     planned = lockstep("cancel results/x --dry-run", here, asked.folder)
     assert planned.stdout == "scancel 17\n"
@@ -464,9 +561,18 @@ def test_cancel_ends_only_what_is_ours_and_has_not_ended(here, folder, asked):
 
 def test_cancel_of_one_element_leaves_the_others(here, folder, asked):
     mine = send(folder, "arr", "25", [f"p{k}" for k in range(5)], kind="array")
-    asked.say("squeue", f"25_[3-4]|25|PENDING|None|1|{mine}\n25_2|31|RUNNING|None|1|{mine}\n")
+    asked.say("squeue", f"25_[3-4]|25|PENDING|None|1|me|{mine}\n25_2|31|RUNNING|None|1|me|{mine}\n")
     assert lockstep("cancel results/x --point 3", here, asked.folder).returncode == 0
     assert asked.calls("scancel") == ["scancel 25_3"]
+    # squeue and sacct keep nothing of an element that had not begun.
+    asked.say("squeue", f"25_[4]|25|PENDING|None|1|me|{mine}\n25_2|31|RUNNING|None|1|me|{mine}\n")
+    (row,) = jobs(here, asked)
+    assert [(one["id"], one["state"]) for one in row["ended_badly"]] == [
+        ("25_0", "LOST"),
+        ("25_1", "LOST"),
+        ("25_3", "CANCELLED"),
+    ]
+    assert row["ended_badly"][2]["advice"].startswith("once the other jobs have ended, lockstep re")
     ended = lockstep("cancel results/x --point 1", here, asked.folder)
     assert ended.stdout == "No job is waiting or running; nothing to cancel.\n"
     refused = lockstep("cancel results/x --point 9", here, asked.folder)
@@ -628,7 +734,7 @@ LOST_ANSWERS = (
 def test_a_submission_whose_answer_was_lost_is_found_again(here, asked, monkeypatch, banner, lost):
     said = f"{banner}sbatch: error: Batch job submission failed: {lost}\n"
     asked.say("sbatch", rc=1, error=said)
-    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|mine\n", "")
+    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|me|mine\n", "")
     monkeypatch.setenv("PATH", str(asked.folder))
     assert slurm.sbatch(here / "x.sh", "mine", "--dependency=afterok:7") == "41"
     (call,) = asked.calls("sbatch")
@@ -678,7 +784,7 @@ def test_the_id_is_found_in_what_a_site_s_sbatch_prints(asked, monkeypatch, said
 def test_an_answer_without_an_id_is_a_lost_one(asked, monkeypatch, said):
     asked.say("sbatch", said)
     monkeypatch.setenv("PATH", str(asked.folder))
-    asked.say("squeue", "41|41|PENDING|Priority|1|mine\n")
+    asked.say("squeue", "41|41|PENDING|Priority|1|me|mine\n")
     assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
     asked.say("squeue")
     with pytest.raises(RuntimeError, match="sbatch gave no job id but '"):
@@ -687,7 +793,7 @@ def test_an_answer_without_an_id_is_a_lost_one(asked, monkeypatch, said):
 
 def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked, monkeypatch):
     """Slurm keeps a refused job for a while, FAILED for BadConstraints, with its comment."""
-    asked.say("squeue", "41|41|FAILED|BadConstraints|1|mine\n")
+    asked.say("squeue", "41|41|FAILED|BadConstraints|1|me|mine\n")
     monkeypatch.setenv("PATH", str(asked.folder))
     asked.say("sbatch", rc=1, error="sbatch: error: Requested node configuration is not available")
     with pytest.raises(ValueError, match=r"; change gpus_per_node, gpu_type, cpus_per_node or mem"):

@@ -179,23 +179,25 @@ def test_a_refusal_ends_the_submission_and_is_recorded(folder):
 )
 def test_jobs_that_may_still_write_are_waited_for(folder, command):
     assert submit(folder).returncode == 0
-    (folder / "queue").write_text("101|101|RUNNING|None|1700000000|x\n")
+    (folder / "queue").write_text("101|101|RUNNING|None|1700000000|me|x\n")
     ended = lockstep(command, folder)
     assert ended.returncode == 2
-    assert "job 101 may still write into" in ended.stderr
+    assert "job 101 of me may still write into" in ended.stderr
     assert "lockstep cancel" in ended.stderr
     assert len(told(folder)) == 1
 
 
 def test_a_script_of_the_folder_that_was_sent_by_hand_is_waited_for(folder):
     script = f"{folder}/results/ladder/jobs/ladder.sh"
-    others = f"7|7|RUNNING|None|1|(null)|{folder}/results/other/jobs/x.sh\n8|8|RUNNING|None|1|||\n"
+    others = (
+        f"7|7|RUNNING|None|1|me|(null)|{folder}/results/other/jobs/x.sh\n8|8|RUNNING|None|1|me|||\n"
+    )
     (folder / "queue").write_text(others)
     assert submit(folder).returncode == 0
-    (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|(null)|{script} x\n")
+    (folder / "queue").write_text(f"{others}9|9|PENDING|Priority|1|me|(null)|{script} x\n")
     ended = submit(folder)
     assert (ended.returncode, len(told(folder))) == (2, 1)
-    assert "job 9 may still write into" in ended.stderr
+    assert "job 9 of me may still write into" in ended.stderr
 
 
 def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(folder):

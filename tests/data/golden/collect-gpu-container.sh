@@ -45,8 +45,8 @@ record_end() { # record_end CODE: as far as it is known, for Slurm may cut what 
     local ended stopped=false
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
     [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
+        "$id" ladder-collect "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
 }
 
@@ -155,13 +155,15 @@ step() { # step LOG COMMAND...: one srun over the ranks of $shape
 
 
 # Accounting is asked here: inside the image there is none of Slurm's commands.
-sent=$(sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null |
-    paste -sd, -) || sent=
+sent=$({
+    sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null || :
+    printf '%s\n' "$jobs"/slurm-*.out | sed -n 's/.*slurm-\([0-9][0-9]*\).*/\1/p' # also sent by hand
+} | sort --numeric-sort --unique | paste -sd, -) || sent=
 unfinished=
 # Of a job that has just ended, Slurm's accounting hears a little later.
 for patience in 0 1 2 4 8 15; do
     sleep "$patience"
-    if [ -z "$sent" ] || ! SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
+    if [ -z "$sent" ] || ! SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
         say "sacct gives no answer; the jobs' accounting stays unknown"
         break
     fi
