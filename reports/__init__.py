@@ -1,7 +1,8 @@
 """From JSON files to pages: load -> scaling -> panels -> page -> figures -> render -> cli.
 
 `load` is made of `sources` (which files, and reading them), `field_types` (what they may hold),
-`rows` (from what they hold to the tidy table) and `conflicts` (what may not be pooled). `results`
+`rows` (from what they hold to the tidy table), `layout` (what parts launches of one size) and
+`conflicts` (what may not be pooled). `results`
 is what comes of it, and what all else reads.
 
 The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
@@ -23,6 +24,7 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 | study, series, case | the question, the series' label, the benchmark's name |
 | workload, scaling, precision, local_batch, global_batch | what was run |
 | world_size, num_nodes, num_launches, rounds | how large, and how often |
+| ranks_per_node, layout | most ranks on a node; what tells it from the series' main layout |
 | step_s, step_s_low, step_s_high | median over launches of a launch's median step, 95 % interval |
 | min_step_s, max_step_s, mean_step_s, stddev_step_s | over all rounds of all launches, per step |
 | time_s | time of a whole run, where a table gives times |

@@ -30,7 +30,8 @@ def collective_panel(series: list[Series]) -> Panel:
     for one in series:
         for point in one.points:
             size = _message_bytes(point)
-            groups.setdefault((one.row.workload, point.world_size), []).append((size, point))
+            name = ", ".join(filter(None, (one.row.workload, one.layout)))
+            groups.setdefault((name, point.world_size), []).append((size, point))
     ordered = {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
     made["tables"] = [_collective_table(*key, points) for key, points in ordered.items()]
     largest = max(world_size for _, world_size in ordered)

@@ -3,7 +3,7 @@
 from statistics import median
 
 from reports import formats
-from reports.formats import number, percent, percent_span, ratio, span
+from reports.formats import counted, number, percent, percent_span, ratio, ratio_span, span
 from reports.losses import loss_table
 from reports.parts import (
     GIGA,
@@ -27,6 +27,7 @@ from reports.parts import (
     table,
 )
 from reports.scaling import Point, Series
+from reports.statistics import ratio_interval
 
 
 def ladder_panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
@@ -79,11 +80,26 @@ def _scaling_table(series: Series, hours: str) -> Table:
         f"Extra {hours} (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
         "Memory (GB)", "Flags",
     )  # fmt: skip
-    note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}"
+    note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}{_beside(series)}"
     rows = [_scaling_row(point, strong) for point in series.points]
     if {row.num_nodes for point in series.points for row in point.rows} == {1}:
         rows = [[row[0], "", *row[2:]] for row in rows]
     return table(_caption(series), columns, rows, note=note)
+
+
+def _beside(series: Series) -> str:
+    """Compare another layout with the main one, at each size."""
+    if series.main is None:
+        return ""
+    main = {point.world_size: point for point in series.main.points}
+    return "".join(
+        f" On {counted(point.world_size, 'rank')}, {series.layout}: "
+        f"{ratio(point.rate / beside.rate)} times the throughput of the main layout"
+        + (f" ({ratio_span(between)})." if between else " (no interval).")
+        for point in series.points
+        for beside in [main[point.world_size]]
+        for between in [ratio_interval(point.rates, beside.rates)]
+    )
 
 
 def _scaling_row(point: Point, strong: bool) -> list[str]:

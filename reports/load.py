@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import record
-from reports import conflicts, field_types, rows, sources
-from reports.results import Launch, Results, Unread
+from reports import conflicts, field_types, layout, rows, sources
+from reports.results import Launch, Results, Row, Unread
 from reports.sources import JOURNAL, RESULT
 
 # What the summary of a training run holds, and no pytest-benchmark file.
@@ -130,10 +130,24 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     launch = Launch(_unique(name, path, results.launches), path, facts, len(entries))
     results.launches.append(launch)
     found = rows.of_launch(path, launch.name, entries)
-    for row in found:
-        row.started = str(facts.get("started") or "")
-        row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
+    _place(found, launch)
     results.rows += found
+
+
+def _place(found: Iterable[Row], launch: Launch) -> None:
+    """Give the rows of a launch what it says of when, where and on what they ran."""
+    provenance, started = launch.provenance, str(launch.facts.get("started") or "")
+    settings = layout.settings(provenance)
+    slurm = provenance.get("slurm")
+    job = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
+    for row in found:
+        row.started, row.settings = started, settings
+        row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
+        row.job = None if job is None else str(job)
+        if row.num_nodes:
+            row.ranks_per_node = layout.ranks_per_node(
+                row.world_size, row.num_nodes, row.rank_hosts
+            )
 
 
 def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _console_row(
     through = point.throughput_samples_per_s
     cells = [
         f"{origin}{study}{series.label}"[:60],
-        str(point.world_size),
+        ", ".join(filter(None, (str(point.world_size), series.layout))),
         ratio(point.speedup),
         f"{percent(point.parallel_efficiency)} %",
         formats.trimmed(point.device_hours),

@@ -32,6 +32,9 @@ class Row:
         rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
             (num_ranks, num_steps); empty where none was timed.
         rank_hosts: Host of each rank; empty where nobody says.
+        ranks_per_node: Most ranks on one node; None where nobody says.
+        settings: What else its launch gave its ranks, by name (`reports.layout`).
+        job: Slurm job of its launch; None outside one.
         started: When its launch began, as ISO 8601; empty where nobody says.
         origin: One of `ORIGINS`.
     """
@@ -67,6 +70,9 @@ class Row:
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
+    ranks_per_node: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    job: str | None = None
     started: str = ""
     origin: str = "measured"
 

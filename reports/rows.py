@@ -13,7 +13,9 @@ from reports.rounds import SHORTEST_ROUND_S, Rounds
 
 # What `details` holds of the steps that no rank waits in.
 ALONE = "rank_alone_s"
-_ROW_KEYS = frozenset(f.name for f in fields(Row))
+# What only a launch can say.
+_OF_LAUNCHES = {"ranks_per_node", "settings", "job"}
+_ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
 
 
 def of_launch(path: Path, launch: str, entries: list[Any]) -> list[Row]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from reports import diagnosis
+from reports import diagnosis, layout
 from reports.results import Row
 from reports.statistics import Interval, log_interval, median_rate, ratio_interval
 
@@ -77,12 +77,24 @@ class Point:
 
 @dataclass(slots=True)
 class Series:
-    """The points of one case over world sizes, and the size they are compared with."""
+    """The points of one case over world sizes, and the size they are compared with.
+
+    Where launches of a size had several layouts, the main series has the most densely packed of
+    each size, and each other layout is a series of its own whose ratios are to the main baseline.
+
+    Attributes:
+        label: What varies, and the layout where it is not the main one.
+        baseline: World size that ratios divide by, of the main series.
+        layout: What tells the layout from the main one; empty for the main series.
+        main: The main series of the case; None where this is it.
+    """
 
     case: str
     label: str
     baseline: int
     points: list[Point]
+    layout: str = ""
+    main: "Series | None" = None
 
     @property
     def row(self) -> Row:
@@ -92,7 +104,8 @@ class Series:
     @property
     def base(self) -> Point:
         """The point that every ratio of the series divides by."""
-        return next(p for p in self.points if p.world_size == self.baseline)
+        own = self.main or self
+        return next(p for p in own.points if p.world_size == self.baseline)
 
 
 def series_of(
@@ -108,28 +121,43 @@ def series_of(
     Raises:
         ValueError: No series was measured at the baseline asked for.
     """
-    grouped: dict[tuple[str, str], dict[int, list[Row]]] = {}
+    grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        sizes = grouped.setdefault((row.origin, row.case), {})
-        sizes.setdefault(row.world_size, []).append(row)
-    if baseline is not None and not any(baseline in sizes for sizes in grouped.values()):
-        known = sorted({size for sizes in grouped.values() for size in sizes})
-        raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
-    made = [_series(case, sizes, baseline) for (_, case), sizes in grouped.items()]
+        grouped.setdefault((row.origin, row.case), []).append(row)
+    if baseline is not None:
+        known = sorted({row.world_size for own in grouped.values() for row in own})
+        if baseline not in known:
+            raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
+    made = [one for own in grouped.values() for one in _series(own, baseline)]
     for point in (point for one in made for point in one.points):
         if cost_per_hour is not None and point.device_hours is not None:
             point.cost = point.device_hours * cost_per_hour
     return made
 
 
-def _series(case: str, sizes: dict[int, list[Row]], baseline: int | None) -> Series:
-    points = [_point(size, sizes[size]) for size in sorted(sizes)]
-    base_size = baseline if baseline in sizes else points[0].world_size
-    series = Series(case, label(points[0].rows[0]), base_size or 1, points)
-    base = series.base
-    for point in points:
-        _relate(point, base)
-    return series
+def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
+    """Return the main series of a case, and one for each other layout that it was measured on."""
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row.world_size, []).append(row)
+    main: list[Point] = []
+    others: dict[str, list[Point]] = {}
+    for size in sorted(sizes):
+        layouts = layout.parted(sizes[size])
+        densest = layout.densest(layouts, rows)
+        for one, own in layouts.items():
+            name = "" if one == densest else layout.suffix(one, densest)
+            (main if one == densest else others.setdefault(name, [])).append(_point(size, own))
+    base_size = baseline if baseline in sizes else main[0].world_size
+    case, named = rows[0].case, label(rows[0])
+    first = Series(case, named, base_size or 1, main)
+    made = [first, *(
+        Series(case, f"{named}, {name}", first.baseline, points, name, first)
+        for name, points in others.items()
+    )]  # fmt: skip
+    for point in (point for one in made for point in one.points):
+        _relate(point, first.base)
+    return made
 
 
 def _point(world_size: int, rows: list[Row]) -> Point:
@@ -244,6 +272,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         {"series": series.label, "case": series.case}
         | {name: getattr(row, name) for name in shared}
         | {"world_size": point.world_size, "num_nodes": row.num_nodes}
+        | {"ranks_per_node": row.ranks_per_node, "layout": series.layout}
         | {"num_launches": point.num_launches, "rounds": sum(r.rounds or 0 for r in point.rows)}
         | {"step_s": point.step_s, **_bounds("step_s", point.step_interval)}
         | pooled_step_s(point.rows)

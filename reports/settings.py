@@ -68,13 +68,14 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 
 def _groups(study: str, series: list[Series]) -> list[tuple[Key, Cases]]:
-    """Group points that may be compared: same workload and size, and same other factors."""
+    """Group points that may be compared: same workload, size, layout and other factors."""
     groups: dict[Key, Cases] = {}
     for one in series:
         others = ""
         if study in ("precision", "bucket"):
             varied = REFERENCES[study][0]
             others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != varied))
+        others += one.layout
         for point in one.points:
             groups.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
     return sorted(groups.items(), key=lambda item: item[0][:2])
@@ -113,7 +114,7 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     ]
     same = {k: v for k, v in cases[0][0].row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
-    caption = f"{cases[0][0].row.workload} on {counted(world_size, 'rank')}"
+    caption = place(cases[0][0], world_size)
     note = (
         f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
         "at the same world size."
@@ -121,6 +122,12 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     texts = len(names) + len(buckets)
     return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
                  note=note)  # fmt: skip
+
+
+def place(series: Series, world_size: int) -> str:
+    """Return workload and ranks of settings that are compared, and their layout if not the main."""
+    beside = f", {series.layout}" if series.layout else ""
+    return f"{series.row.workload} on {counted(world_size, 'rank')}{beside}"
 
 
 def setting(series: Series, names: Sequence[str]) -> str:
@@ -191,14 +198,14 @@ def _without_effect(cases: Cases) -> str:
 def _knees(groups: list[tuple[Key, Cases]]) -> list[str]:
     """Name the least number of workers that comes close to the best, per data set and size."""
     sentences = []
-    for (workload, world_size, _), cases in groups:
+    for (_, world_size, _), cases in groups:
         best = _best_per_workers(cases)
         if len(best) < 2:
             continue
         top = max(point.rate for point in best.values())
         knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
         sentences.append(
-            f"Knee of {workload} on {counted(world_size, 'rank')}: num_workers={knee} is the "
+            f"Knee of {place(cases[0][0], world_size)}: num_workers={knee} is the "
             f"smallest within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
         )
     return sentences
@@ -237,9 +244,7 @@ def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> F
         }
         for one, point in cases[:MAX_ITEMS]
     ]
-    title = (
-        f"{TITLES.get(study, study)}: {cases[0][0].row.workload} on {counted(world_size, 'rank')}"
-    )
+    title = f"{TITLES.get(study, study)}: {place(cases[0][0], world_size)}"
     if len(cases) > MAX_ITEMS:
         title += f" (first {MAX_ITEMS} of {len(cases)} settings)"
     described = "; ".join(f"{item['label']}: {number(item['value'])}" for item in items)
@@ -251,12 +256,12 @@ def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> F
 
 
 def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
-    for (workload, world_size, _), cases in groups:
+    for (_, world_size, _), cases in groups:
         best, point = max(cases, key=lambda case: case[1].rate)
         names = _varied(cases)
-        place = f"{workload} on {counted(world_size, 'rank')}"
+        where = place(best, world_size)
         made["lead"].append(
-            f"Best setting of {len(cases)} for {place}: {setting(best, names)}, {absolute(point)}."
+            f"Best setting of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}."
         )
         rows = [row for name in names for row in _effects(name, cases)]
         columns = ("Factor", "Level", "Settings", "Mean throughput", "Effect (%)")
@@ -264,7 +269,7 @@ def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
             "Geometric mean over the settings that have the level; the effect is relative to the "
             "factor's first level. Effects that depend on each other are not separated."
         )
-        made["tables"].insert(0, table(f"Main effects, {place}", columns, rows, 2, note=note))
+        made["tables"].insert(0, table(f"Main effects, {where}", columns, rows, 2, note=note))
 
 
 def _effects(name: str, cases: Cases) -> list[list[str]]:

@@ -175,8 +175,8 @@ def test_points_are_matched_by_case_and_world_size(tmp_path):
     ((pair, found),) = made.points
     assert (pair.world_size, found.verdict) == (2, "faster")
     assert found.ratio == pytest.approx(1.2, rel=1e-4)
-    assert [size for _, size in made.only_in_a] == [1]
-    assert [size for _, size in made.only_in_b] == [4]
+    assert [one.world_size for one in made.only_in_a] == [1]
+    assert [one.world_size for one in made.only_in_b] == [4]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
+import json
 import math
+import shutil
 
 import pytest
 from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.compare.comparison import compare
 from reports.load import load
+from reports.page import page
 from reports.results import Row
 from reports.scaling import pooled_step_s, series_of, table
 
@@ -206,3 +210,67 @@ def test_a_record_per_point_with_ratios_and_no_per_cent(tmp_path):
 def test_flags_of_all_launches_reach_the_point():
     rows = [row(1, 1.0, flags=["hot"]), row(1, 1.0, flags=["hot", "socket"])]
     assert points(rows)[0].flags == ["hot", "socket"]
+
+
+def on_two_nodes(folder, campaign):
+    """Add to a campaign its launches of two ranks once more, as if on a rank on each of two."""
+    for path in sorted(campaign.glob("launches/w2-*/result.json")):
+        document = json.loads(path.read_text())
+        facts = document["lockstep"]
+        facts |= {"launch": f"spread-{facts['launch']}", "num_nodes": 2}
+        for rank in facts["provenance"]["ranks"]:
+            rank["host"] = f"node{rank['rank']}"
+        for entry in document["benchmarks"]:
+            entry["extra_info"]["lockstep"]["num_nodes"] = 2
+        where = folder / "launches" / facts["launch"]
+        where.mkdir(parents=True)
+        (where / "result.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path):
+    spread = on_two_nodes(tmp_path, measured / "fp32")
+    found = load([measured / "fp32", spread])
+    alone = table(series_of(load([measured / "fp32"]).rows))
+    packed = {(one["case"], one["world_size"]): one for one in alone}
+    records = table(series_of(found.rows))
+    for one in records:
+        same = packed[one["case"], one["world_size"]]
+        assert one["num_launches"] == same["num_launches"]
+        assert one["speedup"] == pytest.approx(same["speedup"])
+        if one["num_nodes"] == 2:
+            assert (one["layout"], one["ranks_per_node"]) == ("1 rank per node", 1)
+            assert one["series"] == f"{same['series']}, 1 rank per node"
+            assert one["baseline_world_size"] == 1 or same["baseline_world_size"] == 2
+        else:
+            assert (one["layout"], one["series"]) == ("", same["series"])
+    assert len([one for one in records if one["num_nodes"] == 2]) > 0
+    shown = json.dumps(page(found, series_of(found.rows), 0.7))
+    assert "On 2 ranks, 1 rank per node: 1.00 times the throughput of the main layout" in shown
+    with pytest.raises(ValueError, match="on 2 nodes; pass --allow layout or"):
+        compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
+    made = compare(load([measured / "fp32"]), load([spread]), allowed=["layout"])
+    assert {(p.a[0].num_nodes, p.b[0].num_nodes) for p, _ in made.points} == {(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "common", "other", "label"),
+    [
+        ("environment", {"NCCL_ALGO": "Tree"}, {"NCCL_ALGO": "Ring"}, "NCCL_ALGO=Ring"),
+        ("environment", {"NCCL_ALGO": "Tree"}, {}, "NCCL_ALGO not set"),
+        ("threads_per_rank", 2, 1, "threads_per_rank=1"),
+        ("environment", {"NCCL_DEBUG_FILE": "a"}, {"NCCL_DEBUG_FILE": "b"}, None),
+    ],
+)
+def test_what_differs_between_launches_of_one_size_parts_its_points(
+    measured, tmp_path, name, common, other, label
+):
+    shutil.copytree(measured / "fp32", tmp_path / "c")
+    for path in (tmp_path / "c").glob("launches/*/result.json"):
+        document = json.loads(path.read_text())
+        given = other if path.parent.name == "w2-r2" else common
+        document["lockstep"]["provenance"][name] = given
+        path.write_text(json.dumps(document))
+    strong = [one for one in series_of(load([tmp_path / "c"]).rows) if one.row.study == "strong"]
+    counts = {one.layout: [p.num_launches for p in one.points] for one in strong}
+    assert counts == ({"": [3, 2], label: [1]} if label else {"": [3, 3]})

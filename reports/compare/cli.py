@@ -23,10 +23,11 @@ Examples:
 \b
 To rule out that the machine drifted, measure A and B in turn: A B B A. Where launches vary by
 2 %, five a side find a point that is slower by 5 % nine times of ten.
+--allow layout compares ranks on one node with as many on several.
 Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
 """
 # Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
-ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "device")
+ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device")
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _BESIDE = ["beside, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
 _BESIDE_RULE = "Each interval beside holds alone: none is corrected for the number of points."
@@ -199,7 +200,7 @@ def _notes(made: "Comparison") -> list[str]:
     said += [f"flag: {flag}: {listed(where, 3)}" for flag, where in flagged.items()]
     for side, only in (("A", made.only_in_a), ("B", made.only_in_b)):
         if only:
-            cases = listed((f"{case} at {size}" for case, size in only), 3)
+            cases = listed(map(str, only), 3)
             said.append(f"only in {side}: {counted(len(only), 'point')}: {cases}")
     if made.ambiguous:
         said.append(f"not compared: {ambiguity(made.ambiguous)}")

@@ -25,7 +25,7 @@ from typing import Any
 from bench import record
 from reports import formats, quantities
 from reports.compare import circumstances, pairing
-from reports.compare.pairing import MUST_AGREE, Ambiguous, Pair
+from reports.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
 from reports.results import Launch, Results, Row
 from reports.statistics import (
     CONFIDENCE,
@@ -71,8 +71,8 @@ class Comparison:
         environment: Fact -> values of A and of B, where they differ.
         same_facts: Facts that are known and equal.
         warnings: What a reader must know before the points.
-        only_in_a: (case, world_size) that B lacks.
-        only_in_b: (case, world_size) that A lacks.
+        only_in_a: Points that B lacks.
+        only_in_b: Points that A lacks.
         ambiguous: Points that could be paired in more than one way, and were not.
         allowing: What `--allow` would pair beyond these points: its key -> number of points.
     """
@@ -83,8 +83,8 @@ class Comparison:
     environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
     same_facts: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    only_in_a: list[tuple[str, int]] = field(default_factory=list)
-    only_in_b: list[tuple[str, int]] = field(default_factory=list)
+    only_in_a: list[Key] = field(default_factory=list)
+    only_in_b: list[Key] = field(default_factory=list)
     ambiguous: list[Ambiguous] = field(default_factory=list)
     allowing: dict[str, int] = field(default_factory=dict)
 
@@ -109,11 +109,13 @@ def compare(
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
     """
     b = _renamed(a, b)
-    sides = pairing.points(a.rows), pairing.points(b.rows)
+    sides = pairing.points(a.rows, b.rows)
     keys, ambiguous = pairing.matched(*sides, allowed)
     if not keys:
         raise ValueError(pairing.nothing_common(*sides, allowed))
-    pairs = [Pair(*mine, sides[0][mine], sides[1][theirs]) for mine, theirs in keys]
+    pairs = [
+        Pair(mine.case, mine.world_size, sides[0][mine], sides[1][theirs]) for mine, theirs in keys
+    ]
     for pair in pairs:
         _refuse_difference(pair, _facts_of(pair, a, b), allowed)
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
@@ -274,7 +276,6 @@ def _shown(values: Collection[Any]) -> str:
 
 def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
     """Return a comparison as `--json` prints it."""
-    keys = ("case", "world_size")
     return {
         "schema": record.SCHEMA_VERSION,
         "a": names[0],
@@ -287,16 +288,22 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         ],
         "warnings": made.warnings,
         "points": [_record(pair, judged) for pair, judged in made.points],
-        "only_in_a": [dict(zip(keys, point, strict=True)) for point in made.only_in_a],
-        "only_in_b": [dict(zip(keys, point, strict=True)) for point in made.only_in_b],
+        "only_in_a": [_only(point) for point in made.only_in_a],
+        "only_in_b": [_only(point) for point in made.only_in_b],
         "ambiguous": [asdict(one) for one in made.ambiguous],
     }
+
+
+def _only(point: Key) -> dict[str, Any]:
+    found = {"case": point.case, "world_size": point.world_size}
+    return found | {"num_nodes": point.layout.num_nodes, "layout": point.layout.text}
 
 
 def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
     low, high = judged.interval or (None, None)
     return {
         "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
+        "num_nodes": pair.a[0].num_nodes, "b_num_nodes": pair.b[0].num_nodes,
         "ratio": judged.ratio, "low": low, "high": high, "verdict": judged.verdict,
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),

@@ -9,9 +9,10 @@ is open, and they are ambiguous.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from reports import formats
+from reports import formats, layout
+from reports.layout import Layout
 from reports.results import Row
 from reports.scaling import label
 
@@ -23,11 +24,22 @@ MUST_AGREE = {
     "batch": ("local_batch", "global_batch", "samples_per_step"),
     "unit": ("sample_unit", "metric"),
     "origin": ("origin",),
+    "layout": ("num_nodes", "ranks_per_node"),
     "device": ("device_names",),
 }
 
-# Case and world size.
-Key = tuple[str, int]
+
+class Key(NamedTuple):
+    """What one side calls a point."""
+
+    case: str
+    world_size: int
+    layout: Layout = Layout()
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.case} at {self.world_size}", self.layout.text)))
+
+
 Points = Mapping[Key, list[Row]]
 
 
@@ -61,6 +73,8 @@ class Pair:
             f"{name}={other}" for name, other in self.b[0].factors.items()
             if name in row.factors and str(row.factors[name]) != str(other)
         ]  # fmt: skip
+        if (there := self.b[0].num_nodes) != row.num_nodes and there:
+            differing.append(formats.counted(there, "node"))
         against = f" (B: {', '.join(differing)})" if differing else ""
         return f"{kind} {label(row)}{against}"
 
@@ -78,8 +92,8 @@ class Ambiguous:
 
     Attributes:
         world_size: Number of ranks.
-        a: Cases of A.
-        b: Cases of B.
+        a: Points of A.
+        b: Points of B.
     """
 
     world_size: int
@@ -87,9 +101,27 @@ class Ambiguous:
     b: list[str]
 
 
-def points(rows: Iterable[Row]) -> dict[Key, list[Row]]:
-    """Return the rows of each point, by case and world size."""
-    found: dict[Key, list[Row]] = {}
+def points(a: Iterable[Row], b: Iterable[Row]) -> tuple[dict[Key, list[Row]], dict[Key, list[Row]]]:
+    """Return the rows of each point of A and of B, by case, world size and layout.
+
+    What differs between launches of a point on one side parts the points of both; what is the same
+    on each side is what one compares for.
+    """
+    sides = _sizes(a), _sizes(b)
+    names = {
+        key: dict.fromkeys(n for side in sides for n in layout.differing(side.get(key, [])))
+        for key in (*sides[0], *sides[1])
+    }
+    made: tuple[dict[Key, list[Row]], dict[Key, list[Row]]] = ({}, {})
+    for found, side in zip(made, sides, strict=True):
+        for key, rows in side.items():
+            for row in rows:
+                found.setdefault(Key(*key, layout.layout(row, names[key])), []).append(row)
+    return made
+
+
+def _sizes(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         found.setdefault((row.case, row.world_size), []).append(row)
     return found
@@ -115,23 +147,23 @@ def matched(
         if len(mine) == len(theirs) == 1:
             pairs[mine[0]] = theirs[0]
         elif all(rest):
-            cases = ([case for case, _ in side] for side in rest)
-            ambiguous.append(Ambiguous(identity[1], *cases))
+            ambiguous.append(Ambiguous(identity[1], *([str(key) for key in side] for side in rest)))
     return [(key, pairs[key]) for key in a if key in pairs], ambiguous
 
 
 def _groups(
     a: Points, b: Points, allowed: Collection[str]
-) -> dict[tuple[str, int, frozenset[tuple[str, str]]], tuple[list[Key], list[Key]]]:
+) -> dict[tuple[Any, ...], tuple[list[Key], list[Key]]]:
     """Return identity without what may differ -> the keys of A and of B that have it."""
     left_out = {field for name in allowed for field in MUST_AGREE[name]}
-    groups: dict[Any, tuple[list[Key], list[Key]]] = {}
+    groups: dict[tuple[Any, ...], tuple[list[Key], list[Key]]] = {}
     for index, side in enumerate((a, b)):
         for key, rows in side.items():
             factors = rows[0].factors
-            test = key[0].partition("[")[0] if factors else key[0]
-            kept = {(name, str(v)) for name, v in factors.items() if name not in left_out}
-            groups.setdefault((test, key[1], frozenset(kept)), ([], []))[index].append(key)
+            test = key.case.partition("[")[0] if factors else key.case
+            kept = frozenset((name, str(v)) for name, v in factors.items() if name not in left_out)
+            placed = None if "layout" in allowed else key.layout
+            groups.setdefault((test, key.world_size, kept, placed), ([], []))[index].append(key)
     return groups
 
 
@@ -147,10 +179,7 @@ def nothing_common(a: Points, b: Points, allowed: Collection[str]) -> str:
     ambiguous = matched(a, b, allowed)[1]
     if ambiguous:
         return f"A and B have no pair: {ambiguity(ambiguous)}"
-    held = [
-        formats.listed((f"{case} at {size}" for case, size in side), 3) or "nothing"
-        for side in (a, b)
-    ]
+    held = [formats.listed(map(str, side), 3) or "nothing" for side in (a, b)]
     hints = [f"pass --allow {name}" for name in allowing(a, b, allowed)]
     todo = " or ".join([*hints, "measure the same cases at the same world sizes"])
     return f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
@@ -161,6 +190,6 @@ def ambiguity(found: Collection[Ambiguous]) -> str:
     first = next(iter(found))
     return (
         f"{formats.counted(len(found), 'point')} could be paired in several ways, such as "
-        f"{formats.listed(first.a, 3)} in A with {formats.listed(first.b, 3)} in B at "
-        f"{first.world_size}; give sides that hold one of each"
+        f"{formats.listed(first.a, 3)} in A with {formats.listed(first.b, 3)} in B; "
+        f"give sides that hold one of each"
     )
