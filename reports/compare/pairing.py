@@ -105,7 +105,7 @@ def points(a: Iterable[Row], b: Iterable[Row]) -> tuple[dict[Key, list[Row]], di
     """Return the rows of each point of A and of B, by case, world size and layout.
 
     What differs between launches of a point on one side parts the points of both; what is the same
-    on each side is what one compares for.
+    on each side is what one compares for. A layout that a side does not know parts nothing.
     """
     sides = _sizes(a), _sizes(b)
     names = {
@@ -115,8 +115,11 @@ def points(a: Iterable[Row], b: Iterable[Row]) -> tuple[dict[Key, list[Row]], di
     made: tuple[dict[Key, list[Row]], dict[Key, list[Row]]] = ({}, {})
     for found, side in zip(made, sides, strict=True):
         for key, rows in side.items():
+            both = [*sides[0].get(key, ()), *sides[1].get(key, ())]
+            known = all(row.num_nodes for row in both)
             for row in rows:
-                found.setdefault(Key(*key, layout.layout(row, names[key])), []).append(row)
+                placed = layout.layout(row, names[key]) if known else Layout()
+                found.setdefault(Key(*key, placed), []).append(row)
     return made
 
 
