@@ -24,6 +24,7 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 | study, series, case | the question, the series' label, the benchmark's name |
 | workload, scaling, precision, local_batch, global_batch | what was run |
 | world_size, num_nodes, num_launches, rounds | how large, and how often |
+| num_jobs, interval_over | Slurm jobs of the launches; launches, jobs, or launches of one job |
 | ranks_per_node, layout | most ranks on a node; what tells it from the series' main layout |
 | step_s, step_s_low, step_s_high | median over launches of a launch's median step, 95 % interval |
 | min_step_s, max_step_s, mean_step_s, stddev_step_s | over all rounds of all launches, per step |

@@ -98,7 +98,7 @@ def _beside(series: Series) -> str:
         + (f" ({ratio_span(between)})." if between else " (no interval).")
         for point in series.points
         for beside in [main[point.world_size]]
-        for between in [ratio_interval(point.rates, beside.rates)]
+        for between in [ratio_interval(point.units, beside.units)]
     )
 
 

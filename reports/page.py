@@ -288,11 +288,9 @@ def _console_row(
     series: Series, point: Point, costs: bool, times: bool, weak_view: bool
 ) -> list[str]:
     row = series.row
-    origin = "" if row.origin == "measured" else f"[{row.origin}] "
-    study = f"{row.study} " if row.origin == "measured" else ""
     through = point.throughput_samples_per_s
     cells = [
-        f"{origin}{study}{series.label}"[:60],
+        series.name[:60],
         ", ".join(filter(None, (str(point.world_size), series.layout))),
         ratio(point.speedup),
         f"{percent(point.parallel_efficiency)} %",

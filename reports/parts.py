@@ -84,7 +84,22 @@ def baseline_text(series: Series) -> str:
 
 
 def repeat_text(series: Series) -> str:
-    """Say why intervals are missing."""
+    """Say why intervals are missing, and where they are of one job alone."""
+    return f"{_missing_text(series)}{_job_text(series)}"
+
+
+def _job_text(series: Series) -> str:
+    """Name the sizes whose repeats ran in one job each."""
+    sizes = [point.world_size for point in series.points if point.in_one_job]
+    if not sizes:
+        return ""
+    return (
+        f" Intervals at {formats.listed(sizes)} are over launches of one job: another job may get "
+        "other nodes and differ by more; repeat in several jobs."
+    )
+
+
+def _missing_text(series: Series) -> str:
     if all(point.num_launches == 1 for point in series.points):
         return " No repeat: no interval."
     if series.base.num_launches == 1:

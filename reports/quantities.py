@@ -7,23 +7,23 @@ an imported table, bear its name, that value counts; else it is worked out where
     communication_share   exposed communication over the launch's mean step, the middle of its
                           bounds (reports.attribution); noise may take a launch below 0
 
-A point's value is the mean over launches, its interval Student's t, its ends kept within 0 to 1.
+A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
+interval is Student's t of the mean over launches, or over jobs where there are several
+(`reports.replicates`), its ends kept within 0 to 1.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
-from reports import attribution
+from reports import attribution, replicates
 from reports.results import Row
 from reports.statistics import Interval, log_interval
 
 # name -> what it is, for texts
 NAMES = {
     "mfu": "fraction of the datasheet's peak FLOP/s",
-    "gpu_utilisation": "share of time in which the GPU was busy",
     "communication_share": "exposed communication as a share of the step",
-    "loader_idle": "share of time in which training waited for data",
     "validation_accuracy": "share of the validation set that is predicted right",
 }
 
@@ -34,11 +34,17 @@ def values(rows: Sequence[Row], name: str) -> list[float]:
     return [one for one in found if one is not None] if None not in found else []
 
 
-def interval(found: Sequence[float]) -> Interval | None:
+def centre(found: Sequence[float], name: str) -> float:
+    """Return a point's value of a quantity, as the report has it."""
+    return median(found) if name == "mfu" else fmean(found)
+
+
+def interval(rows: Sequence[Row], name: str) -> Interval | None:
     """Return the Student t interval of a quantity's mean, within 0 to 1.
 
     None for fewer than two launches, and for launches equal to the last digit.
     """
+    found = replicates.independent(rows, values(rows, name), fmean)
     # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
     ends = log_interval([math.exp(value) for value in found])
     return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None

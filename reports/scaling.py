@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from reports import diagnosis, layout
+from reports import diagnosis, layout, replicates
 from reports.results import Row
 from reports.statistics import Interval, log_interval, median_rate, ratio_interval
 
@@ -69,6 +69,21 @@ class Point:
         return len(self.rows)
 
     @property
+    def num_jobs(self) -> int | None:
+        """Slurm jobs that these launches ran in; None where one of them names none."""
+        return replicates.num_jobs(self.rows)
+
+    @property
+    def in_one_job(self) -> bool:
+        """Whether the repeats share one job, so that intervals leave out what another would do."""
+        return replicates.in_one_job(self.rows)
+
+    @property
+    def units(self) -> list[float]:
+        """The rates that intervals are over: of each launch, or of each of several jobs."""
+        return replicates.independent(self.rows, self.rates)
+
+    @property
     def mean_over_median(self) -> float | None:
         """Mean step over all rounds, over the median step; far from 1 where few rounds are long."""
         mean = pooled_step_s(self.rows)["mean_step_s"]
@@ -100,6 +115,12 @@ class Series:
     def row(self) -> Row:
         """A row that stands for what all rows share: study, workload, scaling, precision."""
         return self.points[0].rows[0]
+
+    @property
+    def name(self) -> str:
+        """The study, or the origin of what was not measured, and the label."""
+        kind = self.row.study if self.row.origin == "measured" else f"[{self.row.origin}]"
+        return f"{kind} {self.label}"
 
     @property
     def base(self) -> Point:
@@ -166,9 +187,10 @@ def _point(world_size: int, rows: list[Row]) -> Point:
     times = [row.time_s for row in rows if row.time_s is not None]
     through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
     point = Point(world_size, median_rate(rates), rates, rows)
-    point.rate_interval = _telling(log_interval(rates))
+    point.rate_interval = _telling(log_interval(point.units))
     if steps:
-        point.step_s, point.step_interval = median(steps), _telling(log_interval(steps))
+        point.step_s = median(steps)
+        point.step_interval = _telling(log_interval(replicates.independent(rows, steps)))
     if times:
         point.time_s = median(times)
     if through:
@@ -189,7 +211,7 @@ def _relate(point: Point, base: Point) -> None:
     factor = point.world_size / base.world_size
     point.speedup = point.rate / base.rate
     point.parallel_efficiency = point.speedup / factor
-    point.speedup_interval = _telling(ratio_interval(point.rates, base.rates))
+    point.speedup_interval = _telling(ratio_interval(point.units, base.units))
     if point.speedup_interval:
         low, high = point.speedup_interval
         point.efficiency_interval = (low / factor, high / factor)
@@ -273,7 +295,9 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {name: getattr(row, name) for name in shared}
         | {"world_size": point.world_size, "num_nodes": row.num_nodes}
         | {"ranks_per_node": row.ranks_per_node, "layout": series.layout}
-        | {"num_launches": point.num_launches, "rounds": sum(r.rounds or 0 for r in point.rows)}
+        | {"num_launches": point.num_launches, "num_jobs": point.num_jobs}
+        | {"interval_over": _interval_over(point)}
+        | {"rounds": sum(r.rounds or 0 for r in point.rows)}
         | {"step_s": point.step_s, **_bounds("step_s", point.step_interval)}
         | pooled_step_s(point.rows)
         | {"time_s": point.time_s, "sample_unit": row.sample_unit}
@@ -294,6 +318,15 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"num_far_out": sum(r.num_far_out or 0 for r in point.rows)}
         | {"details": _details(point.rows)}
     )  # fmt: skip
+
+
+def _interval_over(point: Point) -> str | None:
+    """Return what a point's intervals are over; None without repeats."""
+    if len(point.units) < 2:
+        return None
+    if point.in_one_job:
+        return "launches of one job"
+    return "launches" if len(point.units) == point.num_launches else "jobs"
 
 
 def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:

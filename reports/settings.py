@@ -137,7 +137,7 @@ def setting(series: Series, names: Sequence[str]) -> str:
 
 def _category_cells(point: Point, base: Point) -> list[str]:
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
-    between = None if point is base else ratio_interval(point.rates, base.rates)
+    between = None if point is base else ratio_interval(point.units, base.units)
     return [
         str(point.num_launches), number(step_ms(point) or None),
         span(step_interval_ms(point)), number(point.throughput_samples_per_s),

@@ -93,7 +93,7 @@ def test_launches_equal_to_the_last_digit_are_said_and_never_slower(sides):
 def test_what_stands_beside_the_speed_says_that_it_is_not_corrected(tmp_path):
     for side, share in (("a", 0.8), ("b", 0.7)):
         for repeat in range(2):
-            case = record(details={"gpu_utilisation": share + 0.01 * repeat})
+            case = record(details={"validation_accuracy": share + 0.01 * repeat})
             write(tmp_path / side, document(f"w1-r{repeat}", 1, {"case": case}))
     out = run(tmp_path / "a", tmp_path / "b").stdout
     assert "none is corrected for the number of points" in out

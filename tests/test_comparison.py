@@ -394,10 +394,10 @@ def test_shares_beside_the_speed_are_compared_too(tmp_path):
 def test_shares_equal_to_the_last_digit_have_no_interval(tmp_path):
     for side_name, share in (("a", 0.2), ("b", 0.1)):
         for repeat in range(2):
-            case = record(world_size=2, details={"gpu_utilisation": share})
+            case = record(world_size=2, details={"validation_accuracy": share})
             write(tmp_path / side_name, document(f"w2-r{repeat}", 2, {"case": case}))
     ((pair, _),) = compare(results(tmp_path / "a"), results(tmp_path / "b")).points
-    assert comparison.beside(pair)["gpu_utilisation"] == pytest.approx(
+    assert comparison.beside(pair)["validation_accuracy"] == pytest.approx(
         {"a": 0.2, "b": 0.1, "difference": -0.1, "low": None, "high": None}
     )
 

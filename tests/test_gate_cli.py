@@ -48,10 +48,10 @@ def test_clean_runs_want_no_problem(tree, file):
 
 
 def test_what_is_not_shown_fails_the_gate_and_is_named(tree, file):
-    done = run(tree, "--targets", file(LADDER + "gpu_utilisation = 0.8\n"))
+    done = run(tree, "--targets", file(LADDER + "validation_accuracy = 0.8\n"))
     assert done.return_value == 1
-    assert done.stdout.rstrip().endswith("not-shown: gpu_utilisation")
-    assert "no result holds the share of time" in " ".join(done.stdout.split())
+    assert done.stdout.rstrip().endswith("not-shown: validation_accuracy")
+    assert "no result holds the share of the validation set" in " ".join(done.stdout.split())
 
 
 def test_the_json_holds_every_verdict_with_its_interval_and_target(tree, file):

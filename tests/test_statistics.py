@@ -115,6 +115,12 @@ def test_intervals_of_efficiency_hold_what_they_say(launches):
     assert 0.93 <= sum(found) / len(found) <= 0.98  # 900 intervals: a standard error of 0.7 %
 
 
+def test_intervals_over_jobs_hold_where_launches_of_a_job_share_its_nodes():
+    assert figures_statistics.job_hits(3, 3, ladders=300, over_jobs=False) < 0.9
+    assert figures_statistics.job_hits(3, 3, ladders=300) > 0.93
+    assert figures_statistics.job_hits(1, 5, ladders=300) < 0.75  # and marked as of one job
+
+
 def test_the_interval_of_a_skewed_rate_is_of_its_geometric_mean():
     mean, middle = figures_statistics.rate_hits("skew", 40, ladders=100)
     # 400 intervals: a standard error of 1.1 %; the median is 0.4 % above the mean.

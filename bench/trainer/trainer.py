@@ -373,12 +373,18 @@ class Trainer:
         distributed.barrier()
         return summary
 
+    def _device_name(self) -> str:
+        """Return the name of this rank's device: of its GPU, or of the processor."""
+        facts = provenance.rank_facts(self.world.rank, self.world.local_rank, self.world.device)
+        return str(facts["device_name"])
+
     def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
         config = self.config
         lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
         return {
             "schema": SUMMARY_SCHEMA,
             "config": asdict(config),
+            "device": self._device_name(),
             "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
             "epoch_plan": asdict(self.plan),
             "lr_rule": lr_rule | {"scaled_lr": self.lr},

@@ -5,6 +5,7 @@ from datetime import datetime
 from itertools import product
 from typing import Any
 
+from reports import replicates
 from reports.formats import counted
 from reports.results import Launch, Row
 
@@ -85,6 +86,18 @@ def copies(a: Sequence[Launch], b: Sequence[Launch]) -> list[str]:
         f"{counted(both, 'launch')} of A {'is' if both == 1 else 'are'} in B too: what both sides "
         "share says nothing about a difference; measure B anew"
     ]
+
+
+def in_one_job(points: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> list[str]:
+    """Say where the launches of a side's point ran in one Slurm job, on its nodes alone."""
+    said = []
+    for name, side in zip("AB", zip(*points, strict=True), strict=True):
+        if alone := sum(map(replicates.in_one_job, side)):
+            said.append(
+                f"the launches of {counted(alone, 'point')} of {name} ran in one job each: a "
+                "difference may be that of the nodes; repeat in several jobs"
+            )
+    return said
 
 
 def apart_in_time(a: Sequence[Launch], b: Sequence[Launch]) -> list[str]:

@@ -1,7 +1,8 @@
 """Two sets of results, point by point: faster, slower, the same, or not enough evidence.
 
-A point is a case at one world size; its ratio is the geometric mean of B's rates over that of A's,
-one rate per launch, so a ratio above 1 means that B is faster. One rule, that a reader can check:
+A point is a case at one world size on one layout; its ratio is the median of B's rates over that of
+A's, one rate per launch, so a ratio above 1 means that B is faster. The interval is of geometric
+means, over launches or, where a side has several, over Slurm jobs. One rule, for all to check:
 
     error   = family_error(p-values of all points whose spread of launches is known)
     interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
@@ -23,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from bench import record
-from reports import formats, quantities
+from reports import formats, quantities, replicates
 from reports.compare import circumstances, pairing
 from reports.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
 from reports.results import Launch, Results, Row
@@ -49,7 +50,7 @@ class Judged:
     """What the rule says of one point.
 
     Attributes:
-        ratio: Geometric mean of B's rates over that of A's.
+        ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
         interval: Of the ratio, at the family's level; None where no spread is known.
         verdict: `faster`, `slower`, `same` or `not-enough-evidence`.
         spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
@@ -120,11 +121,17 @@ def compare(
         _refuse_difference(pair, _facts_of(pair, a, b), allowed)
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
     _refuse_devices(launches, allowed)
-    judged, error = judge([pair.rates for pair in pairs], margin)
-    made = Comparison(margin, list(zip(pairs, judged, strict=True)), error)
+    judged, error = judge([pair.units for pair in pairs], margin)
+    found = [
+        (pair, replace(one, ratio=pair.ratio)) for pair, one in zip(pairs, judged, strict=True)
+    ]
+    made = Comparison(margin, found, error)
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
     made.environment, made.same_facts = circumstances.environment(launches, rows)
-    made.warnings = [*circumstances.copies(*launches), *circumstances.apart_in_time(*launches)]
+    made.warnings = [
+        *circumstances.copies(*launches), *circumstances.apart_in_time(*launches),
+        *circumstances.in_one_job([(pair.a, pair.b) for pair in pairs]),
+    ]  # fmt: skip
     made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
     made.only_in_a, made.only_in_b = (
         [key for key in side if key not in paired]
@@ -316,14 +323,19 @@ def beside(pair: Pair) -> dict[str, dict[str, float | None]]:
     """Return what a point has beside its speed, where both sides know it.
 
     Returns:
-        Quantity -> a, b: the means over launches; difference: b - a; low, high: its Welch
+        Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
         interval at 95 %, None where no spread is known; not corrected for the number of points.
     """
     found = {}
     for name in quantities.NAMES:
         a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
         if a and b:
-            found[name] = {"a": fmean(a), "b": fmean(b), **_difference(a, b)}
+            sides = [
+                replicates.independent(rows, one, fmean)
+                for rows, one in zip((pair.a, pair.b), (a, b), strict=True)
+            ]
+            here, there = (quantities.centre(one, name) for one in (a, b))
+            found[name] = {"a": here, "b": there, **_difference(*sides), "difference": there - here}
     return found
 
 

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from reports import formats, layout
+from reports import formats, layout, replicates
 from reports.layout import Layout
 from reports.results import Row
 from reports.scaling import label
+from reports.statistics import median_rate
 
 # What makes points incomparable, by the name under which `--allow` lets it differ.
 MUST_AGREE = {
@@ -63,6 +64,18 @@ class Pair:
     def rates(self) -> tuple[list[float], list[float]]:
         """Work per second of each launch of A and of B."""
         return [row.rate for row in self.a], [row.rate for row in self.b]
+
+    @property
+    def units(self) -> tuple[list[float], list[float]]:
+        """The rates of A and of B that intervals are over: of launches, or of several jobs."""
+        a, b = self.rates
+        return replicates.independent(self.a, a), replicates.independent(self.b, b)
+
+    @property
+    def ratio(self) -> float:
+        """Median rate of B over that of A, as the points of a report are medians."""
+        a, b = map(median_rate, self.rates)
+        return b / a
 
     @property
     def label(self) -> str:

@@ -48,7 +48,8 @@ def gate(
 
     DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
     where the whole 95 % interval reaches it, missed where none of it does, and not shown between,
-    nor by a single launch. Value and interval are of the geometric mean over launches.
+    nor by a single launch. The value is of medians over launches, as in a report, the interval of
+    their geometric mean.
     """
     from reports.compare.cli import say_unread
     from reports.gate import gates
@@ -80,13 +81,19 @@ def _compared(
 
 def _print(found: "list[Verdict]") -> None:
     from reports import lines
+    from reports.formats import counted
     from reports.gate import gates
 
     for line in lines.table([_HEADER, *map(_row, found)]):
         click.echo(line)
     flags = dict.fromkeys(flag for one in found for flag in one.flags)
     click.echo()
-    for text in [*(f"flag: {flag}" for flag in flags), gates.summary(found)]:
+    alone = sum(one.in_one_job for one in found)
+    job = (
+        f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
+        "and differ by more; repeat in several jobs"
+    )
+    for text in [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), gates.summary(found)]:
         click.echo("\n".join(lines.sentence(text)))
 
 

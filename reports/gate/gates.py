@@ -6,7 +6,7 @@ With an interval (95 %, over launches, with the baseline's uncertainty in it: re
     missed      no part of it does
     not-shown   it straddles the target, or no result holds the quantity
 
-Value and interval are of the geometric mean over launches, while a report's points are medians.
+The value is the report's, of medians over launches; the interval is of the geometric mean.
 Results without repeats have no interval, nor have launches equal to the last digit. A cited table
 is then judged by its value; a measured point is not shown, since nobody knows where the next launch
 falls. What was expected rather than measured may miss a target and never meets one. A gate is
@@ -18,17 +18,17 @@ one wrongly is no larger than that of one interval, and none is widened for thei
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from statistics import fmean, geometric_mean
+from statistics import median
 from typing import Any
 
 from bench import record
-from reports import facts, quantities
+from reports import facts, quantities, replicates
 from reports.compare.comparison import Comparison
 from reports.formats import TIME_UNITS, counted, listed, number, percent
 from reports.gate.targets import Reference, Targets
 from reports.results import Results, Row
-from reports.scaling import WITHOUT_COST, Point, Series, label, series_of
-from reports.statistics import Interval, log_interval, welch
+from reports.scaling import WITHOUT_COST, Point, Series, series_of
+from reports.statistics import Interval, log_interval, median_rate, welch
 
 MET, MISSED, NOT_SHOWN = "met", "missed", "not-shown"
 NO_REPEAT = "no repeat: no interval"
@@ -51,6 +51,8 @@ class Verdict:
         most: What the value must not exceed; None without an upper limit.
         unit: "%" for fractions, "x" for ratios, else what the value counts.
         reason: Why the verdict is so; empty where value and interval say it.
+        flags: Why the point is no proposal evidence.
+        in_one_job: Whether the interval is over launches of one Slurm job.
     """
 
     target: str
@@ -66,6 +68,7 @@ class Verdict:
     unit: str = "%"
     reason: str = ""
     flags: list[str] = field(default_factory=list)
+    in_one_job: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,12 @@ class Goal:
         if verdict == MET and row.origin == "target":
             verdict, reasons = NOT_SHOWN, [EXPECTED]
         if verdict == MISSED:
-            reasons.insert(0, self._shortfall(value))
+            reasons.insert(0, self._shortfall(value, low, high))
         ends = interval or (None, None)
         return Verdict(
             self.target, verdict, where, row.case, point.world_size, value, ends[0], ends[1],
             self.least, self.most, self.unit, "; ".join(reasons), point.flags,
+            bool(interval) and point.in_one_job,
         )  # fmt: skip
 
     def _inside(self, low: float, high: float) -> bool:
@@ -128,12 +132,15 @@ class Goal:
         short = self.least is not None and high < self.least * (1 - ROUNDING)
         return short or (self.most is not None and low > self.most * (1 + ROUNDING))
 
-    def _shortfall(self, value: float) -> str:
-        """Return how far a value is from the limit that it misses, in its unit."""
-        if self.least is not None and value < self.least:
-            gap, word = self.least - value, "short"
+    def _shortfall(self, value: float, low: float, high: float) -> str:
+        """Return how far a value is from the limit that it misses, in its unit.
+
+        A median may reach a limit that no value of the interval reaches; the nearest end counts.
+        """
+        if self.least is not None and high < self.least:
+            gap, word = self.least - min(value, high), "short"
         else:
-            gap, word = value - (self.most or 0.0), "too much"
+            gap, word = max(value, low) - (self.most or 0.0), "too much"
         size = f"{percent(gap)} percentage points" if self.unit == "%" else shown(gap, self.unit)
         return f"{size} {word}"
 
@@ -203,21 +210,19 @@ def _scaling(series: Sequence[Series]) -> list[Series]:
     return [s for s in series if s.row.study in ("strong", "weak", *IMPORTED[:1])]
 
 
-def _efficiency(point: Point, base: Point) -> tuple[float, Interval | None]:
-    speedup = _speedup(point, base)[0]
-    return speedup * base.world_size / point.world_size, point.efficiency_interval
+def _efficiency(point: Point) -> tuple[float, Interval | None]:
+    return point.parallel_efficiency, point.efficiency_interval
 
 
-def _speedup(point: Point, base: Point) -> tuple[float, Interval | None]:
-    """Return the ratio of geometric means, which is what the interval is of."""
-    return geometric_mean(point.rates) / geometric_mean(base.rates), point.speedup_interval
+def _speedup(point: Point) -> tuple[float, Interval | None]:
+    return point.speedup, point.speedup_interval
 
 
 def _at_size(
     goal: Goal,
     series: Sequence[Series],
     world_size: int,
-    value: Callable[[Point, Point], tuple[float, Interval | None]],
+    value: Callable[[Point], tuple[float, Interval | None]],
 ) -> Iterator[Verdict]:
     """Judge a ratio to the baseline in every series that was measured at a world size."""
     points = [(one, p) for one in series for p in one.points if p.world_size == world_size]
@@ -229,24 +234,24 @@ def _at_size(
                 f"{one.label} has its baseline there, whose ratio is 1 by definition"
             )
         else:
-            yield _ratio(goal, one, point, *value(point, one.base))
+            yield _ratio(goal, one, point, *value(point))
 
 
 def _ratio(
     goal: Goal, series: Series, point: Point, value: float, interval: Interval | None
 ) -> Verdict:
-    where = f"{_name(point)} over {series.baseline}"
-    spread = welch(point.rates, series.base.rates)
+    where = f"{_name(series, point)} over {series.baseline}"
+    spread = welch(point.units, series.base.units)
     if interval is None and spread and spread.error:
         return goal.unshown(f"{where}: the launches differ too much for an interval")
     launches = min(point.num_launches, series.base.num_launches)
-    return goal.judge(point, where, value, interval, launches)
+    found = goal.judge(point, where, value, interval, launches)
+    alone = point.in_one_job or series.base.in_one_job
+    return replace(found, in_one_job=alone and interval is not None)
 
 
-def _name(point: Point) -> str:
-    row = point.rows[0]
-    kind = row.study if row.origin == "measured" else f"[{row.origin}]"
-    return f"{kind} {label(row)} at {point.world_size}"
+def _name(series: Series, point: Point) -> str:
+    return f"{series.name} at {point.world_size}"
 
 
 def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
@@ -259,7 +264,7 @@ def _increases(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
     if not points:
         yield goal.unshown("no series of weak scaling was measured at two world sizes")
     for one, point in points:
-        efficiency, ends = _efficiency(point, one.base)
+        efficiency, ends = _efficiency(point)
         interval = (1 / ends[1] - 1, 1 / ends[0] - 1) if ends else None
         yield _ratio(goal, one, point, 1 / efficiency - 1, interval)
 
@@ -287,18 +292,19 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
 
 
 def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
-    least = ("mfu", "gpu_utilisation", "validation_accuracy")
+    least = ("mfu", "validation_accuracy")
     for name, what in quantities.NAMES.items():
         wanted = getattr(targets, name)
         if wanted is None:
             continue
         goal = Goal(name, least=wanted) if name in least else Goal(name, most=wanted)
-        points = [p for one in series for p in one.points if quantities.values(p.rows, name)]
+        points = [(one, p) for one in series for p in one.points if quantities.values(p.rows, name)]
         if not points:
             yield goal.unshown(f"no result holds the {what}")
-        for point in points:
-            values = quantities.values(point.rows, name)
-            yield goal.judge(point, _name(point), fmean(values), quantities.interval(values))
+        for one, point in points:
+            value = quantities.centre(quantities.values(point.rows, name), name)
+            interval = quantities.interval(point.rows, name)
+            yield goal.judge(point, _name(one, point), value, interval)
 
 
 def _whole(targets: Targets, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
@@ -339,29 +345,29 @@ def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> I
         one.unit,
     )
     points = [
-        point
+        (own, point)
         for own in series
-        if one.case in (own.case, own.label)
+        if one.case in (own.case, own.label, own.name)
         for point in own.points
         if point.world_size == one.world_size
     ]
     if not points:
-        known = listed((f"{own.label} at {p.world_size}" for own in series for p in own.points), 4)
+        known = listed((_name(own, p) for own in series for p in own.points), 4)
         yield goal.unshown(
             f"no result is of {one.case} at {one.world_size}; known: {known or 'none'}"
         )
-    for point in points:
+    for own, point in points:
         there = _systems(point.rows, results)
         if not any(fnmatchcase(name, one.system) for name in there):
             yield goal.unshown(
-                f"{_name(point)} was measured on {listed(there, 3)}, not {one.system}"
+                f"{_name(own, point)} was measured on {listed(there, 3)}, not {one.system}"
             )
             continue
         found = _in_unit(point, one.unit)
         if found is None:
-            yield goal.unshown(f"{_name(point)} has no value in {one.unit}")
+            yield goal.unshown(f"{_name(own, point)} has no value in {one.unit}")
         else:
-            yield goal.judge(point, _name(point), *found)
+            yield goal.judge(point, _name(own, point), *found)
 
 
 def _systems(rows: Sequence[Row], results: Results) -> list[str]:
@@ -379,7 +385,7 @@ def _systems(rows: Sequence[Row], results: Results) -> list[str]:
 
 
 def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
-    """Return a point's geometric mean and its interval, or None where it has none in the unit."""
+    """Return a point's median and its interval, or None where it has none in the unit."""
     row = point.rows[0]
     if unit in TIME_UNITS:
         times = [r.step_s if r.step_s is not None else r.time_s for r in point.rows]
@@ -390,7 +396,8 @@ def _in_unit(point: Point, unit: str) -> tuple[float, Interval | None] | None:
         known = [rate / ranks[unit] for rate in rates if rate is not None]
     if len(known) < point.num_launches:
         return None
-    return geometric_mean(known), log_interval(known)
+    middle = median(known) if unit in TIME_UNITS else median_rate(known)
+    return middle, log_interval(replicates.independent(point.rows, known))
 
 
 def document(found: Sequence[Verdict]) -> dict[str, Any]:

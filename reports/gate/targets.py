@@ -44,7 +44,10 @@ class Reference(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    case: str = Field(min_length=1, description="the case or its label, as lockstep report has it")
+    case: str = Field(
+        min_length=1,
+        description="the case, its label, or study and label as lockstep report prints them",
+    )
     world_size: Count = Field(description="ranks")
     system: str = Field(
         default="*",
@@ -92,14 +95,8 @@ class Targets(BaseModel):
         default=None, description="least gain of throughput over --against, a fraction"
     )
     mfu: Fraction | None = Field(default=None, description="least fraction of peak FLOP/s")
-    gpu_utilisation: Fraction | None = Field(
-        default=None, description="least share of time in which the GPU is busy"
-    )
     communication_share: Fraction | None = Field(
         default=None, description="most of a step that exposed communication may take"
-    )
-    loader_idle: Fraction | None = Field(
-        default=None, description="most of the time that training may wait for data"
     )
     validation_accuracy: Fraction | None = Field(
         default=None, description="least share of the validation set predicted right"
