@@ -14,6 +14,8 @@ from slurm_templates import accounting, by_hand, slurm, standing
 from slurm_templates.results import Job, Results
 
 SCHEMA = 2
+# Of an element that was cancelled before it began sacct keeps nothing.
+NEVER_BEGAN = {"raw_id": None, "state": "CANCELLED", "elapsed_s": 0.0}
 # Seconds between questions while sacct fails, or does not know yet how a job ended: 15 in all.
 WAITS_S = (1, 2, 4, 8)
 # A launch that runs may grow while its JSON is made; the last look is then as good as any.
@@ -63,6 +65,7 @@ def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
     """Return what accounting knows, asked again while it fails or lags behind what has ended."""
     known = _kept(results, say)
     otherwise = "jobs/sacct.txt alone is read" if known else "accounting is left as it was"
+    known |= {str(job.id): NEVER_BEGAN for job in jobs if _never_began(results, job)}
     ids = list(dict.fromkeys(job.id.partition("_")[0] for job in jobs if job.id))
     for wait_s in (*WAITS_S, None):
         problem, may_change = _ask_once(results, jobs, ids, known)
@@ -88,6 +91,10 @@ def _ask_once(
     known |= {i: one for i, one in fresh.items() if ended(one) or not ended(known.get(i))}
     late = [str(job.id) for job in _late(results, jobs, known)]
     return (_lags(late), True) if late else (None, False)
+
+
+def _never_began(results: Results, job: Job) -> bool:
+    return job.id is not None and job.cancelled and not results.output(job).exists()
 
 
 def _lags(late: Sequence[str]) -> str:

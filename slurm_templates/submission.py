@@ -106,7 +106,8 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         ran_here = campaign is not None and not results.submissions_file.exists()
         todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
         raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
-    kept = {key: value for key, value in campaign.items() if key != "launches"}
+    beside = ("launches", "left_out")  # what a claim holds beside the campaign
+    kept = {key: value for key, value in campaign.items() if key not in beside}
     try:
         site = Site.model_validate(files.parse(files.content(path)))
         return Campaign.model_validate(kept), site

@@ -187,9 +187,12 @@ def check_collected(folder, middle):
     rows = json.loads((results / "accounting.json").read_text())["jobs"]
     of_ladder = [row["accounting"] for row in rows if row["job"] == middle]
     assert [account["state"] for account in of_ladder] == ["CANCELLED", "COMPLETED"]
+    # It began once its preflight had ended: that is no wait in the queue.
+    assert of_ladder[0]["eligible"] > of_ladder[0]["submitted"]
     for account in of_ladder:
         assert account["elapsed_s"] > 0
-        assert account["queue_wait_s"] >= 0
+        held_until = max(account["submitted"], account["eligible"])
+        assert account["queue_wait_s"] == account["started"] - held_until
         assert account["max_rss_bytes"] > 1e8
 
 
@@ -255,6 +258,7 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml")
     (script,) = done(made).splitlines()
     # Apptainer would run what a variable that it is handed says, and Slurm hands on this name.
+    assert f"Next:\n  sbatch {script}\n" in done(lockstep(folder, "status", "results/campaign"))
     elsewhere = folder / "sub $(touch hostile)"
     done(as_user("mkdir", elsewhere))
     job_id = done(as_user("sbatch", "--parsable", "--wait", script, cwd=elsewhere)).strip()
@@ -264,6 +268,12 @@ def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     assert facts["environment"]["NCCL_IB_HCA"] == "mlx5_9"
     assert facts["dropped_environment"] == ["OMP_PROC_BIND"]
     assert facts["slurm"]["SLURM_JOB_ID"] == job_id
+    (row,) = status(folder)["jobs"]
+    assert (row["id"], row["job"], row["by_hand"]) == (job_id, "campaign", True)
+    assert (row["state"], row["num_complete"]) == ("COMPLETED", 1)
+    said = done(lockstep(folder, "collect", "results/campaign"))
+    assert "accounting of 1 of 1 job: " in said
+    assert "TRES billing" in said
     assert list(folder.rglob("hostile")) == []
 
 

@@ -962,13 +962,24 @@ def test_real_jobs_stand_as_they_are(login):
     for name, command in ended.items():
         ids[name] = sent(login, name, command)
     ids["held"] = sent(login, "held", "true", "--hold")
+    ids["gone"] = sent(login, "gone", "true", f"--output={login}/nowhere/%j.out")
+    ids["some"] = sent(login, "some", "true", "--array=0-1", "--hold", num=2)
+    by_hand = login / "jobs" / "by-hand.sh"
+    by_hand.write_text("#!/bin/bash\ntrue\n")
+    where = (f"--output={login}/jobs/slurm-%j.out", "--job-name=by-hand", "--time=1")
+    ids["by-hand"] = slurm.sbatch(by_hand, "nobody recorded this", *where)
     ids["arr"] = sent(login, "arr", "[ $SLURM_ARRAY_TASK_ID -ne 2 ]", "--array=0-4%3", num=5)
     path = os.environ["PATH"]
     given_up = lockstep(f"cancel {login} --job ended", login, path)
     assert f"cancelled: ended, job {ids['ended']}" in given_up.stdout
     held = row_of(login, "held", path)
     assert (held["state"], held["reason"]) == ("PENDING", "JobHeldUser")
+    # Root looks at the jobs of another user, and cancels them.
+    assert held["user"] == TESTBED_USER
     lockstep(f"cancel {login} --job held", login, path)
+    lockstep(f"cancel {login} --job some --point 1", login, path)
+    assert row_of(login, "some", path)["elements"] == {"PENDING": 1, "CANCELLED": 1}
+    lockstep(f"cancel {login} --job some", login, path)
     watched = lockstep(f"status {login} --watch 1 --json", login, path)
     found = {row["job"]: row for row in json.loads(watched.stdout)["jobs"]}
     states = {name: row["state"] for name, row in found.items()}
@@ -976,7 +987,10 @@ def test_real_jobs_stand_as_they_are(login):
     assert states["bad"] == "FAILED"
     assert found["bad"]["advice"].startswith("jobs/slurm-")
     assert "RuntimeError: no data" in found["bad"]["advice"]
-    assert states["ended"] == states["held"] == "CANCELLED"
+    assert states["ended"] == states["held"] == states["some"] == "CANCELLED"
+    assert found["gone"]["advice"].startswith("exit code 0:53: node")
+    assert (states["by-hand"], found["by-hand"]["by_hand"]) == ("COMPLETED", True)
+    assert found["by-hand"]["id"] == ids["by-hand"]
     assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
     assert [one["id"] for one in found["arr"]["ended_badly"]] == [f"{ids['arr']}_2"]
     collected = lockstep(f"collect {login} --json", login, path)
