@@ -9,17 +9,35 @@ from bench.watchdog import stacks_file
 EXIT_LOST = 70
 EXIT_OUT_OF_STEP = 76
 MAX_BLAMED = 8
-# What gloo, NCCL and the store raise on the ranks that a failing one left waiting.
+# What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
+# itself: a pipe of the user's own, or that of a loader's worker, breaks in the same words.
 SIGNS_OF_ANOTHERS_FAULT = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
+    "gloo",
     "wait timeout",
     "DistBackendError",
     "DistNetworkError",
     "did not answer",
 )
+
+
+def is_consequence(reason: str) -> bool:
+    """Return whether a reason, which may be a traceback, is only that another rank was lost.
+
+    The last error of it counts: on the way to a fault of its own a rank may have met others.
+    """
+    return any(sign in _last_error(reason) for sign in SIGNS_OF_ANOTHERS_FAULT)
+
+
+def _last_error(reason: str) -> str:
+    """Return the last error of a traceback as pytest shows it; of other text, all."""
+    errors: list[list[str]] = [[]]
+    for line in reason.splitlines():
+        if line.startswith("E  "):
+            errors[-1].append(line)
+        elif errors[-1]:
+            errors.append([])
+    shown = [error for error in errors if error]
+    return "\n".join(shown[-1]) if shown else reason
 
 
 def where(rank: int, ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -49,8 +67,7 @@ def blame(
         elif end["outcome"] == "skipped":
             said[1].append(f"{who} skips, but not all ranks do: {end['reason']}")
         elif end["outcome"] == "failed":
-            is_consequence = any(sign in end["reason"] for sign in SIGNS_OF_ANOTHERS_FAULT)
-            said[2 if is_consequence else 0].append(f"{who}: {end['reason']}")
+            said[2 if is_consequence(end["reason"]) else 0].append(f"{who}: {end['reason']}")
     texts = [text for cause in said.values() for text in cause]
     more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
     return "\n".join(texts[:MAX_BLAMED] + more)

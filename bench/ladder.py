@@ -5,12 +5,9 @@ rebuilt from it, and the launch's output. What they hold is never measured again
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +20,12 @@ import psutil
 from bench import files, journal
 from bench.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
-from bench.host import hostname
+from bench.host import die_with_parent, hostname
 from bench.launcher import last_words, local_environment, torchrun
 from bench.record import KEY
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class Ladder:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=local_environment(os.environ, self.campaign.threads_per_rank or 1),
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
                 pass_fds=() if self.lock is None else (self.lock,),
             )
             try:
@@ -178,12 +174,6 @@ def _late_ranks(folder: Path, begun: float) -> str:
     stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
     late = ", ".join(str(file) for file in stacks if file.stat().st_size)
     return f"; the case took too long, stacks: {late}" if late else ""
-
-
-def _die_with_parent() -> None:
-    # A killed `lockstep run` must not leave a launch behind that goes on writing.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

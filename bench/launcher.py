@@ -131,13 +131,13 @@ def last_words(log: Path, start: int) -> str:
     elif told and not (root and int(root[2]) < 0):
         words = told[1]
     elif root:
-        words = f"rank {root[1]} ended with {_how(int(root[2]))}"
+        words = f"rank {root[1]} ended with {how(int(root[2]))}"
     else:
         return ""
     return "".join(c if c.isprintable() else " " for c in words)[:MAX_WORDS_CHARACTERS]
 
 
-def _how(exit_code: int) -> str:
+def how(exit_code: int) -> str:
     """Return an exit code in words; subprocess gives a signal as its negative."""
     if exit_code >= 0:
         return f"exit code {exit_code}"

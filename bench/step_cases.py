@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import hardware, memory, workloads
 from bench.harness import Harness
+from bench.host import hostname
 from bench.sizes import check_global_batch
 from bench.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
@@ -141,17 +142,43 @@ def _check(
 
     found = harness.exchange(
         "checks",
-        {"first": loss_first, "last": loss_last, "parameters": parameter_checksum(step.ddp)},
+        {
+            "first": loss_first,
+            "last": loss_last,
+            "parameters": parameter_checksum(step.ddp),
+            "host": hostname(),
+        },
     )
     first = sum(rank["first"] for rank in found) / len(found)
     last = sum(rank["last"] for rank in found) / len(found)
     if not (math.isfinite(first) and math.isfinite(last)):
-        raise RuntimeError(f"the loss is not finite: {first} at the first step, {last} at the last")
+        raise RuntimeError(
+            f"the loss is not finite on {_where_not_finite(found)}: {first} at the first step, "
+            f"{last} at the last"
+        )
     if harness.measures and last >= first:
         raise RuntimeError(f"the loss did not fall: {first:.4f} at the first step, {last:.4f} last")
-    if len({rank["parameters"] for rank in found}) != 1:
-        raise RuntimeError("the ranks hold different parameters after equal updates")
+    other = [rank for rank, one in enumerate(found) if one["parameters"] != found[0]["parameters"]]
+    if other:
+        raise RuntimeError(
+            f"{_listed(found, other)} holds other parameters than rank 0 on {found[0]['host']} "
+            "after equal updates"
+        )
     return {"loss_first": first, "loss_last": last, "parameters_equal": True}
+
+
+def _where_not_finite(found: list[dict[str, Any]]) -> str:
+    """Return the ranks whose loss was first not finite; one step later all ranks have its NaN."""
+    for name in ("first", "last"):
+        ranks = [rank for rank, one in enumerate(found) if not math.isfinite(one[name])]
+        if ranks:
+            return "every rank" if len(ranks) == len(found) else _listed(found, ranks)
+    return "the mean of all ranks"
+
+
+def _listed(found: list[dict[str, Any]], ranks: list[int]) -> str:
+    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    return f"rank {ranks[0]} on {found[ranks[0]]['host']}{more}"
 
 
 def _details(step: "TrainStep", alone_s: list[list[float]]) -> dict[str, Any]:

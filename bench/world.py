@@ -19,7 +19,7 @@ import psutil
 
 from bench import provenance
 from bench.control import Control, LostError
-from bench.host import hostname
+from bench.host import die_with_parent, hostname
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
     if launcher == "torchrun" and rank not in environ and world_size not in environ:
         _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
-        _refuse_apart(environ)
+        refuse_apart(environ)
         return Placement()
     if launcher == "slurm":
         _refuse_without_srun(environ, hint="start with srun")
@@ -121,13 +121,17 @@ def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
         )
 
 
-def _refuse_apart(environ: Mapping[str, str]) -> None:
-    """Refuse tasks of one step that would not know of each other, and each measure one rank."""
+def refuse_apart(environ: Mapping[str, str]) -> None:
+    """Refuse tasks of one step that would not know of each other, and each measure one rank.
+
+    Raises:
+        ValueError: srun started several, and nobody said that they are ranks.
+    """
     num_tasks = _tasks_of_step(environ)
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
         raise ValueError(
             f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
-            "measure alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+            "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
         )
 
 
@@ -194,6 +198,8 @@ def join(
     import torch
 
     place = placement(environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+        die_with_parent()
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device {device!r} is not cpu or cuda")
     threads = _threads(threads_per_rank, place.ranks_per_node, environ)

@@ -893,7 +893,7 @@ SESSIONS = {
         SLURM_STEP_NUM_TASKS="1",
     ),
     "ranks: srun alone": ranked(
-        "^srun started 8 tasks, but LOCKSTEP_LAUNCHER is not set, so each would measure alone; set",
+        "^srun started 8 tasks, but LOCKSTEP_LAUNCHER is not set, so each would work alone; set",
         **ALLOCATION,
         SLURM_STEP_NUM_TASKS="8",
     ),

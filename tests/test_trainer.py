@@ -4,19 +4,19 @@ import csv
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from launched import ROOT, environ
+from launched import ROOT, environ, inside, until
 
 from bench import data, workloads
 from bench.trainer import cli, plan, progress, trainer
@@ -24,16 +24,29 @@ from bench.trainer.plan import Batch, TrainConfig, plan_epoch
 from bench.trainer.verification import compare
 
 FAILING_WORKLOAD = """
-import os, torch
+import os, signal, time
 from bench.workloads import Workload, make
 
-def failing() -> Workload:
+def _breaking(act) -> Workload:
     mlp = make("mlp:width=64,depth=1")
     def loss(outputs, targets):
-        if os.environ["RANK"] == "1":
-            raise RuntimeError("rank 1 ran out of luck")
-        return mlp.loss(outputs, targets)
+        value = mlp.loss(outputs, targets)
+        if os.environ["RANK"] == os.environ.get("BREAKS", "1"):
+            value = act(value)
+        return value
     return Workload("failing", mlp.build, mlp.make_batch, loss)
+
+def unlucky():
+    return _breaking(lambda loss: {}["luck"])
+
+def killed():
+    return _breaking(lambda loss: os.kill(os.getpid(), signal.SIGKILL))
+
+def nan():
+    return _breaking(lambda loss: loss * float("nan"))
+
+def slow():
+    return _breaking(lambda loss: time.sleep(9) or loss)
 """
 
 
@@ -412,18 +425,72 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_when_one_rank_fails_all_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("act", "code", "says"),
+    [
+        ("unlucky", 3, r"rank 1 on \S+: KeyError: 'luck'"),
+        ("killed", 3, r"rank 1 ended with SIGKILL"),
+        ("nan", 1, r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, or .*"),
+    ],
+)
+def test_when_one_rank_fails_all_end_and_that_rank_is_named(
+    act: str, code: int, says: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "ownfailing.py").write_text(FAILING_WORKLOAD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = config(tmp_path, workload="ownfailing:failing", timeout_s=20.0)
-    with pytest.raises(RuntimeError, match=r"^rank 1 on .*: rank 1 ran out of luck$"):
-        cli.launch(run, world_size=2)
-    assert "Traceback" in capfd.readouterr().err
-    assert [
-        child for child in psutil.Process().children(recursive=True) if child.is_running()
-    ] == []
+    (tmp_path / "own.py").write_text(FAILING_WORKLOAD)
+    ended = subprocess.run(
+        train_command(f"own:{act}", 2),
+        cwd=tmp_path,
+        env=environ(ROOT, PYTHONPATH=f"{tmp_path}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert re.search(rf"^Error: {says}$", ended.stderr, re.MULTILINE), ended.stderr
+    assert not (tmp_path / "results" / "run" / "final.csv").exists()
+    assert inside(tmp_path) == []
+
+
+def train_command(workload: str, world_size: int) -> list[str]:
+    options = f"--workload {workload} --world-size {world_size} --data digits --global-batch 64"
+    limits = "--device cpu --timeout-s 20 --threads-per-rank 1"
+    return [sys.executable, str(ROOT / "lockstep.py"), "train", *options.split(), *limits.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_killed_command_leaves_no_rank_and_a_second_run_is_refused(
+    world_size: int, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(FAILING_WORKLOAD)
+    env = environ(ROOT, PYTHONPATH=f"{tmp_path}:{ROOT}", BREAKS="0")
+    command = train_command("own:slow", world_size)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **quiet) as process:
+        until((tmp_path / "results" / "run" / ".lock").exists, "the first run")
+        second = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        process.kill()
+    assert second.returncode == 2, second.stderr
+    assert re.search(r"Error: another lockstep command \(process .* in results/run", second.stderr)
+    until(lambda: not inside(tmp_path), "the end of the ranks", 30.0)
+
+
+def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.run(
+        train_command("mlp:width=64", 1),
+        cwd=tmp_path,
+        env=environ(ROOT) | {"SLURM_JOB_ID": "5", "SLURM_STEP_NUM_TASKS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "srun started 2 tasks, but LOCKSTEP_LAUNCHER is not set" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from bench import launcher
+from bench import launcher, world
+from bench.host import die_with_parent
 from bench.sizes import PRECISIONS
+from bench.trainer import failures
+from bench.trainer.failures import DivergedError, Failure
 from bench.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from bench.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
 from bench.world import VARIABLES, usable_cores
@@ -109,12 +112,26 @@ def train(world_size: int, **options: Any) -> None:
     """
     config = TrainConfig(**options)
     if is_launched(os.environ):
-        from bench.trainer import trainer
-
-        trainer.check_equal_parameters(trainer.run(config)["parameter_checksums"])
+        _train_as_rank(config)
         return
+    world.refuse_apart(os.environ)
     Batch.of(config, world_size)
     launch(config, world_size)
+
+
+def _train_as_rank(config: TrainConfig) -> None:
+    from bench.trainer import trainer
+
+    try:
+        trainer.check_equal_parameters(trainer.run(config)["parameter_checksums"])
+    except DivergedError as error:
+        _end_diverged(str(error))
+
+
+def _end_diverged(message: str) -> NoReturn:
+    """End with the code of a check that failed."""
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(1)
 
 
 @click.command(
@@ -211,6 +228,7 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
     Raises:
         ValueError: A rank refused the configuration.
         RuntimeError: A rank failed.
+        SystemExit: The loss is not finite, which was said.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-train-") as folder:
         path = Path(folder) / "config.json"
@@ -223,10 +241,10 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if is_quiet else None,
                 stderr=log,
+                preexec_fn=die_with_parent,
             )
             status = _wait(process)
-            log.seek(0)
-            _check_status(status, path.with_suffix(".error"), log.read())
+        _check_status(status, failures.read(path.with_suffix(".error")), log_file)
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> int:
@@ -239,14 +257,21 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
         raise
 
 
-def _check_status(status: int, error_file: Path, log: str) -> None:
-    error = json.loads(error_file.read_text()) if error_file.exists() else None
-    if status and error and error["is_user"]:
-        raise ValueError(error["message"])
-    if not (error and error["is_agreed"]):  # what one rank alone ran into needs its traceback
-        click.echo(log, err=True, nl=False)
-    if status:
-        raise RuntimeError(error["message"] if error else f"training ended with status {status}")
+def _check_status(status: int, failure: Failure | None, log_file: Path) -> None:
+    """Say why a run failed, in the words of the rank that had the fault."""
+    if status and failure and failure.kind == "input":
+        raise ValueError(failure.message)
+    if status and failure and failure.kind == "diverged":
+        _end_diverged(failure.message)
+    if not (failure and failure.is_agreed):  # what one rank alone ran into needs its traceback
+        click.echo(log_file.read_text(encoding="utf-8", errors="replace"), err=True, nl=False)
+    if not status:
+        return
+    if failure and not failure.is_consequence:
+        raise RuntimeError(failure.message)
+    # A rank that was killed has said nothing; torchrun knows which ended first.
+    words = launcher.last_words(log_file, 0) or f"training ended with {launcher.how(status)}"
+    raise RuntimeError(words)
 
 
 def rank_command(world_size: int, config_file: Path) -> list[str]:

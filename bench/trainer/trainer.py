@@ -22,17 +22,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from bench import data, memory, provenance, workloads, world
-from bench.host import hostname
+from bench import data, files, memory, provenance, workloads, world
+from bench.control import Control
+from bench.folder import in_use, sign_lock, take_lock
 from bench.journal import write_atomically
 from bench.train_step import StepConfig, TrainStep, parameter_checksum, unsupported_anywhere
+from bench.trainer import failures
+from bench.trainer.failures import DivergedError, Failure
 from bench.trainer.plan import (
     TRAJECTORY,
     Batch,
@@ -61,6 +64,7 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
 
     Raises:
         ValueError: The configuration cannot be trained at this world size.
+        DivergedError: The loss of a step is not finite.
         RuntimeError: A device, the data, the storage or the other ranks failed.
     """
     place = world.placement()
@@ -69,11 +73,13 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
             joined = world.join(
                 config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
             )
-            return Trainer(config, joined).train()
-    except (ValueError, RuntimeError) as error:
+            trainer = Trainer(config, joined)
+            with _only_run(config.folder, joined.control):
+                return trainer.train()
+    except Exception as error:
         # Before this rank leaves, which the others will then report as an error of their own.
         if error_file is not None:
-            _report_failure(error_file, place.rank, error)
+            failures.report(error_file, Failure.of(place.rank, error))
         raise
     finally:
         world.leave()
@@ -88,13 +94,33 @@ def _system_errors() -> Iterator[None]:
         raise RuntimeError(f"{error}; mend this and go on with --resume") from error
 
 
-def _report_failure(path: Path, rank: int, error: Exception) -> None:
-    is_user = isinstance(error, ValueError)
-    says_where = is_user or " on " in str(error).partition(":")[0]
-    where = "" if says_where else f"rank {rank} on {hostname()}: "
-    report = {"is_user": is_user, "is_agreed": says_where, "message": f"{where}{error}"}
-    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-        json.dump(report, file)
+@contextlib.contextmanager
+def _only_run(folder: Path, control: Control) -> Iterator[None]:
+    """Keep other runs out of a folder while this one writes there.
+
+    Raises:
+        ValueError: Another run is in it; on all ranks alike.
+    """
+    with contextlib.ExitStack() as held:
+        problem = ""
+        if control.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(files.opened_lock(folder / ".lock"))
+            if not _is_taken(lock, folder):
+                problem = f"{in_use(folder)}, or choose another --name"
+        if problem := control.exchange_all("folder", [problem])[0][0]:
+            raise ValueError(problem)
+        yield
+
+
+def _is_taken(lock: IO[str], folder: Path) -> bool:
+    try:
+        is_taken = take_lock(lock, folder)
+    except ValueError:  # the file system has no locks: nobody can be kept out
+        return True
+    if is_taken:
+        sign_lock(lock)
+    return is_taken
 
 
 class Trainer:
@@ -254,12 +280,20 @@ class Trainer:
         self.step.ddp.train()
         self.score.reset()
         batches = iter(self._train_loader(epoch))
-        losses = torch.stack(
+        own = torch.stack(
             [self.step.run(*self._to_device(next(batches))) for _ in self._steps(epoch, num_steps)]
         ).double()
+        losses = own.clone()
         distributed.all_reduce(losses)
+        if not losses.isfinite().all():
+            self._refuse_divergence(epoch, own)
         correct, judged = self._sums(self.score.correct, self.score.judged)
         return (losses / self.world.world_size).tolist(), _share(correct, judged)
+
+    def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
+        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""
+        found = failures.first_step(own.tolist(), own.isfinite().tolist())
+        raise failures.diverged(epoch + 1, self.world.control.exchange_all("diverged", found))
 
     def _steps(self, epoch: int, num_steps: int) -> Iterable[int]:
         """Return the steps to take, on rank 0 at a terminal with a line that counts samples."""
@@ -529,6 +563,9 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"Error: {error}\n")
         return 2
+    except DivergedError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
     except RuntimeError:
         traceback.print_exc()
         return 3
