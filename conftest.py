@@ -32,6 +32,7 @@ WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
 SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
+SKIPPED = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
 
@@ -123,6 +124,27 @@ def _tolerate_warnings(config: pytest.Config) -> None:
     if SETTINGS not in config.stash:  # the first measured case
         config.addinivalue_line("filterwarnings", "default")
         warnings.simplefilter("default")  # the collection is already under the file's filters
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
+    report = yield
+    if report.outcome == "failed" and not _is_voice():
+        lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
+        _say_own(f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}")
+    elif report.outcome == "skipped":
+        collector.config.stash.setdefault(SKIPPED, []).append(f"{report.nodeid}: {_reason(report)}")
+    return report
+
+
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Let a silenced rank say why it ends the session, where `_exit` has not."""
+    code = getattr(excinfo.value, "returncode", None)
+    if not _is_voice() and code not in (session.EXIT_USAGE, session.EXIT_MACHINE):
+        _say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)
@@ -290,7 +312,7 @@ def _drop_timings(benchmark: Any) -> None:
         benchmark.stats.stats.data.clear()
 
 
-def _reason(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if report.outcome == "passed":
         return ""
     if isinstance(report.longrepr, tuple):
@@ -310,6 +332,9 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
+    skipped = session.config.stash.get(SKIPPED, [])
+    if launch is None and skipped and not _is_voice():
+        _say_own(f"skips all that it could measure: {skipped[0]}")
     if launch is not None and not _write_json(session.config, launch):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
@@ -421,6 +446,12 @@ def _exit(error: Exception, returncode: int) -> NoReturn:
         if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
             _say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
+
+
+def _say_own(words: str) -> None:
+    """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
+    sys.stderr.write("\n")
+    _say(f"rank {world.placement().rank} on {hostname()}: {words}")
 
 
 def _say(sentence: str) -> None:

@@ -26,6 +26,9 @@ from bench.record import KEY
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
+# What options.py gives a case that no campaign limits, and session.py a rank between two cases.
+USUAL_BUDGET_S = 900.0
+LEAST_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -142,31 +145,54 @@ class Ladder:
                 pass_fds=() if self.lock is None else (self.lock,),
             )
             try:
-                self._wait(process, launch, on_progress)
+                hung = self._wait(process, launch, on_progress)
             finally:
                 _stop(process)
                 self.results.write_result(launch.name)
         words = last_words(path, start) or f"torchrun ended with {process.returncode}"
-        return words + _late_ranks(folder, begun)
+        return (hung or words) + _late_ranks(folder, begun)
+
+    def _limit_s(self, outcome: Outcome) -> float:
+        """Return how long a launch may bring nothing: all that a start or a case may take, twice.
+
+        The ranks keep limits of their own, but what they measure can take those away. Once all
+        cases have ended, nothing is lost with the ranks.
+        """
+        has_ended = outcome.measured + outcome.skipped + len(outcome.failed) > 0
+        if has_ended and not outcome.remaining:
+            return 2 * LEAST_PATIENCE_S
+        return 2 * max(self.campaign.case_budget or USUAL_BUDGET_S, LEAST_PATIENCE_S)
 
     def _wait(
         self,
         process: subprocess.Popen[bytes],
         launch: Launch,
         on_progress: Callable[[Launch, int], None],
-    ) -> None:
-        path = self.results.journal(launch.name)
-        seen_bytes = -1
+    ) -> str:
+        """Wait until a launch has ended, or hangs; return where it hangs, or nothing."""
+        path, outcome = self.results.journal(launch.name), Outcome(launch.name)
+        seen_bytes, seen = -1, time.monotonic()
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
             # The ranks need the cores: the journal is read only when it has grown.
             size_bytes = path.stat().st_size if path.exists() else 0
             if size_bytes != seen_bytes:
-                seen_bytes = size_bytes
+                seen_bytes, seen = size_bytes, time.monotonic()
                 on_progress(launch, len(journal.outcomes(path)))
+                outcome = self.outcome(launch)
             if process.returncode is not None:
-                return
+                return ""
+            if time.monotonic() - seen > (limit_s := self._limit_s(outcome)):
+                return f"{_where_it_hangs(outcome)} for {limit_s:g} s without an end"
+
+
+def _where_it_hangs(outcome: Outcome) -> str:
+    if outcome.in_flight:
+        return f"{outcome.in_flight} ran"
+    if not (outcome.remaining or outcome.measured):
+        return "its ranks started"
+    return f"its ranks {'waited between cases' if outcome.remaining else 'ended'}"
 
 
 def _late_ranks(folder: Path, begun: float) -> str:

@@ -5,9 +5,11 @@ Just before it, the moment is written to the file `injected`. Every case sums it
 the ranks before and after the timed rounds, and fails where that is wrong.
 """
 
+import faulthandler
 import os
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -37,6 +39,12 @@ def _more():
         _sum(1)
 
 
+def _deaf():
+    """Take away the one timer of faulthandler, which ends a case that hangs, and hang."""
+    faulthandler.cancel_dump_traceback_later()
+    time.sleep(FOREVER_S)
+
+
 def _no_descriptors():
     """Leave this process unable to open a connection, and fail."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -56,13 +64,17 @@ def _fill():
 
 DEEDS = {
     "broadcast": lambda: distributed.broadcast(torch.ones(4), src=0),
+    "deaf": _deaf,
     "descriptors": _no_descriptors,
     "fill": _fill,
+    "exit": lambda: pytest.exit("no licence here"),
+    "interrupt": lambda: signal.raise_signal(signal.SIGINT),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "more": _more,
     "raise": _raise,
     "shape": lambda: _sum(1, numel=8),
     "skip": lambda: pytest.skip("this rank has no bf16"),
+    "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
     "sleep": lambda: time.sleep(FOREVER_S),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "store": lambda: os.kill(int(os.environ["FAULT_STORE"]), signal.SIGKILL),
@@ -115,6 +127,9 @@ def test_b_breaks(breaks, harness, workload, precision, local_batch):
 def test_c_after(harness, workload, precision, local_batch):
     _measure(harness, 40)
 
+
+if FAULT == "module" and IS_FAULTY:
+    pytest.skip("no such GPU here", allow_module_level=True)
 
 if FAULT == "collect" and IS_FAULTY:
 

@@ -26,4 +26,6 @@ class Fewer(MetaPathFinder):
 
 
 if "RANK" not in os.environ:
+    exists = os.path.exists
+    os.path.exists = lambda path: path == "/dev/nvidiactl" or exists(path)
     sys.meta_path.insert(0, Fewer())
