@@ -156,10 +156,9 @@ class Ladder:
         """Return how long a launch may bring nothing: all that a start or a case may take, twice.
 
         The ranks keep limits of their own, but what they measure can take those away. Once all
-        cases have ended, nothing is lost with the ranks.
+        cases are measured, nothing is lost with the ranks.
         """
-        has_ended = outcome.measured + outcome.skipped + len(outcome.failed) > 0
-        if has_ended and not outcome.remaining:
+        if outcome.complete:
             return 2 * LEAST_PATIENCE_S
         return 2 * max(self.campaign.case_budget or USUAL_BUDGET_S, LEAST_PATIENCE_S)
 
