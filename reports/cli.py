@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
 MAX_LINES = 60
-MAX_GAPS = 8
 # A spreadsheet runs text that begins so, and imported tables bring text of others.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -79,7 +78,9 @@ def report(
     that `lockstep import` wrote.
     """
     from bench.inputs import MAX_RATE
+    from reports.check import checker, terminal
     from reports.load import load
+    from reports.page import page as build_page
     from reports.scaling import series_of
 
     if as_csv and as_json:
@@ -92,9 +93,9 @@ def report(
         )
     results = load(paths)
     series = series_of(results.rows, baseline, cost_per_gpu_hour)
+    findings = checker.check(results)
+    terminal.say_errors(findings)
     _say_kept_baselines(series, baseline)
-    _say_unequal_ranks(series)
-    _say_lost(results)
     code = 1 if results.unread else 0
     if as_csv or as_json:
         _print_records(series, as_csv)
@@ -102,9 +103,9 @@ def report(
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
     command = _command(paths, baseline, threshold, cost_per_gpu_hour)
-    _write_page(results, series, threshold, command, target)
-    _print_points(results, series)
-    click.echo(f"\nreport: {click.format_filename(target)}")
+    _write_page(build_page(results, series, threshold, command, findings), target)
+    _print_points(results, series, terminal.counts(findings))
+    click.echo(f"report: {click.format_filename(target)}")
     return code
 
 
@@ -117,30 +118,6 @@ def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
             f"{sizes} as baseline",
             err=True,
         )
-
-
-def _say_unequal_ranks(series: "list[Series]") -> None:
-    from reports.results import UNEQUAL
-
-    found = (flag for one in series for flag in one.base.flags if flag.startswith(UNEQUAL))
-    for flag in dict.fromkeys(found):
-        click.echo(
-            f"warning: {flag}; measure every size with one --threads-per-rank to judge scaling",
-            err=True,
-        )
-
-
-def _say_lost(results: "Results") -> None:
-    from reports.facts import lost
-
-    for one in results.unread:
-        click.echo(f"left out: {one}", err=True)
-    gaps = lost(results)
-    for what, why, launches in gaps[:MAX_GAPS]:
-        # What follows is a reason, with its traceback: the page has room for it.
-        click.echo(f"not measured: {what} in {launches}: {why.partition(':')[0]}", err=True)
-    if len(gaps) > MAX_GAPS:
-        click.echo(f"not measured: {len(gaps) - MAX_GAPS} gaps more; the page has all", err=True)
 
 
 def _print_records(series: "list[Series]", as_csv: bool) -> None:
@@ -213,21 +190,18 @@ def _command(
     return shlex.join(words)
 
 
-def _write_page(
-    results: "Results", series: "list[Series]", threshold: float, command: str, target: Path
-) -> None:
+def _write_page(page: dict[str, Any], target: Path) -> None:
     from bench.journal import write_atomically
-    from reports.page import page
     from reports.render import html
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
     # A name of a file may hold bytes, and so letters, that UTF-8 has not.
-    text = html(page(results, series, threshold, command))
+    text = html(page)
     write_atomically(target, text.encode("utf-8", "backslashreplace"))
 
 
-def _print_points(results: "Results", series: "list[Series]") -> None:
+def _print_points(results: "Results", series: "list[Series]", checked: str) -> None:
     from reports.page import console_table
 
     lines = console_table(results, series)
@@ -235,6 +209,7 @@ def _print_points(results: "Results", series: "list[Series]") -> None:
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further points: use --csv")
+    click.echo(f"\ncheck: {checked}; the page and lockstep check name them")
 
 
 @click.command("import", epilog=IMPORT_EXAMPLES)

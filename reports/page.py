@@ -8,7 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from reports import accounts, facts, formats, losses, panels, parts, slow
+from reports import accounts, checked, facts, formats, losses, panels, parts, slow
+from reports.check import checker
+from reports.check.checker import Finding
 from reports.diagnosis import NOTABLE
 from reports.formats import counted, number, percent, percent_span, ratio
 from reports.lines import numbers
@@ -31,7 +33,11 @@ CPU_BAND = (
 
 
 def page(
-    results: Results, series: Sequence[Series], threshold: float, command: str = ""
+    results: Results,
+    series: Sequence[Series],
+    threshold: float,
+    command: str = "",
+    findings: Sequence[Finding] | None = None,
 ) -> dict[str, Any]:
     """Return everything a report says.
 
@@ -40,13 +46,17 @@ def page(
         series: Its series.
         threshold: Least parallel efficiency called good, a fraction.
         command: The command line that makes this report again, for the figures' metadata.
+        findings: What the check has found in the results; it is run where this is None.
     """
+    findings = checker.check(results) if findings is None else findings
+    errors = checker.errors(findings)
     on_cpus = results.on_cpus
     hours = "Rank-hours" if on_cpus else "GPU-hours"
     found = slow.slowest(row for row in results.rows if row.origin == "measured")
     slowest = [found] if found else []
     sections = panels.panels(results, series, threshold, hours)
     around = (
+        checked.findings_panel(findings),
         facts.flags(series),
         facts.not_measured(results),
         accounts.jobs(results, hours.lower() if on_cpus else hours),
@@ -58,9 +68,11 @@ def page(
         "title": _title(results, series),
         "band": CPU_BAND if on_cpus else None,
         "summary": _summary(results, series),
-        "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(series, threshold)],
+        "errors": checked.errors(findings),
+        "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(series, threshold, errors)],
         "warnings": _warnings(results, series),
-        "next": _next_step(results, series, threshold, slowest),
+        "checked": checked.counts(findings),
+        "next": checked.next_step(errors) or _next_step(results, series, threshold, slowest),
         "source": _source(_title(results, series), results, command),
         "sections": sections + [section for section in around if section],
         "data": _data(series),
@@ -135,16 +147,20 @@ def _source(title: str, results: Results, command: str) -> str:
     return ". ".join(part for part in said if part)
 
 
-def _verdicts(series: Sequence[Series], threshold: float) -> list[str]:
+def _verdicts(series: Sequence[Series], threshold: float, errors: Sequence[Finding]) -> list[str]:
+    def verdict(one: Series) -> str:
+        return checked.blocked(one, errors) or _verdict(one, threshold)
+
     sentences = []
     for wanted, title in (("strong", "Strong scaling"), ("weak", "Weak scaling")):
         chosen = [s for s in series if s.row.study == wanted and s.row.origin == "measured"]
-        sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
-        sentences += [why for one in chosen[:MAX_VERDICTS] if (why := _why(one))]
+        sentences += [f"{title}, {verdict(one)}" for one in chosen[:MAX_VERDICTS]]
+        sound = [one for one in chosen[:MAX_VERDICTS] if not checked.blocked(one, errors)]
+        sentences += [why for one in sound if (why := _why(one))]
     for origin, title in (("cited", "Cited"), ("target", "Target")):
         chosen = [s for s in series if s.row.origin == origin and s.row.study != OTHER]
         chosen = [one for one in chosen if len(one.points) > 1]
-        sentences += [f"{title}, {_verdict(one, threshold)}" for one in chosen[:MAX_VERDICTS]]
+        sentences += [f"{title}, {verdict(one)}" for one in chosen[:MAX_VERDICTS]]
     return sentences
 
 
@@ -224,12 +240,6 @@ def _next_step(
     measured = [one for one in series if one.row.origin == "measured"]
     if not measured and not results.launches:
         return "Measure the same points on the machine you will use; cited numbers are no evidence."
-    lost = facts.lost(results)
-    if lost:
-        return (
-            f"Run what is missing first ({counted(len(lost), 'line')} under Not measured), then "
-            "report again."
-        )
     if results.on_cpus:
         return "Run the same campaign on the GPUs you will use: the suite works on this machine."
     if slowest:

@@ -56,8 +56,9 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
 
 def _by_rank(row: Row) -> dict[Unit, float]:
     """Return the mean step of each rank alone."""
-    hosts = row.rank_hosts or [""] * len(row.rank_alone_s)
-    each = zip(hosts, row.rank_alone_s, strict=False)
+    known = len(row.rank_hosts) == len(row.rank_alone_s)
+    hosts = row.rank_hosts if known else [""] * len(row.rank_alone_s)
+    each = zip(hosts, row.rank_alone_s, strict=True)
     return {(host, rank): fmean(steps) for rank, (host, steps) in enumerate(each)}
 
 

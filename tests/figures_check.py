@@ -2,6 +2,7 @@
 
 Run it by hand, `python tests/figures_check.py --draws 20`: every measured campaign is drawn anew
 that many times with other noise. Acceptance is one draw, which `tests/test_check.py` repeats.
+The second half is of campaigns really measured on this machine, and copies with a defect each.
 """
 
 import argparse
@@ -14,8 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import measured as campaigns  # noqa: E402
 import planted  # noqa: E402, since the paths above make it known
 from planted import CLEAN, PLANTED, Planted  # noqa: E402
+from planted_errors import PLANTED as ERRORS  # noqa: E402
+from planted_errors import WARNED, copied  # noqa: E402
 
 from reports.check.checker import Finding, check  # noqa: E402
 from reports.load import gather  # noqa: E402
@@ -28,6 +32,25 @@ def findings(make: Callable[[Path], Path]) -> list[Finding]:
 
 def names_it(plant: Planted, found: list[Finding]) -> bool:
     return any(one.rule == plant.rule and plant.where in one.where for one in found)
+
+
+def on_measured(folder: Path) -> None:
+    """Print how many defects planted in measured campaigns are named, and what clean ones have."""
+    whole = {name: check(gather([folder / name])) for name in campaigns.CAMPAIGNS}
+    accused = sum(one.level == "error" for found in whole.values() for one in found)
+    clean = {one.rule for one in whole["fp32"]}
+    edits = [(plant.rule, plant.edit) for plant in ERRORS.values()] + list(WARNED.values())
+    named = falsely = 0
+    for rule, edit in edits:
+        with tempfile.TemporaryDirectory() as root:
+            made = copied(folder / "fp32", Path(root) / "set")
+            edit(made)
+            named += rule in {one.rule for one in check(gather([made]))}
+            falsely += rule in clean
+    print(f"{len(whole)} campaigns measured here, and {len(edits)} copies with a defect each")
+    print(f"planted and named   {named / len(edits):8.2%}   goal 100 %")
+    print(f"named in the clean  {falsely:8}   goal 0")
+    print(f"errors in the clean {accused:8}   goal 0")
 
 
 def main() -> None:
@@ -53,6 +76,8 @@ def main() -> None:
         print(f"  {count:3} missed    {name}")
     for (name, rule), count in accused.most_common():
         print(f"  {count:3} accused   {rule}: {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        on_measured(campaigns.measure(campaigns.kept(Path(folder))))
 
 
 if __name__ == "__main__":

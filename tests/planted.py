@@ -76,11 +76,20 @@ def measured(
         for repeat in range(launches(size)):
             made = {case.name: _record(draw, case, size, repeat, sd) for case in cases}
             own = {"provenance": ranks(size), "repeat": repeat} | facts(size, repeat)
+            spread(own, next(iter(made.values())).num_nodes)
             content = document(f"w{size}-r{repeat}", size, made, **own)
             if edit:
                 edit(content, size, repeat)
             write(root, content)
     return root
+
+
+def spread(facts: dict[str, Any], num_nodes: int) -> None:
+    """Place the ranks of a launch on so many hosts."""
+    facts["num_nodes"] = num_nodes
+    placed = facts["provenance"].get("ranks") or []
+    for rank in placed:
+        rank["host"] = f"node{1 + rank['rank'] * num_nodes // len(placed)}"
 
 
 def _record(draw: np.random.Generator, case: Case, size: int, repeat: int, sd: float) -> Any:
@@ -482,7 +491,7 @@ PLANTED: dict[str, Planted] = {
         "too-few-steps", "strong[64] at world size 1, 2, 4, 8",
         lambda root: measured(root, 35, (Case(changes=lambda n, r: {
             "steps_per_round": 2, "rank_round_s": [
-                [0.2 * strong(n) * (1 + 0.01 * k + 0.003 * r) for k in range(3)]] * n}),)),
+                [0.2 * strong(n) * (1 + 0.01 * k**n + 0.003 * r) for k in range(3)]] * n}),)),
     ),
     "a launch that was stopped": Planted(
         "unfinished-launch", "launch w8-r1",
@@ -533,6 +542,21 @@ PLANTED: dict[str, Planted] = {
         "flagged", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
         lambda root: measured(root, 46, (Case(changes=at(8, flags=[
             "straggler: rank 3 on node1 takes 1.30 times as long as the other ranks"])),)),
+    ),
+    "a speed-up stated beside times that do not have it": Planted(
+        "published-ratio", "table table0 at world size 4",
+        lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", speedup=lambda n: {
+            1: 1, 2: 1.92, 4: 3.99, 8: 6.9}[n])),
+    ),
+    "an efficiency in per cent that the rates do not have": Planted(
+        "published-ratio", "table table0 at world size 8",
+        lambda root: cited(root, table(RATES, scaling="strong", efficiency=lambda n: {
+            1: "100%", 2: "96%", 4: "93%", 8: "97%"}[n])),
+    ),
+    "a line that stands there twice": Planted(
+        "duplicate-line", "table table0 at world size 8",
+        lambda root: cited(root, joined(table(CSCS_OF_FOUR, scaling="weak"),
+                                        table({8: CSCS[8]}, scaling="weak"))),
     ),
     "an expectation": Planted(
         "not-measured", "table table0",
@@ -713,6 +737,11 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         root,
         table(TIMES, "time", "s", table_id="time", **STUDY),
         table({1: 40, 2: 70, 4: 126}, table_id="rate", **(STUDY | {"source": "another"})),
+    ),
+    "a speed-up and an efficiency that the times have": lambda root: cited(
+        root, table(TIMES, "time", "s", scaling="strong", speedup=lambda n: {
+            1: 1, 2: 1.92, 4: 3.7, 8: 6.9}[n], efficiency=lambda n: {
+            1: 100, 2: 96, 4: 93, 8: 86}[n])
     ),
     "equal times of 24.1 s": lambda root: cited(
         root, joined(table({1: 24.1, 2: 12.5}, "time", "s"), table({1: 24.1}, "time", "s"))

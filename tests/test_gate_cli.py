@@ -69,7 +69,7 @@ def test_the_json_holds_every_verdict_with_its_interval_and_target(tree, file):
 
 
 def test_a_gain_over_a_base(tree, tmp_path, file):
-    slower = strong_tree(tmp_path / "base", {1: (0.15, 0.15), 2: (0.1, 0.1)})
+    slower = strong_tree(tmp_path / "base", {1: (0.15, 0.151), 2: (0.1, 0.101)})
     targets = file("schema = 1\nthroughput_gain = 0.2\n")
     assert run(tree, "--targets", targets, "--against", slower).return_value == 0
     assert run(slower, "--targets", targets, "--against", tree).return_value == 1
@@ -85,7 +85,7 @@ def test_the_built_in_targets_are_judged_and_every_line_fits(tree):
 
 def test_a_launch_that_cannot_be_read_is_named(tree, file):
     (tree / "launches" / "w1-r0" / "result.json").write_text("{")
-    assert "left out: " in run(tree, "--targets", file(LADDER)).stderr
+    assert "unreadable-launch" in run(tree, "--targets", file(LADDER)).stderr
 
 
 def test_help_has_examples():

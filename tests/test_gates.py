@@ -10,6 +10,7 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.check.checker import check
 from reports.cli import import_table
 from reports.compare.comparison import compare
 from reports.gate import gates, targets, training_runs
@@ -43,7 +44,7 @@ def wanted(**keys):
 
 
 def judged(results, **keys):
-    return verdicts(wanted(**keys), results)
+    return verdicts(wanted(**keys), results, findings=check(results))
 
 
 def said(found):
@@ -514,9 +515,9 @@ def test_a_table_without_nodes_shows_none(tmp_path):
     [
         ([], {}, None),
         (["throttled"], {}, "throttled"),
-        ([], {"complete": False}, "is not complete"),
-        ([], {"failed": [{"case": "x", "reason": "died"}]}, "failed: died"),
-        ([], {"expected": ["case", "other"]}, "holds no result"),
+        ([], {"complete": False}, "unfinished-launch: launch w1-r0"),
+        ([], {"failed": [{"case": "x", "reason": "died"}]}, "failed-case: x at"),
+        ([], {"expected": ["case", "other"]}, "missing-case: other at"),
         ([], {"skipped": [{"case": "x", "reason": "no GPU"}]}, None),
     ],
 )

@@ -121,10 +121,14 @@ def test_a_throughput_that_falls_is_a_break():
 @pytest.mark.parametrize(
     ("above", "below", "said"),
     [
-        ([99.9], [100.0], ["saturation: throughput falls by 0.1 % from that at 1"]),
+        ([99.9], [100.0], ["saturation: 2 times the ranks give 1.00 times the throughput at 1"]),
         ([122.0], [100.0], []),  # a true 128 would be no saturation, and no interval excludes it
         ([90.0, 90.2, 89.8], [100.0, 100.1, 99.9], ["throughput falls by 10.0 % from that at 1"]),
-        ([118.0, 119.0, 117.0], [100.0, 101.0, 99.0], ["saturation: throughput grows by 18.0 % "]),
+        (
+            [118.0, 119.0, 117.0],
+            [100.0, 101.0, 99.0],
+            ["saturation: 2 times the ranks give 1.18 "],
+        ),
         ([100.0, 140.0, 120.0], [100.0, 90.0, 110.0], []),
         ([190.0, 110.0], [100.0], []),
     ],

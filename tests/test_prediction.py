@@ -192,7 +192,7 @@ def test_no_curve_is_drawn_beyond_a_break_at_the_last_size():
     known = published.ladder("cscs_inceptionv3_p2xlarge_real")
     reason = predict(known, 256).refusal
     assert (reason.kind, reason.world_sizes, reason.measure) == ("break", (128,), (256,))
-    assert reason.fact == "saturation: throughput grows by 9.4 % from that at 64"
+    assert reason.fact == "saturation: 2 times the ranks give 1.09 times the throughput at 64"
     assert reason.fact in predict(known, 256, force=True).warnings
 
 

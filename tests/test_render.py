@@ -110,8 +110,8 @@ def test_the_verdict_says_when_no_size_is_good(tmp_path):
 
 def test_the_sections_stand_in_the_order_of_the_page(full):
     assert [part["id"] for part in full["sections"]] == [
-        "strong", "weak", "precision", "bucket", "sensitivity", "loader", "collective", "flags",
-        "gaps", "method", "twelve-rules", "provenance",
+        "strong", "weak", "precision", "bucket", "sensitivity", "loader", "collective", "check",
+        "flags", "gaps", "method", "twelve-rules", "provenance",
     ]  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def test_what_was_expected_and_is_not_there_is_a_gap(tmp_path):
     rows = cells(section(data, "gaps")["tables"][0])
     assert [row["What"] for row in rows] == ["b", "c"]
     assert rows[0]["Why"] == "failed: rank 1 on node1: out of memory"
-    assert data["next"].startswith("Run what is missing first (2 lines")
+    assert data["next"].startswith("Mend what the check calls an error, first ")
 
 
 def test_a_report_of_nothing_but_failures_is_still_made(tmp_path):
@@ -267,10 +267,10 @@ def test_gpus_have_no_band(full, full_html):
     ("steps", "sentence"),
     [
         ({1: (0.1,), 2: (0.06,)}, "at least 3 launches"),
-        ({1: (0.1, 0.1, 0.2)}, "Measure more launches"),
-        ({1: (0.1, 0.1, 0.1)}, "at least three world sizes"),
-        ({1: (0.1, 0.1, 0.1), 2: (0.06, 0.06, 0.06)}, "Measure more than 2 ranks"),
-        ({1: (0.1, 0.1, 0.1), 2: (0.09, 0.09, 0.09)}, "Use the sizes named above"),
+        ({1: (0.1, 0.1001, 0.2)}, "Measure more launches"),
+        ({1: (0.1, 0.1001, 0.1002)}, "at least three world sizes"),
+        ({1: (0.1, 0.1001, 0.1002), 2: (0.06, 0.0601, 0.0602)}, "Measure more than 2 ranks"),
+        ({1: (0.1, 0.1001, 0.1002), 2: (0.09, 0.0901, 0.0902)}, "Use the sizes named above"),
     ],
 )
 def test_the_next_step_follows_from_the_data(tmp_path, steps, sentence):

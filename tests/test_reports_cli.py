@@ -105,14 +105,13 @@ def test_series_that_lack_the_baseline_are_named_on_stderr(tmp_path):
 
 def test_ranks_of_unequal_strength_are_warned_of(tmp_path):
     done = run(report, unequal_tree(tmp_path, {1: 8, 8: 1}))
-    (line,) = done.stderr.splitlines()
-    assert "unequal strength: 8 threads at world size 1, 1 at 8; measure every size" in line
+    assert "error unequal-ranks: strong[64]: 8 threads at world size 1, 1 at 8" in done.stderr
     page = (tmp_path / "report.html").read_text()
     assert "1 series with ranks of unequal strength" in page
     assert "8 threads at world size 1, 1 at 8</td>" in page
 
 
-def test_what_was_lost_is_named_on_stderr_without_its_traceback(tmp_path):
+def test_what_was_lost_is_named_on_stderr_first(tmp_path):
     cut = document("w1-r0", 1, {"a": record()})
     cut["lockstep"] |= {
         "expected": ["a", *(f"lost[{number}]" for number in range(2))],
@@ -121,10 +120,10 @@ def test_what_was_lost_is_named_on_stderr_without_its_traceback(tmp_path):
     }
     write(tmp_path, cut)
     for options in ((), ("--csv",)):
-        assert run(report, tmp_path, *options).stderr.splitlines() == [
-            "not measured: lost[0] in w1-r0: failed",
-            "not measured: lost[1] in w1-r0: expected, but the launch holds no result",
-        ]
+        said = run(report, tmp_path, *options).stderr
+        assert said.startswith("error failed-case: lost[0] at world size 1, launch w1-r0: failed: ")
+        assert "error missing-case: lost[1] at world size 1, launch w1-r0: expected" in said
+        assert "fp16" not in said
 
 
 def test_csv_is_data_on_stdout_and_nothing_else(tmp_path):

@@ -88,7 +88,7 @@ def test_a_launch_whose_result_was_cut_is_read_from_its_journal_or_left_out(tmp_
     found = load([tmp_path])
     assert len(found.launches) == len(whole.launches) - 1
     assert first.parent.name in [launch.path.parent.name for launch in found.launches]
-    (why,) = found.unread
+    why = str(*found.unread)
     assert why.startswith(f"{second}: not valid JSON, perhaps cut short: ")
     shown = str(page(found, series_of(found.rows), 0.7))
     assert "Not in this report, for it cannot be read: " in shown

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from reports.check import cases, ladder, launches, wording, work
+from reports.check import cases, entries, ladder, launches, published, sizes, wording, work
 from reports.check.evidence import Evidence, Hit
 from reports.results import Results, Row
 
@@ -115,6 +115,31 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "find out which was measured, and leave the other out", work.contradiction,
     ),
     (
+        "unit", "error", "no machine differs so much from itself, and every ratio is wrong",
+        "look at the units of both, and bring in or measure the wrong one again",
+        launches.other_unit,
+    ),
+    (
+        "ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
+        "rebuild the file from its journal, or measure again", entries.ranks_missing,
+    ),
+    (
+        "alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+        "measure the case again", entries.alone_longer,
+    ),
+    (
+        "launch-disagrees", "error", "one of them names another experiment",
+        "find out which is true, and measure the other again", entries.launch_disagrees,
+    ),
+    (
+        "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
+        "give each rank a GPU of its own", launches.shared_gpu,
+    ),
+    (
+        "published-ratio", "error", "both cannot be true of one table",
+        "find out which the source measured, and correct the other", published.published_ratio,
+    ),
+    (
         "truncated-batch", "error", "a step trains fewer samples than its label says",
         "choose a global batch that every world size divides", work.truncated_batch,
     ),
@@ -179,6 +204,35 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "duplicate", "error", "a copy is no repeat, and makes the interval too small",
         "remove the copy", launches.same_twice,
+    ),
+    (
+        "copied-rounds", "error", "a copy is no repeat, and makes the interval too small",
+        "remove the copy", entries.scaled_copies,
+    ),
+    (
+        "duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
+        "remove one of the lines", published.line_twice,
+    ),
+    (
+        "repeat-holes", "warning", "were the best launches kept?",
+        "keep every launch, or say which were left out and why", sizes.repeat_holes,
+    ),
+    (
+        "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
+        "send each repeat in a job of its own: share_job = false", sizes.shared_job,
+    ),
+    (
+        "uneven-rounds", "warning", "were rounds left out?",
+        "measure every launch with the same --rounds", sizes.uneven_rounds,
+    ),
+    (
+        "cold-start", "warning", "the mean and the cost hold what happens once",
+        "measure with more --warmup-rounds", entries.cold_start,
+    ),
+    (
+        "circumstances", "warning", "a difference between world sizes may be one of them",
+        "measure all sizes in turn, on the same hosts, with one commit and environment",
+        sizes.circumstances,
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",

@@ -2,16 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from reports.check.checker import Finding
-
 WIDTH = 100
-# Places that one finding names on the terminal; --json names them all.
-MAX_PLACES = 4
 
 EXAMPLES = """
 \b
@@ -45,39 +39,17 @@ def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rule
         return
     if not paths:
         raise click.UsageError("Missing argument 'PATHS...'; give results, or --rules.")
-    from reports.check import checker
+    from reports.check import checker, terminal
     from reports.load import gather
 
     found = checker.check(gather(paths))
     if as_json:
         click.echo(json.dumps({"findings": [one.record() for one in found]}, indent=1))
     else:
-        _print_findings(found)
+        for line in terminal.lines(found):
+            click.echo(line)
+        click.echo(terminal.counts(found))
     ctx.exit(any(one.level == "error" for one in found))
-
-
-def _print_findings(found: "list[Finding]") -> None:
-    from reports.formats import counted
-
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
-    for one in found:
-        key = (one.level, one.rule, one.message, one.action)
-        groups.setdefault(key, []).append(one.where)
-    for (level, rule, message, action), places in groups.items():
-        _print_group(f"{level} {rule}", places, message, action)
-    counts = [sum(one.level == name for one in found) for name in ("error", "warning")]
-    click.echo(f"{counted(counts[0], 'error')}, {counted(counts[1], 'warning')}")
-
-
-def _print_group(title: str, places: list[str], message: str, action: str) -> None:
-    more = f" and {len(places) - MAX_PLACES} more places" if len(places) > MAX_PLACES else ""
-    click.echo(_wrapped(f"{title}: {'; '.join(places[:MAX_PLACES])}{more}", ""))
-    click.echo(_wrapped(f"{message}.", "  "))
-    click.echo(_wrapped(f"Do: {action}.", "  ") + "\n")
-
-
-def _wrapped(text: str, indent: str) -> str:
-    return click.wrap_text(text, WIDTH, initial_indent=indent, subsequent_indent="  ")
 
 
 def _print_rules(as_json: bool) -> None:

@@ -14,6 +14,8 @@ from reports.sources import document
 LADDERS = ("strong", "weak", "imported")
 # Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
 APART = 1.25
+# No noise and no fault makes a launch so many times as fast as another; a unit does.
+UNIT = 100.0
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ class Evidence:
         Raises:
             ValueError: A file can no longer be read.
         """
+        known = {(row.launch, row.case) for row in self.results.rows}
         return [
             Entry(launch, entry["name"], block, entry["stats"])
             for launch in self.results.launches
             for entry in document(launch.path)["benchmarks"]
-            if (block := (entry.get("extra_info") or {}).get(KEY))
+            if (launch.name, entry["name"]) in known
+            and (block := (entry.get("extra_info") or {}).get(KEY))
         ]
 
 

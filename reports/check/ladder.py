@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from reports.check.evidence import Evidence, Hit, are_apart, hit
+from reports.check.evidence import UNIT, Evidence, Hit, are_apart, hit
 from reports.formats import percent_span
 from reports.predict.models import TOLERANCE, breaks, growth_interval
 from reports.scaling import Point, Series
@@ -21,7 +21,8 @@ def super_linear(evidence: Evidence) -> Iterator[Hit]:
     """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
     for one in evidence.ladders:
         for point in one.points:
-            if point is one.base:
+            # What `unit` names is no efficiency.
+            if point is one.base or point.parallel_efficiency > UNIT:
                 continue
             grown, factor = _growth(one, point, one.base), point.world_size / one.baseline
             span = (grown[0] / factor, grown[1] / factor) if grown else None

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from reports import gaps
-from reports.check.evidence import Evidence, Hit, are_apart, hit
+from reports.check.evidence import UNIT, Evidence, Hit, are_apart, hit
 from reports.check.work import BATCHES
 from reports.gaps import Gap
 from reports.results import COPY, UNEQUAL, Launch, Row
+from reports.scaling import Point
 from reports.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
@@ -111,12 +113,53 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
                     yield hit("same-numbers", one, point.world_size, names=names)
 
 
+def other_unit(evidence: Evidence) -> Iterator[Hit]:
+    """Launches of one point, or ranks of two sizes, differ as much as units do."""
+    for one in evidence.series:
+        for point in one.points:
+            slow, fast = _ends(point)
+            if fast.rate > UNIT * slow.rate:
+                yield hit(
+                    "unit", one, point.world_size, fast=fast.launch, slow=slow.launch,
+                    factor=fast.rate / slow.rate,
+                )  # fmt: skip
+    for one in evidence.ladders:
+        for left, right in pairwise(one.points):
+            each = {point.world_size: point.rate / point.world_size for point in (left, right)}
+            low, high = sorted(each, key=each.__getitem__)
+            if each[high] > UNIT * each[low]:
+                yield hit(
+                    "unit-of-size", one, *each, fast=high, slow=low, factor=each[high] / each[low]
+                )
+
+
+def _ends(point: Point) -> tuple[Row, Row]:
+    """Return the slowest and the fastest launch of a point."""
+    rows = sorted(point.rows, key=lambda row: row.rate)
+    return rows[0], rows[-1]
+
+
+def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
+    """Two ranks of a launch computed on one GPU."""
+    for launch in evidence.results.launches:
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for rank in launch.provenance.get("ranks") or []:
+            if rank.get("gpu_uuid"):
+                place = (str(rank.get("host")), str(rank["gpu_uuid"]))
+                ranks.setdefault(place, []).append(rank.get("rank"))
+        for (host, gpu), shared in ranks.items():
+            if len(shared) > 1:
+                values = {"host": host, "gpu": gpu, "ranks": shared}
+                yield Hit("shared-gpu", values, launches=(launch.name,))
+
+
 def disagree(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point lie further apart than by a quarter."""
     for one in evidence.series:
         for point in one.points:
-            slow = min(point.rows, key=lambda row: row.rate)
-            fast = max(point.rows, key=lambda row: row.rate)
+            slow, fast = _ends(point)
+            if fast.rate > UNIT * slow.rate:
+                continue
             # Of five launches or more a flag names those that are far from the others.
             if are_apart(point) and not any(map(FAR.match, point.flags)):
                 yield hit(

@@ -14,6 +14,7 @@ _SPECS: dict[str, Callable[[Any], str]] = {
     "ratio": ratio,
     "ms": lambda seconds: f"{number(seconds * MILLI)} ms",
     "in_ms": lambda seconds: number(seconds * MILLI),
+    "rank": lambda count: counted(count, "rank"),
     "core": lambda count: counted(count, "core"),
     "launch": lambda count: counted(count, "launch"),
     "case": lambda count: counted(count, "case"),
@@ -84,6 +85,27 @@ FACTS = {
     "check-failed": "{names} did not hold",
     "loss-rose": "the loss rose over the timed steps",
     "targets": "its numbers are targets{note}",
+    "ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}",
+    "alone-longer": "the step without communication takes {alone_s:ms}, longer than the longest "
+    "whole step, {step_s:ms}",
+    "launch-disagrees": "its {fact} is {value}, but its launch has {known}",
+    "ranks-listed": "it lists {ranks:rank}, but its world size is {size}",
+    "shared-gpu": "ranks {ranks} are on one GPU, {gpu}",
+    "unit": "{fast} is {factor:.0f} times as fast as {slow}: is one of them in another unit, such "
+    "as milliseconds for seconds?",
+    "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as at {slow}: is "
+    "one of them in another unit, such as milliseconds for seconds?",
+    "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
+    "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
+    "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
+    "repeat-holes": "repeats {gone} are missing beside {there}",
+    "one-job": "{count} repeats ran in job {job}",
+    "round-counts": "the launches hold {counts} rounds",
+    "cold-start": "the first round takes {factor:.1f} times as long as the others in every launch",
+    "scaled-copy": "their rounds are in one proportion to the last digit",
+    "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
+    "give {computed:ratio}",
+    "same-line": "{names} hold the same value to the last digit",
 }
 # What to do where the rule's own action does not fit.
 ACTIONS = {

@@ -8,9 +8,7 @@ import click
 from reports.compare.cli import ALLOWABLE
 
 if TYPE_CHECKING:
-    from reports.compare.comparison import Comparison
     from reports.gate.gates import Verdict
-    from reports.results import Results
 
 EXAMPLES = """
 \b
@@ -27,7 +25,7 @@ A targets file:
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
 All keys: reports/gate/targets.schema.json and the built-in file, proposal.
-Exit code: 0 all targets are met, 1 one is missed or not shown, 2 a file cannot be read.
+Exit code: 0 all targets are met, 1 one is missed, not shown or blocked, 2 a file cannot be read.
 """
 _HEADER = ["verdict", "target", "wanted: value (interval); where"]
 
@@ -49,18 +47,28 @@ def gate(
     DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
     where the whole 95 % interval reaches it, missed where none of it does, and not shown between,
     nor by a single launch. The value is of medians over launches, as in a report, the interval of
-    their geometric mean.
+    their geometric mean. A target is blocked where lockstep check finds an error in the results
+    behind it.
     """
-    from reports.compare.cli import say_unread
+    from reports.check import checker, terminal
+    from reports.compare.comparison import compare
     from reports.gate import gates
+    from reports.gate.blocking import block
     from reports.gate.targets import load
     from reports.gate.training_runs import gather
+    from reports.load import load as load_results
 
     wanted = load(targets)
     results = gather(path)
-    compared = _compared(results, against, allowed)
-    found = gates.verdicts(wanted, results, compared)
-    say_unread(results)
+    findings = checker.check(results)
+    base = None if against is None else load_results([against])
+    compared = None if base is None else compare(base, results, allowed=allowed)
+    found = block(gates.verdicts(wanted, results, compared, findings), results, findings)
+    if base is not None:
+        base_findings = checker.check(base)
+        found = block(found, base, base_findings)
+        findings = [*findings, *base_findings]
+    terminal.say_errors(findings)
     if as_json:
         import json
 
@@ -68,15 +76,6 @@ def gate(
     else:
         _print(found)
     return 0 if all(one.verdict == gates.MET for one in found) else 1
-
-
-def _compared(
-    results: "Results", against: Path | None, allowed: tuple[str, ...]
-) -> "Comparison | None":
-    from reports.compare.comparison import compare
-    from reports.load import load
-
-    return None if against is None else compare(load([against]), results, allowed=allowed)
 
 
 def _print(found: "list[Verdict]") -> None:

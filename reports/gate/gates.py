@@ -1,10 +1,11 @@
-"""Targets that results must reach, and what can be said of each: met, missed or not shown.
+"""Targets that results must reach, and what can be said of each: met, missed, not shown or blocked.
 
 With an interval (95 %, over launches, with the baseline's uncertainty in it: reports.statistics):
 
     met         the whole interval reaches the target
     missed      no part of it does
     not-shown   it straddles the target, or no result holds the quantity
+    blocked     `lockstep check` finds an error in a result behind it (reports.gate.blocking)
 
 The value is the report's, of medians over launches; the interval is of the geometric mean.
 Results without repeats have no interval, nor have launches equal to the last digit. A cited table
@@ -16,13 +17,14 @@ one wrongly is no larger than that of one interval, and none is widened for thei
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any
 
 from bench import record
-from reports import facts, quantities, replicates
+from reports import quantities, replicates
+from reports.check.checker import Finding
 from reports.compare.comparison import Comparison
 from reports.formats import TIME_UNITS, counted, listed, number, percent
 from reports.gate.targets import Reference, Targets
@@ -30,7 +32,7 @@ from reports.results import Results, Row
 from reports.scaling import WITHOUT_COST, Point, Series, series_of
 from reports.statistics import Interval, log_interval, median_rate, welch
 
-MET, MISSED, NOT_SHOWN = "met", "missed", "not-shown"
+MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 NO_REPEAT = "no repeat: no interval"
 NO_SPREAD = "equal to the last digit: rounded or copied, no spread known"
 EXPECTED = "expected rather than measured"
@@ -53,6 +55,8 @@ class Verdict:
         reason: Why the verdict is so; empty where value and interval say it.
         flags: Why the point is no proposal evidence.
         in_one_job: Whether the interval is over launches of one Slurm job.
+        blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        rows: The results behind the value, those of the baseline with them.
     """
 
     target: str
@@ -69,6 +73,8 @@ class Verdict:
     reason: str = ""
     flags: list[str] = field(default_factory=list)
     in_one_job: bool = False
+    blocked_by: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Goal:
         return Verdict(
             self.target, verdict, where, row.case, point.world_size, value, ends[0], ends[1],
             self.least, self.most, self.unit, "; ".join(reasons), point.flags,
-            bool(interval) and point.in_one_job,
+            bool(interval) and point.in_one_job, rows=point.rows,
         )  # fmt: skip
 
     def _inside(self, low: float, high: float) -> bool:
@@ -159,7 +165,10 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def verdicts(
-    targets: Targets, results: Results, against: Comparison | None = None
+    targets: Targets,
+    results: Results,
+    against: Comparison | None = None,
+    findings: Sequence[Finding] = (),
 ) -> list[Verdict]:
     """Return what can be said of each target at each point that it speaks of.
 
@@ -167,6 +176,7 @@ def verdicts(
         targets: What is to be reached.
         results: What was measured or imported.
         against: The results compared with a base, for `throughput_gain`.
+        findings: What the check has found in the results; its errors are no clean runs.
     """
     series = series_of(results.rows)
     found: list[Verdict] = []
@@ -174,7 +184,7 @@ def verdicts(
     found += _increases(targets, series)
     found += _gains(targets, against)
     found += _quantities(targets, series)
-    found += _whole(targets, results, series)
+    found += _whole(targets, results, series, findings)
     for one in targets.reference:
         found += _referenced(one, results, series)
     return found
@@ -243,11 +253,14 @@ def _ratio(
     where = f"{_name(series, point)} over {series.baseline}"
     spread = welch(point.units, series.base.units)
     if interval is None and spread and spread.error:
-        return goal.unshown(f"{where}: the launches differ too much for an interval")
-    launches = min(point.num_launches, series.base.num_launches)
-    found = goal.judge(point, where, value, interval, launches)
-    alone = point.in_one_job or series.base.in_one_job
-    return replace(found, in_one_job=alone and interval is not None)
+        unsure = goal.unshown("the launches differ too much for an interval")
+        verdict = replace(unsure, where=where, case=series.case, world_size=point.world_size)
+    else:
+        launches = min(point.num_launches, series.base.num_launches)
+        found = goal.judge(point, where, value, interval, launches)
+        alone = point.in_one_job or series.base.in_one_job
+        verdict = replace(found, in_one_job=alone and interval is not None)
+    return replace(verdict, rows=[*point.rows, *series.base.rows])
 
 
 def _name(series: Series, point: Point) -> str:
@@ -288,7 +301,8 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
         point = Point(pair.world_size, 0.0, pair.rates[1], pair.b, flags=pair.flags)
         low, high = judged.interval
         where = f"{pair.label} at {pair.world_size}"
-        yield goal.judge(point, where, judged.ratio - 1, (low - 1, high - 1))
+        verdict = goal.judge(point, where, judged.ratio - 1, (low - 1, high - 1))
+        yield replace(verdict, rows=[*pair.a, *pair.b])
 
 
 def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]:
@@ -307,7 +321,9 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
             yield goal.judge(point, _name(one, point), value, interval)
 
 
-def _whole(targets: Targets, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
+def _whole(
+    targets: Targets, results: Results, series: Sequence[Series], findings: Sequence[Finding]
+) -> Iterator[Verdict]:
     """Judge what is asked of all results together; it is counted, so there is no interval.
 
     What was expected rather than measured was on no node, and never clean.
@@ -319,22 +335,24 @@ def _whole(targets: Targets, results: Results, series: Sequence[Series]) -> Iter
         nodes = max((row.num_nodes or 0 for row in real), default=0)
         if nodes:
             verdict = MET if nodes >= targets.num_nodes else MISSED
-            yield replace(goal.unshown(""), verdict=verdict, where="all results", value=nodes)
+            widest = [row for row in real if row.num_nodes == nodes]
+            yield replace(
+                goal.unshown(""), verdict=verdict, where="all results", value=nodes, rows=widest
+            )
         else:
             yield goal.unshown(unreal or "no result says on how many nodes it was measured")
     if targets.clean_runs:
-        problems = _problems(results, series)
-        verdict = MISSED if problems else NOT_SHOWN if unreal else MET
-        whole = Goal("clean_runs", most=0, unit="problems").unshown(listed(problems, 3) or unreal)
+        problems = _problems(series, findings)
+        verdict = NOT_SHOWN if unreal else MISSED if problems else MET
+        whole = Goal("clean_runs", most=0, unit="problems").unshown(unreal or listed(problems, 3))
         yield replace(whole, verdict=verdict, where="all results", value=len(problems))
 
 
-def _problems(results: Results, series: Sequence[Series]) -> list[str]:
-    """Return what is not clean: flags, cases and launches without a result."""
+def _problems(series: Sequence[Series], findings: Sequence[Finding]) -> list[str]:
+    """Return what is not clean: flags, and the errors of the check."""
     flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
-    lost = [f"{what}: {why}" for what, why, _ in facts.lost(results)]
-    broken = [f"{one.name} is not complete" for one in results.launches if not one.complete]
-    return [*flags, *lost, *broken, *map(str, results.unread)]
+    errors = [f"{one.rule}: {one.where}" for one in findings if one.level == "error"]
+    return [*flags, *errors]
 
 
 def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
@@ -405,15 +423,21 @@ def document(found: Sequence[Verdict]) -> dict[str, Any]:
     return {
         "schema": record.SCHEMA_VERSION,
         "met": all(one.verdict == MET for one in found),
-        "verdicts": [asdict(one) for one in found],
+        "verdicts": [_as_record(one) for one in found],
     }
+
+
+def _as_record(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict without the results behind it."""
+    names = [one.name for one in fields(verdict) if one.name != "rows"]
+    return {name: getattr(verdict, name) for name in names}
 
 
 def summary(found: Sequence[Verdict]) -> str:
     """Return in a sentence whether the gate is passed, and which targets fail it."""
     failing: Mapping[str, list[str]] = {
         verdict: list(dict.fromkeys(one.target for one in found if one.verdict == verdict))
-        for verdict in (MISSED, NOT_SHOWN)
+        for verdict in (BLOCKED, MISSED, NOT_SHOWN)
     }
     said = [f"{verdict}: {listed(names)}" for verdict, names in failing.items() if names]
     return "; ".join(said) or f"all met: {counted(len(found), 'verdict')}"

@@ -265,7 +265,8 @@ def breaks(
         if most < 1:
             what = f"throughput falls by {changed}"
         elif (most - 1) / (factor - 1) < SATURATED_GAIN:
-            what = f"saturation: throughput {'grows' if growth > 1 else 'falls'} by {changed}"
+            what = f"saturation: {factor:g} times the ranks give {growth:.2f} times the throughput "
+            what += f"at {sizes[i - 1]}"
         elif _is_cliff(_loss(math.log(most), factor), losses[: i - 1] + losses[i:]):
             less = percent(1 - growth / factor)
             what = f"{'node boundary' if at_boundary else 'cliff'}: each rank does {less} % less "

@@ -1,0 +1,331 @@
+"""Copies of a really measured campaign with one planted defect each: errors, and warnings.
+
+Each is edited in place; the campaign is `fp32` of `measured.py`: strong, weak, bucket and
+collective cases at world sizes 1 and 2, three launches each.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from bench.record import KEY
+
+Json = dict[str, Any]
+STUDIES = ("strong", "weak", "bucket", "collective")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A defect, the rule that must name it, and whose verdicts at two ranks it takes away."""
+
+    rule: str
+    edit: Callable[[Path], None]
+    studies: tuple[str, ...] = ("strong",)
+
+
+def copied(campaign: Path, root: Path) -> Path:
+    """Copy a campaign without its journals, which would stand in for an edited result."""
+    shutil.copytree(campaign, root, ignore=shutil.ignore_patterns("journal.jsonl", "log.txt"))
+    return root
+
+
+def result(root: Path, size: int, repeat: int = 1) -> Path:
+    return root / "launches" / f"w{size}-r{repeat}" / "result.json"
+
+
+def launches(
+    change: Callable[[Json], None], *sizes: int, repeats: tuple[int, ...] = (0, 1, 2)
+) -> Callable[[Path], None]:
+    """Change the results of these world sizes and repeats."""
+
+    def edit(root: Path) -> None:
+        for size in sizes:
+            for repeat in repeats:
+                path = result(root, size, repeat)
+                document = json.loads(path.read_text())
+                change(document)
+                path.write_text(json.dumps(document))
+
+    return edit
+
+
+def blocks(
+    change: Callable[[Json], None],
+    *sizes: int,
+    study: str = "strong",
+    repeats: tuple[int, ...] = (0, 1, 2),
+) -> Callable[[Path], None]:
+    """Change the lockstep blocks of a study's cases."""
+
+    def each(document: Json) -> None:
+        for entry in document["benchmarks"]:
+            if entry["extra_info"][KEY]["study"] == study:
+                change(entry["extra_info"][KEY])
+
+    return launches(each, *sizes, repeats=repeats)
+
+
+def facts(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
+    """Change the facts of launches."""
+    return launches(lambda document: change(document[KEY]), *sizes, **options)
+
+
+def provenance(
+    change: Callable[[Json], None], *sizes: int, **options: Any
+) -> Callable[[Path], None]:
+    return facts(lambda own: change(own["provenance"]), *sizes, **options)
+
+
+def ranks(change: Callable[[Json], None], *sizes: int, **options: Any) -> Callable[[Path], None]:
+    def each(known: Json) -> None:
+        for rank in known["ranks"]:
+            change(rank)
+
+    return provenance(each, *sizes, **options)
+
+
+def stats(name: str, factor: float) -> Callable[[Json], None]:
+    """Multiply what pytest-benchmark has stored of a strong case's rounds."""
+
+    def change(document: Json) -> None:
+        for entry in document["benchmarks"]:
+            if entry["extra_info"][KEY]["study"] == "strong":
+                entry["stats"][name] *= factor
+
+    return change
+
+
+def times(name: str, factor: float) -> Callable[[Json], None]:
+    def change(holder: Json) -> None:
+        holder[name] *= factor
+
+    return change
+
+
+def consistent(block: Json, factor: float) -> None:
+    """Multiply the rounds, and what is stored of them but the statistics."""
+    block["rank_round_s"] = [[s * factor for s in rank] for rank in block["rank_round_s"]]
+    block["elapsed_s"] *= factor
+    block["throughput_samples_per_s"] /= factor
+
+
+def scaled(factor: float, size: int, repeats: tuple[int, ...]) -> Callable[[Path], None]:
+    """Multiply a strong case's rounds and all that follows from them."""
+
+    def change(document: Json) -> None:
+        for entry in document["benchmarks"]:
+            if entry["extra_info"][KEY]["study"] == "strong":
+                consistent(entry["extra_info"][KEY], factor)
+                for name in ("min", "max", "mean", "median", "stddev"):
+                    entry["stats"][name] *= factor
+
+    return launches(change, size, repeats=repeats)
+
+
+def peaked(fraction: float) -> Callable[[Json], None]:
+    """State a peak of the device of which the case reaches this multiple."""
+
+    def change(block: Json) -> None:
+        block["flop_per_sample"] = 1e6
+        rate = block["throughput_samples_per_s"] * 1e6 / block["world_size"]
+        block["peak_flop_per_s"] = rate / fraction
+
+    return change
+
+
+def counted_per_rank(block: Json) -> None:
+    for name in ("samples_per_step", "samples", "throughput_samples_per_s"):
+        block[name] *= block["world_size"]
+
+
+def crowded(threads: int, cores: int) -> Callable[[Json], None]:
+    def change(rank: Json) -> None:
+        rank |= {"num_threads": threads, "cores": list(range(cores))}
+
+    return change
+
+
+def copy_rounds(root: Path) -> None:
+    """Give the second launch of two ranks the results of the first."""
+    first, second = (json.loads(result(root, 2, repeat).read_text()) for repeat in (0, 1))
+    result(root, 2, 1).write_text(json.dumps(second | {"benchmarks": first["benchmarks"]}))
+
+
+def drop_case(document: Json) -> None:
+    kept = [e for e in document["benchmarks"] if e["extra_info"][KEY]["study"] != "strong"]
+    document["benchmarks"] = kept
+
+
+def fail_case(document: Json) -> None:
+    (gone,) = (e for e in document["benchmarks"] if e["extra_info"][KEY]["study"] == "strong")
+    document["benchmarks"].remove(gone)
+    document[KEY]["failed"] = [{"case": gone["fullname"], "reason": "rank 1 ran out of memory"}]
+
+
+def remove_launch(root: Path) -> None:
+    shutil.rmtree(result(root, 2).parent)
+
+
+def cut_launch(root: Path) -> None:
+    result(root, 2).write_text(result(root, 2).read_text()[:500])
+
+
+def check_of(name: str, value: object) -> Callable[[Json], None]:
+    def change(block: Json) -> None:
+        block["checks"][name] = value
+
+    return change
+
+
+def rises(block: Json) -> None:
+    block["checks"] |= {"loss_first": 2.0, "loss_last": 7.5}
+
+
+def ask(precision: str) -> Callable[[Json], None]:
+    def change(block: Json) -> None:
+        block["factors"]["precision"] = precision
+
+    return change
+
+
+def only_rank_0(document: Json) -> None:
+    """Keep of strong cases the rounds of rank 0, and what follows from them."""
+    for entry in document["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        if block["study"] == "strong":
+            block["rank_round_s"] = block["rank_round_s"][:1]
+            settle(entry)
+
+
+def one_gpu(rank: Json) -> None:
+    rank |= {"device": "cuda:0", "gpu_uuid": "GPU-1"}
+
+
+def on_other_hosts(rank: Json) -> None:
+    rank["host"] = f"node{rank['rank']}"
+
+
+def copied_slower(root: Path) -> None:
+    """Give the second launch of two ranks the strong rounds of the first, 3 % longer."""
+    first, second = (json.loads(result(root, 2, repeat).read_text()) for repeat in (0, 1))
+    second["benchmarks"] = first["benchmarks"]
+    for entry in second["benchmarks"]:
+        consistent(entry["extra_info"][KEY], 1.03)
+        for name in ("min", "max", "mean", "median", "stddev"):
+            entry["stats"][name] *= 1.03
+    result(root, 2, 1).write_text(json.dumps(second))
+
+
+def cut_rounds(document: Json) -> None:
+    """Leave the last round of a strong case out, and make the rest agree."""
+    for entry in document["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        if block["study"] == "strong":
+            block["rank_round_s"] = [rank[:-1] for rank in block["rank_round_s"]]
+            settle(entry)
+
+
+def settle(entry: Json) -> None:
+    """Make all that is stored of the rounds follow from them."""
+    block = entry["extra_info"][KEY]
+    rounds = [max(each) for each in zip(*block["rank_round_s"], strict=True)]
+    block["samples"] = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
+    block["elapsed_s"] = sum(rounds)
+    block["throughput_samples_per_s"] = block["samples"] / sum(rounds)
+    entry["stats"] |= {"median": median(rounds), "mean": fmean(rounds), "rounds": len(rounds)}
+
+
+def cold(document: Json) -> None:
+    """Make the first round of a strong case four times as long as the longest of the others."""
+    for entry in document["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        if block["study"] == "strong":
+            longest = max(map(max, (rank[1:] for rank in block["rank_round_s"])))
+            for rank in block["rank_round_s"]:
+                rank[0] = 4 * longest
+            settle(entry)
+
+
+def keep_best(root: Path) -> None:
+    """Leave the launches out that did not please, and the plan that names them."""
+    shutil.rmtree(result(root, 2, 1).parent)
+    (root / "campaign.json").unlink()
+
+
+def environment(known: Json) -> None:
+    known["environment"]["NCCL_P2P_DISABLE"] = "1"
+
+
+# What may mislead and is no error: the rule that must name it.
+WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "NCCL steered at two ranks only": ("circumstances", provenance(environment, 2)),
+    "another host at two ranks": (
+        "circumstances", ranks(lambda rank: rank.update(host="other"), 2)),
+    "another CPU at two ranks": (
+        "circumstances", provenance(lambda known: known.update(cpu_model="Other CPU"), 2)),
+    "another commit at two ranks": (
+        "circumstances", provenance(lambda known: known.update(git_commit="0" * 40), 2)),
+    "another day at two ranks": (
+        "circumstances", facts(lambda own: own.update(started="2020-01-01T12:00:00+00:00"), 2)),
+    "all repeats of two ranks in one job": (
+        "shared-job", provenance(lambda known: known["slurm"].update(SLURM_JOB_ID="17"), 2)),
+    "the best of the repeats": ("repeat-holes", keep_best),
+    "a round left out at two ranks": ("uneven-rounds", launches(cut_rounds, 2)),
+    "a first round of four times": ("cold-start", launches(cold, 2)),
+}  # fmt: skip
+
+PLANTED: dict[str, Plant] = {
+    "128 threads on 64 cores": Plant("oversubscription", ranks(crowded(64, 64), 2), STUDIES),
+    "four threads of one rank on two cores": Plant(
+        "oversubscription", ranks(crowded(4, 2), 1), ("strong", "weak", "bucket")),
+    "a utilisation of 26": Plant("above-peak", blocks(peaked(26), 1, 2)),
+    "more than the peak in one launch": Plant("above-peak", blocks(peaked(1.3), 2, repeats=(1,))),
+    "a stored throughput of eight times": Plant(
+        "samples-time", blocks(times("throughput_samples_per_s", 8), 1, 2)),
+    "a stored throughput multiplied by the ranks": Plant(
+        "doubled-world-size", blocks(times("throughput_samples_per_s", 2), 2)),
+    "a stored throughput a tenth too high, once": Plant(
+        "samples-time", blocks(times("throughput_samples_per_s", 1.1), 2, repeats=(2,))),
+    "a mean that the rounds do not have": Plant("samples-time", launches(stats("mean", 1.02), 2)),
+    "a median that the rounds do not have": Plant(
+        "samples-time", launches(stats("median", 0.5), 2)),
+    "an elapsed time that the rounds do not have": Plant(
+        "samples-time", blocks(times("elapsed_s", 2), 1, repeats=(0,))),
+    "samples of strong scaling counted per rank": Plant(
+        "doubled-world-size", blocks(counted_per_rank, 2)),
+    "samples of weak scaling counted per rank": Plant(
+        "doubled-world-size", blocks(counted_per_rank, 2, study="weak"), ("weak",)),
+    "parameters that differ": Plant("wrong-result", blocks(check_of("parameters_equal", False), 2)),
+    "a loss that rises": Plant("wrong-result", blocks(rises, 2, repeats=(0,))),
+    "a loss that rises at the baseline": Plant("wrong-result", blocks(rises, 1, study="weak"),
+                                               ("weak",)),
+    "a copied launch": Plant("duplicate", copy_rounds, STUDIES),
+    "a launch that was stopped": Plant(
+        "unfinished-launch", facts(times("complete", 0), 2, repeats=(1,)), STUDIES),
+    "a launch cut short on disk": Plant("unreadable-launch", cut_launch, STUDIES),
+    "a case that failed": Plant("failed-case", launches(fail_case, 2, repeats=(1,))),
+    "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
+    "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),
+    "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(ask("bf16"), 1, 2)),
+    "another precision found by the check": Plant(
+        "precision-fell-back", blocks(check_of("precision", "bf16"), 2)),
+    "a step that became shorter than its part": Plant(
+        "alone-longer", scaled(0.02, 2, (0, 1, 2))),
+    "milliseconds for seconds in one launch": Plant("unit", scaled(1000.0, 2, (1,))),
+    "milliseconds for seconds at two ranks": Plant("unit", scaled(1000.0, 2, (0, 1, 2))),
+    "the rounds of rank 0 only": Plant("ranks-missing", launches(only_rank_0, 2)),
+    "a case that says it ran on another world size": Plant(
+        "launch-disagrees", blocks(lambda block: block.update(world_size=2), 1, repeats=(0,))),
+    "a case that says it ran on more nodes": Plant(
+        "launch-disagrees", blocks(lambda block: block.update(num_nodes=2), 2)),
+    "ranks on more hosts than their cases say": Plant(
+        "launch-disagrees", ranks(on_other_hosts, 2), STUDIES),
+    "a launch that lists fewer ranks": Plant(
+        "launch-disagrees", provenance(lambda known: known["ranks"].pop(), 2), STUDIES),
+    "two ranks on one GPU": Plant("shared-gpu", ranks(one_gpu, 2), STUDIES),
+    "a copied launch, 3 % slower": Plant("copied-rounds", copied_slower, STUDIES),
+}  # fmt: skip

@@ -1,0 +1,97 @@
+"""An error of `lockstep check` blocks the verdicts it touches, and comes first on the page."""
+
+import pytest
+from planted_errors import PLANTED, WARNED, copied
+
+from reports.check.checker import check, errors
+from reports.gate.blocking import block
+from reports.gate.gates import verdicts
+from reports.gate.targets import Targets
+from reports.load import gather
+from reports.page import page
+from reports.render import html
+from reports.scaling import series_of
+
+# Of wide limits: what is really measured meets them, or is too noisy to show it.
+TARGETS = Targets.model_validate({
+    "schema": 1, "parallel_efficiency": {"2": 1e-6}, "speedup": {"2": [1e-6, 1e6]},
+    "communication_share": 1.0, "clean_runs": True,
+})  # fmt: skip
+
+
+def judged(results):
+    findings = check(results)
+    return block(verdicts(TARGETS, results, findings=findings), results, findings)
+
+
+def test_a_measured_campaign_has_no_error_and_nothing_blocked(measured):
+    for name in ("fp32", "bf16", "batch"):
+        results = gather([measured / name])
+        assert errors(check(results)) == []
+        assert {one.verdict for one in judged(results)} <= {"met", "missed", "not-shown"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_an_error_blocks_each_verdict_it_touches_and_comes_first_on_the_page(
+    measured, tmp_path, name
+):
+    plant = PLANTED[name]
+    root = copied(measured / "fp32", tmp_path / "set")
+    plant.edit(root)
+    results = gather([root])
+    found = judged(results)
+    touched = [
+        one for one in found
+        if one.world_size == 2 and one.target != "communication_share"
+        and one.rows[0].study in plant.studies
+    ]  # fmt: skip
+    assert touched
+    assert all(one.verdict == "blocked" and plant.rule in one.blocked_by for one in touched)
+    (clean,) = (one for one in found if one.target == "clean_runs")
+    assert clean.verdict == "missed"
+    shown = page(results, series_of(results.rows), 0.7)
+    assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
+    assert not any(
+        f", {one.label}:" in text and "blocked by check" not in text
+        for one in series_of(results.rows)
+        if one.row.study in plant.studies
+        for text in shown["verdicts"]
+    )
+
+
+def test_there_are_thirty_planted_errors():
+    assert len(PLANTED) >= 30
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_what_may_mislead_is_a_warning_that_the_measured_campaign_does_not_have(
+    measured, tmp_path, name
+):
+    rule, edit = WARNED[name]
+    root = copied(measured / "fp32", tmp_path / "set")
+    assert rule not in {one.rule for one in check(gather([root]))}
+    edit(root)
+    found = check(gather([root]))
+    assert rule in {one.rule for one in found if one.level == "warning"}
+    assert errors(found) == []
+
+
+def test_what_no_error_touches_is_judged_as_before(measured, tmp_path):
+    root = copied(measured / "fp32", tmp_path / "set")
+    before = {one.where: one for one in judged(gather([root]))}
+    PLANTED["samples of weak scaling counted per rank"].edit(root)
+    after = {one.where: one for one in judged(gather([root]))}
+    strong = [where for where in before if where.startswith("strong")]
+    assert strong
+    assert all(before[where].verdict == after[where].verdict for where in strong)
+
+
+def test_the_page_has_the_error_above_its_verdict_and_links_what_is_counted(measured, tmp_path):
+    root = copied(measured / "fp32", tmp_path / "set")
+    PLANTED["a utilisation of 26"].edit(root)
+    results = gather([root])
+    text = html(page(results, series_of(results.rows), 0.7))
+    assert text.index("above-peak") < text.index('class="verdict"')
+    assert '<a href="#check">' in text
+    assert 'id="check"' in text
+    assert "No warnings" not in text
