@@ -14,11 +14,17 @@ from slurm_templates.standing import Standing
 GIB = 1024**3
 # A peak this near to the request is what the limit let it have.
 NEAR = 0.9
-# 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
 # How Slurm ends a job whose output its node cannot open: signal 53.
 NO_OUTPUT = "0:53"
+# 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
 KILLED = ("137:0", "0:9", "9:0")
 SIDE_KINDS = ("preflight", "collect")
+# Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
+FOR_EVER = {
+    *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "ReservationDeleted"),
+    *("InvalidAccount", "InvalidQOS", "QOSMaxWallDurationPerJobLimit", "MaxMemPerLimit"),
+    "AssocMaxWallDurationPerJobLimit",
+}
 MAX_GIST = 160
 TAIL_BYTES = 8192
 MINUTE_S = 60
@@ -49,16 +55,62 @@ def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) 
             f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {named}, then "
             f"lockstep resume {folder} measures the rest"
         )
+    if state == "PENDING" and standing.state.reason in FOR_EVER:
+        return (
+            f"lockstep cancel {folder}, mend that in the site file, then lockstep resume {folder} "
+            "--site SITE"
+        )
     if not standing.is_bad:
         return None
     cause = _cause(standing, results)
-    return "; ".join(filter(None, (cause, f"{when}lockstep resume {folder} measures the rest")))
+    return "; ".join(filter(None, (cause, _next(standing, results, folder, when))))
+
+
+def _next(standing: Standing, results: Results, folder: str, when: str) -> str:
+    """Return the command that measures the rest, with what must be mended before it."""
+    key = to_mend(standing, results)
+    if key is None:
+        return f"{when}lockstep resume {folder} measures the rest"
+    if not key:
+        return (
+            "nothing was measured, and the same scripts would end in the same way: mend the cause, "
+            f"in the site file by lockstep resume {folder} --site SITE"
+        )
+    return f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
+
+
+def to_mend(standing: Standing, results: Results) -> str | None:
+    """Return the site's key that must change before a job can end well.
+
+    Returns:
+        The key, or keys; nothing ("") where something must change that no record names; None where
+        the same scripts may well measure the rest.
+    """
+    record = standing.record or {}
+    if standing.state.name == "OUT_OF_MEMORY":
+        return "mem"
+    if standing.state.name != "FAILED" or not record or record.get("stopped"):
+        return None
+    if _was_killed(standing):
+        return "mem" if _is_near_limit(standing) else None
+    if record.get("mend") or record.get("lost"):
+        return _printable(str(record.get("mend") or ""))[:MAX_GIST] or None
+    has_begun = any(results.journal(name).exists() for name in standing.job.launches)
+    return None if has_begun or standing.job.kind in ("collect", "profile") else ""
+
+
+def _was_killed(standing: Standing) -> bool:
+    return (standing.account or {}).get("exit_code") in KILLED
+
+
+def _is_near_limit(standing: Standing) -> bool:
+    return ((standing.account or {}).get("memory_efficiency") or 0.0) >= NEAR
 
 
 def _cause(standing: Standing, results: Results) -> str | None:
     state = standing.state.name
     if state == "OUT_OF_MEMORY":
-        return f"{_memory(standing)}: raise mem in the site file, or lower the batch"
+        return f"{_memory(standing)}: raise mem, or lower the batch"
     if state in ("TIMEOUT", "DEADLINE"):
         return "raise time in the campaign's [jobs] or in the site file, for fewer jobs"
     if state in ("NODE_FAIL", "BOOT_FAIL"):
@@ -129,9 +181,8 @@ def _failure(standing: Standing, results: Results) -> str:
             f"exit code {NO_OUTPUT}: {nodes} could not open {results.output(standing.job)}, so "
             "choose by --to a folder that every node sees and where you may write"
         )
-    if account.get("exit_code") in KILLED:
-        near = (account.get("memory_efficiency") or 0.0) >= NEAR
-        cause = "so raise mem in the site file" if near else "so look at its log first"
+    if _was_killed(standing):
+        cause = "so raise mem" if _is_near_limit(standing) else "so look at its log first"
         return (
             "a process of it was killed, by hand or for memory, which Slurm cannot tell apart "
             f"without cgroups; {_memory(standing)}, {cause}"

@@ -348,10 +348,11 @@ def submit(budget: float | None, *, dry_run: bool, as_json: bool, **given: Any) 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--site", help="Site file, where it has changed; the one of before by default.")
 @click.option("--flagged", is_flag=True, help="Also measure again what has a flag.")
 @dry_run_option
 @as_json_option
-def resume(folder: Path, *, flagged: bool, dry_run: bool, as_json: bool) -> None:
+def resume(folder: Path, site: str | None, *, flagged: bool, dry_run: bool, as_json: bool) -> None:
     """Send jobs for what FOLDER's campaign still lacks, at the site it was sent to.
 
     What is measured again is first moved to launches-set-aside/; nothing is deleted.
@@ -359,13 +360,16 @@ def resume(folder: Path, *, flagged: bool, dry_run: bool, as_json: bool) -> None
     \b
     Examples:
       lockstep resume results/campaign --dry-run
+      lockstep resume results/campaign --site site.toml
       lockstep resume results/campaign --flagged
     """
+    from slurm_templates import site as sites
     from slurm_templates import submission
     from slurm_templates.results import Results
 
     results = Results(folder.resolve())
-    todo = submission.Work(*submission.stored(results), results)
+    campaign, before = submission.stored(results)
+    todo = submission.Work(campaign, sites.load(site) if site else before, results)
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))

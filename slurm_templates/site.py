@@ -36,7 +36,7 @@ EXTRA_OPTIONS = (
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
     "began|chosen|failed|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|"
-    "name|on_nodes|options|patience|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|"
+    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|"
     "stopping|suite|tool|unfinished|_"
 )
 

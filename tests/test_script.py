@@ -113,7 +113,7 @@ def test_modules_are_purged_only_where_there_are_some():
     purged = []
     for modules in ([], ["PyTorch/2.6"]):
         site = site_of(**native, modules=modules)
-        purged.append("module purge\n" in render(jobs(small(), site, FOLDER)[0], site))
+        purged.append("\nmodule purge " in render(jobs(small(), site, FOLDER)[0], site))
     assert purged == [False, True]
 
 
@@ -383,7 +383,8 @@ def test_a_script_starts_what_was_meant(stubs, tmp_path):
     assert found["APPTAINERENV_LOCKSTEP_IMAGE_SHA256"] == "0123abcd"
     left = ended_as(results)
     assert left.pop("ended").endswith("Z")
-    assert left == {"job_id": "7", "job": job.name, "exit_code": 0, "stopped": False, "lost": ""}
+    left_over = {"stopped": False, "lost": "", "mend": ""}
+    assert left == {"job_id": "7", "job": job.name, "exit_code": 0} | left_over
 
 
 def test_what_the_site_s_lines_export_reaches_the_image_or_is_recorded(stubs, tmp_path):
@@ -430,6 +431,7 @@ def test_an_image_that_is_gone_ends_the_job(stubs, tmp_path, world_size):
     assert ended.stderr.endswith(" image /images/lockstep.sif not found on host node1\n")
     assert ended.stderr.count("\n") == 1
     assert ended_as(tmp_path)["exit_code"] == 78
+    assert ended_as(tmp_path)["mend"] == "container.image"
     assert not (tmp_path / "seen.arguments").exists()
 
 
@@ -750,10 +752,10 @@ MODULE = """() {
 }"""
 
 
-def modules_run(stubs, folder, *modules, before="ROOM=/sw"):
+def modules_run(stubs, folder, *modules, before="ROOM=/sw", module=MODULE):
     site = plain(container=None, modules=modules, suite="/suite", shell_before=before)
     (job,) = jobs(small(), site, made(folder))
-    return execute(render(job, site), stubs, folder, **{"BASH_FUNC_module%%": MODULE})
+    return execute(render(job, site), stubs, folder, **{"BASH_FUNC_module%%": module})
 
 
 def test_what_modules_put_on_the_path_stays_behind_the_suite(stubs, tmp_path):
@@ -761,7 +763,17 @@ def test_what_modules_put_on_the_path_stays_behind_the_suite(stubs, tmp_path):
     ended = modules_run(stubs, tmp_path, "torch", before=before)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "PYTHONPATH=/suite:/sw/torch" in seen(tmp_path, "environment")
-    assert (tmp_path / "seen.modules").read_text() == "use /own\npurge\nload torch\n"
+    # What the site's own lines load is not purged.
+    assert (tmp_path / "seen.modules").read_text() == "purge\nuse /own\nload torch\n"
+
+
+def test_a_purge_that_fails_keeps_no_job_from_measuring(stubs, tmp_path):
+    sticky = MODULE.replace("() {", '() { [ "$1" != purge ] || return 1;')
+    ended = modules_run(stubs, tmp_path, "torch", module=sticky)
+    assert ended.returncode == 0
+    assert (
+        "lockstep: module purge ended with 1; the modules are loaded all the same" in ended.stdout
+    )
 
 
 def test_a_module_that_cannot_be_loaded_ends_the_job(stubs, tmp_path):
@@ -769,11 +781,13 @@ def test_a_module_that_cannot_be_loaded_ends_the_job(stubs, tmp_path):
     assert ended.returncode == 1
     assert "lockstep: module absent cannot be loaded\n" in ended.stdout
     assert ended_as(tmp_path)["exit_code"] == 1
+    assert ended_as(tmp_path)["mend"] == "modules"
     assert not (tmp_path / "seen.arguments").exists()
 
 
 def test_what_an_outer_job_asked_for_is_not_for_the_steps(stubs, tmp_path):
     names = ("MEM_PER_CPU", "GPUS_PER_TASK", "TRES_PER_TASK", "GPU_BIND", "DISTRIBUTION")
+    names += ("GPUS", "CLUSTERS")
     outer = {f"SLURM_{name}": "outer" for name in (*names, "MEM_PER_GPU", "CPU_BIND_TYPE")}
     outer["PYTHONPATH"] = "outer"
     (job,) = jobs(small(), plain(), made(tmp_path))
@@ -788,6 +802,7 @@ def test_the_lines_after_also_run_where_a_job_fails_early(stubs, tmp_path, befor
     ended = execute(render(job, site), stubs, tmp_path)
     assert ended.stdout == "last\n"
     assert ended_as(tmp_path)["exit_code"] == ended.returncode != 0
+    assert ended_as(tmp_path)["mend"] == "shell_before"
 
 
 def test_an_element_of_an_array_makes_its_launch(stubs, tmp_path):

@@ -342,7 +342,7 @@ def test_a_job_whose_id_was_never_said_is_found_by_its_comment(here, folder, ask
     [
         (
             {"State": "OUT_OF_MEMORY", "ReqMem": "32G", "steps": "31G"},
-            "it used 31.0 of 32.0 GiB: raise mem in the site file",
+            "it used 31.0 of 32.0 GiB: raise mem, or lower the batch",
         ),
         (
             {"State": "FAILED", "ExitCode": "137:0", "ReqMem": "32G", "steps": "31G"},
@@ -373,9 +373,42 @@ def test_what_to_do_is_said(here, folder, asked, fields, said):
     ended = status(here, asked)
     advice = json.loads(ended.stdout)["jobs"][0]["advice"]
     assert said in advice
-    assert advice.endswith("lockstep resume results/x measures the rest")
+    rest = "lockstep resume results/x measures the rest"
+    if fields["State"] == "OUT_OF_MEMORY":  # as before it would run out of it again
+        rest = "mend mem in the site file, then lockstep resume results/x --site SITE"
+    assert advice.endswith(rest)
     assert "\x1b" not in advice
     assert ended.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "mend", "says"),
+    [
+        ("ladder", "container.image", "; mend container.image in the site file, then lockstep res"),
+        ("preflight", "", "; nothing was measured, and the same scripts would end in the same way"),
+        ("ladder", "", "; nothing was measured, and the same scripts would end in the same way"),
+        ("collect", "", "; lockstep resume results/x measures the rest"),
+    ],
+)
+def test_what_resume_cannot_mend_is_not_left_to_it(here, folder, asked, kind, mend, says):
+    send(folder, "job", "17", ["w1-r0"] if kind == "ladder" else [], kind=kind)
+    record = {"job_id": "17", "exit_code": 1, "stopped": False, "lost": "", "mend": mend}
+    (folder / "jobs/exit-17.json").write_text(json.dumps(record))
+    (folder / "jobs/slurm-17.out").write_text("no such thing\n")
+    asked.say("sacct", sacct(account("17", "FAILED", ExitCode="1:0")))
+    (row,) = jobs(here, asked)
+    assert row["advice"].startswith("jobs/slurm-17.out says: no such thing" + says)
+
+
+def test_a_job_that_waits_for_ever_is_to_be_sent_again_with_another_site(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    reason = "QOSMaxWallDurationPerJobLimit"
+    asked.say("squeue", f"17|17|PENDING|{reason}|1795253711|lockstep:ladder-17\n")
+    (row,) = jobs(here, asked)
+    assert row["advice"] == (
+        "lockstep cancel results/x, mend that in the site file, then lockstep resume results/x "
+        "--site SITE"
+    )
 
 
 def test_the_node_that_failed_is_named_where_the_output_names_it(here, folder, asked):

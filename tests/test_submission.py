@@ -123,6 +123,20 @@ def test_repeats_are_jobs_of_their_own_and_one_is_resumed_alone(folder):
     assert recorded(folder)[-2]["launches"] == ["w8-r1"]
 
 
+def test_a_resumed_campaign_takes_the_mended_site_where_it_is_given(folder):
+    assert submit(folder).returncode == 0
+    mended = SITE.replace("lockstep.sif", "mended.sif").replace("01:30:00", "00:30:00")
+    (folder / "site.toml").write_text(mended)
+    script = folder / "results/ladder/jobs/ladder.sh"
+    assert lockstep("resume results/ladder", folder).returncode == 0
+    assert "image=/images/lockstep.sif" in script.read_text()
+    assert lockstep("resume results/ladder --site site.toml", folder).returncode == 0
+    assert "image=/images/mended.sif" in script.read_text()
+    assert "#SBATCH --time=00:30:00" in script.read_text()
+    assert lockstep("resume results/ladder", folder).returncode == 0  # which is kept
+    assert "image=/images/mended.sif" in script.read_text()
+
+
 def test_what_was_sent_is_said_with_commands_to_copy(folder):
     lines = submit(folder, JOBS).stdout.splitlines()
     output = f"{folder}/results/ladder/jobs/slurm-101.out"

@@ -28,9 +28,10 @@ failed=0            # exit code: 1 once a launch is incomplete
 stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
+mend=               # key of the site file that is to be mended if what runs now fails
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
-    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
 rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
@@ -47,8 +48,8 @@ record_end() { # record_end CODE: as far as it is known, for Slurm may cut what 
     local ended stopped=false
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
     [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" ladder-w2 "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "mend": "%s", "ended": "%s"}\n' \
+        "$id" ladder-w2 "$1" "$stopped" "$lost" "$mend" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
 }
 
@@ -80,11 +81,13 @@ declare -A had=() # what is exported before the site's own lines
 for name in $(compgen -e); do had[$name]=${!name-}; done
 
 set +u # what a site loads is not written for it
+mend=shell_before
 ulimit -l unlimited
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 set -u
+mend=
 
 cd "$results"
 
@@ -162,7 +165,9 @@ meet() { # let the ranks of the next step meet where those of no other step do
 }
 
 serve # it starts while the image is read and staged
+mend=container.image
 LOCKSTEP_IMAGE_SHA256=$(image_hash)
+mend=
 export LOCKSTEP_IMAGE_SHA256
 
 start=(bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")

@@ -27,10 +27,11 @@ failed=0            # exit code: 1 once a launch is incomplete
 stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
+mend=               # key of the site file that is to be mended if what runs now fails
 keeper=             # process that removes what the job leaves on its nodes
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
-    SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
+    SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
 rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
@@ -47,8 +48,8 @@ record_end() { # record_end CODE: as far as it is known, for Slurm may cut what 
     local ended stopped=false
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
     [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "ended": "%s"}\n' \
-        "$id" ladder "$1" "$stopped" "$lost" "$ended" >"$jobs/.exit-$id.tmp" &&
+    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "mend": "%s", "ended": "%s"}\n' \
+        "$id" ladder "$1" "$stopped" "$lost" "$mend" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
 }
 
@@ -87,17 +88,21 @@ rm -r /scratch/me/data
 )
 
 set +u # what a site loads is not written for it
-ulimit -l unlimited
 type module >/dev/null 2>&1 || . /etc/profile || :
-module purge
+module purge || say "module purge ended with $?; the modules are loaded all the same"
+mend=shell_before
+ulimit -l unlimited
+mend=modules
 module load CUDA/12.6 || { say 'module CUDA/12.6 cannot be loaded'; exit 1; }
 module load 'Python 3' || { say 'module Python 3 cannot be loaded'; exit 1; }
+mend=venv
 . '/home/me/my venv/bin/activate'
 export PYTHONPATH=$suite${PYTHONPATH:+:$PYTHONPATH}
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 set -u
+mend=
 
 cd "$results"
 
