@@ -21,6 +21,7 @@ DATA = ROOT / "tests" / "data"
 HEAD = "#!/bin/bash\n#SBATCH --time=10\n#SBATCH --no-requeue\n"
 TWO_NODES = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
 SRUN = "srun --kill-on-bad-exit=1"
+TOGETHER = "--nnodes=2 --rdzv-endpoint=n1:$port"
 # rule -> (a script that breaks it, one that breaks none); both follow HEAD
 EXAMPLES = {
     "DIRECTIVE-LATE": ("cd /tmp\n#SBATCH --mem=1G\n", "#SBATCH --mem=1G\ncd /tmp\n"),
@@ -35,15 +36,22 @@ EXAMPLES = {
     "OUTPUT-FOLDER": ("#SBATCH -o nowhere/%j.out\n", "#SBATCH -o /no/such/place/%j.out\n"),
     "GPU-PER-TASK": (
         f"{TWO_NODES}#SBATCH --gpus-per-task=1\n{SRUN} python a.py\n",
-        f"#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-task=4\n{SRUN} torchrun a.py\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-task=4\n"
+        f"{SRUN} -c 8 torchrun {TOGETHER} a.py\n",
     ),
     "SIGNAL-STEPS": ("#SBATCH --signal=USR1@60\n", "#SBATCH --signal=B:USR1@60\n"),
     "EXPORT-NAMES": ("srun --export=DATA hostname\n", "srun --export=ALL,DATA=/d hostname\n"),
     "EXPORT-COMMA": ("#SBATCH --export=ALL,A=1,2\n", "#SBATCH --export=ALL,A=1,B=2\n"),
     "HARD-ACCOUNT": ("#SBATCH -A me\n", "#SBATCH -p gpu\n"),
+    "TIME": ("#SBATCH --time=2h\n", "#SBATCH -t 1-12\n"),
+    "TORCHRUN-APART": (
+        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 a.py\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 {TOGETHER} a.py\n"
+        f"{SRUN} --nodes=1 torchrun --standalone a.py\n",
+    ),
     "TASKS-X-NPROC": (
         f"{TWO_NODES}GPUS=4\n{SRUN} bash -c 'torchrun --nproc-per-node $GPUS a.py'\n",
-        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 a.py\n",
+        f"#SBATCH -N 2 --ntasks-per-node=1\n{SRUN} torchrun --nproc-per-node=4 {TOGETHER} a.py\n",
     ),
     "TORCHRUN-ONE-NODE": (
         "#SBATCH -N 2 --ntasks-per-node=1\ntorchrun --nnodes=2 a.py\n",
@@ -158,7 +166,8 @@ SEEDS = {
     "29 NODE-RANK-BATCH, 34 SACCT-IN-JOB, 35 EXIT-CODE",
     "seed_profile.sbatch": "1 NO-TIME, 1 NO-TASKS-PER-NODE, 1 REQUEUE, 7 DIRECTIVE-SPELLING, "
     "8 DIRECTIVE-OFF, 9 EXPORT-COMMA, 12 DEBUG-IN-TIMING, 13 NODE-RANK-BATCH, "
-    "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 25 SACCT-IN-JOB, 25 EXIT-CODE",
+    "15 MASTER-PORT, 24 PROFILER-AROUND-SRUN, 24 NO-KILL, 24 NO-CPUS, 25 SACCT-IN-JOB, "
+    "25 EXIT-CODE",
     "seed_container.sbatch": "1 NO-TIME, 6 DIRECTIVE-VARIABLE, 8 DIRECTIVE-OPTION, "
     "10 TWO-ENVIRONMENTS, 14 CLEANENV, 14 CONTAINALL, 14 NO-NV, 16 NODE-RANK-BATCH, "
     "19 MASTER-PORT, 20 CONTAINER-AROUND-SRUN, 20 NO-CPUS, 20 NO-NV",
@@ -281,6 +290,13 @@ HEARD = f"{SRUN} --cpus-per-task=8"
 )
 def test_usual_scripts_are_clean(text):
     assert findings(HEAD + USUAL + text) == []
+
+
+def test_ranks_with_gpus_are_told_of_their_cores():
+    gpus = f"{TWO_NODES}#SBATCH --gpus-per-node=4\n"
+    assert names(f"{HEAD}{gpus}{SRUN} python a.py\n") == {"NO-CPUS"}
+    assert names(f"{HEAD}{gpus}{SRUN} -c 8 python a.py\n") == set()
+    assert names(f"{HEAD}{gpus}#SBATCH --cpus-per-gpu=8\n{SRUN} python a.py\n") == set()
 
 
 def test_modules_on_top_are_found_behind_what_purges_nothing():

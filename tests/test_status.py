@@ -403,7 +403,7 @@ def test_what_resume_cannot_mend_is_not_left_to_it(here, folder, asked, kind, me
 def test_a_job_that_waits_for_ever_is_to_be_sent_again_with_another_site(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     reason = "QOSMaxWallDurationPerJobLimit"
-    asked.say("squeue", f"17|17|PENDING|{reason}|1795253711|lockstep:ladder-17\n")
+    asked.say("squeue", f"17|17|PENDING|{reason}|1795253711|me|lockstep:ladder-17\n")
     (row,) = jobs(here, asked)
     assert row["advice"] == (
         "lockstep cancel results/x, mend that in the site file, then lockstep resume results/x "

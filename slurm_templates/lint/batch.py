@@ -37,6 +37,15 @@ CONTAINER_VALUES = {
 
 
 @dataclass(frozen=True)
+class Hit:
+    """What a rule has found: where, and the fact; an action of its own comes with its own why."""
+
+    line: int
+    fact: str
+    action: str = ""
+
+
+@dataclass(frozen=True)
 class Step:
     """One srun: its options, and the words of what it starts."""
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slurm_templates.lint import launchers
 from slurm_templates.lint import rules as find
-from slurm_templates.lint.batch import Job
-from slurm_templates.lint.rules import Hit
+from slurm_templates.lint.batch import Hit, Job
 from slurm_templates.lint.shell import Script
 
 Severity = Literal["error", "warning", "note"]
@@ -79,6 +79,10 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
         "add #SBATCH --time=HH:MM:SS", find.no_time,
     ),
     (
+        "TIME", "error", "sbatch refuses the script", "write minutes, HH:MM:SS or D-HH:MM:SS",
+        find.wrong_time,
+    ),
+    (
         "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before the next",
         "add #SBATCH --ntasks-per-node, one task for each GPU", find.no_tasks_per_node,
     ),
@@ -115,11 +119,16 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     (
         "TASKS-X-NPROC", "error", "several ranks then share a GPU, or never meet",
         "use --ntasks-per-node=1 with torchrun, or start python itself in each task",
-        find.tasks_times_workers,
+        launchers.tasks_times_workers,
     ),
     (
         "TORCHRUN-ONE-NODE", "error", "the other nodes idle or are waited for",
-        "start it with srun --ntasks-per-node=1", find.one_node_only,
+        "start it with srun --ntasks-per-node=1", launchers.one_node_only,
+    ),
+    (
+        "TORCHRUN-APART", "error", "each node then trains alone, and its result passes for all",
+        'add --nnodes="$SLURM_NNODES" --rdzv-backend=c10d --rdzv-endpoint="$first_host:$port"',
+        launchers.nodes_apart,
     ),
     (
         "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",

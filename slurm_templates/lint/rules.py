@@ -6,27 +6,26 @@ plain text, and what only a shell could say is not judged.
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
 from slurm_templates.lint.batch import (
     CONTAINERS,
-    LAUNCH,
     PROFILERS,
     SAYING,
     STARTERS,
     Container,
+    Hit,
     Job,
     step_of,
     tokens_of,
 )
 from slurm_templates.lint.endings import hidden_by_a_pipe, hidden_by_the_end
+from slurm_templates.lint.launchers import option_values, torch_launch
 from slurm_templates.lint.shell import SBATCH_OPTIONS, Command, Script, base_name, value_of
 from slurm_templates.variables import INTERFACE_VARIABLES, Kind, problems
 
-TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
 # What a task's own shell must expand: in the batch shell each of them is 0.
 RANK_VARIABLES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"}
@@ -34,6 +33,9 @@ RANK_NAMES = {
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CUDA_VISIBLE_DEVICES"),
 }
 RANK_OPTION = re.compile(r"--(node|machine|local|global)?[_-]?rank\b")
+TIME = re.compile(
+    r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
+)
 CONDA = "an environment of conda"
 # What ml does besides loading.
 ML_WORDS = {"", "list", "avail", "use", "unuse", "spider", "show", "unload", "help", "save"}
@@ -42,15 +44,6 @@ PURGES_NOTHING = re.compile(r"^/etc/|/init/|/activate$|/?\.\w*(bashrc|profile)$"
 LOCAL_ADDRESSES = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104, none is bound
 MISSPELT = re.compile(r"\s*#+\s*sbatch\s*-", re.IGNORECASE)
 HANDED_ON = re.compile(r"(APPTAINER|SINGULARITY)ENV_(SLURM|MASTER|RANK|LOCAL|WORLD|\$|\{)")
-
-
-@dataclass(frozen=True)
-class Hit:
-    """What a rule has found: where, and the fact; an action of its own comes with its own why."""
-
-    line: int
-    fact: str
-    action: str = ""
 
 
 # --- the directives -------------------------------------------------------------------------------
@@ -116,6 +109,14 @@ def no_time(job: Job) -> Iterator[Hit]:
         yield Hit(1, "--time is not given")
 
 
+def wrong_time(job: Job) -> Iterator[Hit]:
+    """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
+    option = job.script.directive("time")
+    value = (option and option.value) or ""
+    if option and "$" not in value and not TIME.fullmatch(value):
+        yield Hit(option.line, f"--time={value} is no time to sbatch")
+
+
 def no_tasks_per_node(job: Job) -> Iterator[Hit]:
     """Look for tasks that Slurm may spread over nodes as it likes."""
     tasks = job.asked("ntasks")
@@ -124,7 +125,7 @@ def no_tasks_per_node(job: Job) -> Iterator[Hit]:
         return
     if tasks not in (None, job.nodes):
         yield Hit(1, f"{tasks} tasks on {job.nodes} nodes have no --ntasks-per-node")
-    elif tasks is None and job.has_gpus and any(not _torch_launch(s.tokens) for s in job.launches):
+    elif tasks is None and job.has_gpus and any(not torch_launch(s.tokens) for s in job.launches):
         yield Hit(1, f"{job.nodes} nodes have no --ntasks-per-node, so each gets one task")
 
 
@@ -219,48 +220,6 @@ def own_account(job: Job) -> Iterator[Hit]:
 # --- the commands ---------------------------------------------------------------------------------
 
 
-def _torch_launch(tokens: list[str]) -> str | None:
-    """Return the launcher of torch's own among some words."""
-    for at, token in enumerate(tokens):
-        name = base_name(token)
-        if name in TORCH_LAUNCHERS:
-            return name
-        if name == "accelerate" and "launch" in tokens[at + 1 : at + 2]:
-            return "accelerate launch"
-    return None
-
-
-def _option_values(tokens: list[str], *names: str) -> Iterator[str]:
-    """Yield the values of a program's option, written with _ or -."""
-    for at, token in enumerate(tokens):
-        name, equals, value = token.partition("=")
-        if name.startswith("--") and name[2:].replace("-", "_") in names:
-            yield value if equals else "".join(tokens[at + 1 : at + 2])
-
-
-def tasks_times_workers(job: Job) -> Iterator[Hit]:
-    """Look for torchrun in each of several tasks of a node."""
-    for step in job.steps:
-        launcher, tasks = _torch_launch(step.tokens), job.tasks_per_node(step)
-        workers = next(_option_values(step.tokens, "nproc_per_node", "num_processes"), "1")
-        number = job.number(workers)
-        if not launcher or not step.is_certain or tasks in (None, 1) or number == 1:
-            continue
-        many = f", {tasks * number} in all" if tasks and number else ""
-        yield Hit(
-            step.line,
-            f"srun starts {tasks} tasks on a node and each {launcher} {workers} workers{many}",
-        )
-
-
-def one_node_only(job: Job) -> Iterator[Hit]:
-    """Look for torchrun that no srun carries to the other nodes."""
-    for command in job.commands if (job.nodes or 1) > 1 else ():
-        launcher = _torch_launch(tokens_of(command.words))
-        if launcher and LAUNCH.fullmatch(command.name):
-            yield Hit(command.line, f"{launcher} runs on the first of {job.nodes} nodes only")
-
-
 def around_srun(job: Job, programs: Collection[str]) -> Iterator[Hit]:
     """Look for a program that starts srun."""
     for command in job.commands:
@@ -291,7 +250,7 @@ def rank_in_batch_shell(job: Job) -> Iterator[Hit]:
         and (name in RANK_NAMES or RANK_OPTION.search(word.text))
     ]
     for command in job.commands if job.is_batch else ():
-        if step_of(command) or _torch_launch(tokens_of(command.words)):
+        if step_of(command) or torch_launch(tokens_of(command.words)):
             words += command.words
     found: dict[int, set[str]] = {}
     for word in words:
@@ -347,7 +306,7 @@ def _settings_of(job: Job, variable: str, *names: str) -> Iterator[tuple[int, st
     for command in job.commands:
         if command.name in SAYING:
             continue
-        for value in _option_values(tokens_of(command.words), *names):
+        for value in option_values(tokens_of(command.words), *names):
             yield command.line, job.script.resolve(value)
 
 
@@ -387,11 +346,28 @@ def no_kill(job: Job) -> Iterator[Hit]:
 def no_cpus(job: Job) -> Iterator[Hit]:
     """Look for CPUs that sbatch is told of and srun is not."""
     option = job.script.directive("cpus-per-task")
-    if not option or option.value == "1" or "SRUN_CPUS_PER_TASK" in job.script.settings:
+    if "SRUN_CPUS_PER_TASK" in job.script.settings:
+        return
+    if not option:
+        yield from _no_cpus_at_all(job)
         return
     for step in job.launches:
-        if "cpus-per-task" not in step.options:
+        if "cpus-per-task" not in step.options and option.value != "1":
             yield Hit(step.line, f"srun has no --cpus-per-task; sbatch's {option.value} is not its")
+
+
+def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
+    """Look for ranks with GPUs of which nobody says how many cores each has."""
+    if not job.has_gpus or job.script.directive("cpus-per-gpu", "exclusive"):
+        return
+    for step in job.launches:
+        if not {"cpus-per-task", "cpus-per-gpu"} & {*step.options}:
+            yield Hit(
+                step.line,
+                "neither sbatch nor srun is given --cpus-per-task, so a task may get one core",
+                "give it to both, such as the cores of a node over its tasks",
+            )
+            return
 
 
 def modules_on_top(job: Job) -> Iterator[Hit]:
