@@ -21,6 +21,8 @@ LIMIT_BYTES = files.MIB
 MAX_SHOWN_CHARACTERS = 80
 # Of what an hour costs and of overheads: beyond it stands a slip, whose sums no JSON may hold.
 MAX_RATE = 1_000_000
+# kind of file -> a key that each file of it has, and no other kind
+MARKS = {"Campaign": "studies", "Site": "gpus_per_node"}
 # How alike two words are of which one may be a slip of the other, as difflib counts it.
 LIKENESS = 0.7
 # What the parser says where a key or table stands twice, and how a line begins either.
@@ -69,12 +71,22 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
     """
     path = built_in.get(source, Path(source))
     given = _read(path, f"give a {model.__name__.lower()} file, or a built-in one", built_in)
+    if other := _other_kind(given, model):
+        raise ValueError(f"{path}: this is a {other} file; give a {model.__name__.lower()} file")
     given |= {key: value for key, value in changes.items() if value is not None}
     try:
         return model.model_validate(given)
     except ValidationError as error:
         where = _option(error, changes) or path
         raise ValueError(f"{where}: {_sentence(error, model)}") from None
+
+
+def _other_kind(given: Mapping[str, Any], model: type[BaseModel]) -> str | None:
+    """Return of which other kind a file is, by a key that no file of that kind lacks."""
+    own = MARKS.get(model.__name__)
+    if own is None or own in given:
+        return None
+    return next((kind.lower() for kind, key in MARKS.items() if key in given), None)
 
 
 def _option(error: ValidationError, changes: Mapping[str, Any]) -> str:
@@ -161,7 +173,7 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     message: str = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
     if not key:
         return message
-    if isinstance(given, dict):
+    if isinstance(given, dict) or "[key]" in first["loc"]:  # it is the name that is wrong
         return f"{key}: {message}"
     if first["type"] in ("string_type", "string_pattern_mismatch") and place[-1] in fields:
         return f"{key} = {_shown(given)} is not allowed; write the {fields[place[-1]].description}"

@@ -124,8 +124,9 @@ def write(folder: Path, made: Mapping[str, Draft], *, force: bool) -> None:
     """
     there = [str(folder / name) for name in made if (folder / name).exists()]
     if there and not force:
+        verb = "exists" if len(there) == 1 else "exist"
         raise ValueError(
-            f"{' and '.join(there)} exist already; --force replaces, --dry-run prints what it "
+            f"{' and '.join(there)} {verb} already; --force replaces, --dry-run prints what it "
             "would say"
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,9 @@ REFUSALS = (
     Refusal("invalid partition", "partition", SITE, *_PARTITIONS),
     Refusal("requested partition configuration", "partition", SITE, *_PARTITIONS),
     Refusal("user's group not permitted", "partition", SITE, *_PARTITIONS),
-    Refusal("job violates accounting/qos policy", "qos, account or time, or send fewer jobs"),
+    Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
+            "jobs,", EITHER),
+    Refusal("license", "extra_directives (--licenses)"),
     Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features"),
     Refusal("reservation", "reservation", SITE,
             ("scontrol", "show", "reservation", "--oneliner"), "reservations"),
@@ -147,5 +149,7 @@ def _listed(noun: str, lines: list[str]) -> list[str]:
     elif noun == "reservations":
         names = (line.partition(" ")[0] for line in lines)
         lines = [name.partition("=")[2] for name in names]  # ReservationName=NAME
+    elif noun in ("your QOS", "features"):  # a list in each line
+        lines = [item for line in lines for item in line.split(",")]
     texts = (line.strip() for line in lines)
     return list(dict.fromkeys(text for text in texts if text not in ("", "(null)", "N/A")))

@@ -36,8 +36,8 @@ EXTRA_OPTIONS = (
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
     "began|chosen|failed|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|"
-    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|stage_in|stage_in_s|start|stay|stop|"
-    "stopping|suite|tool|unfinished|_"
+    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|"
+    "stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
 )
 
 
@@ -68,6 +68,8 @@ def _directive_value(text: str) -> str:
 def _absolute(text: str) -> str:
     if text.startswith(FILL_IN):
         raise ValueError(f"still to be filled in: {text.removeprefix(FILL_IN)}")
+    if "://" in text:
+        raise ValueError("not a file; build the image first, such as by lockstep image build")
     if not text.startswith("/"):
         raise ValueError("not an absolute path; jobs start in another folder, so begin with /")
     return text
@@ -96,11 +98,14 @@ def _variable(text: str) -> str:
 def _extra(text: str) -> str:
     match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
     if match is None:
-        raise ValueError("not an option of sbatch; write it as --name or --name=value")
+        raise ValueError("options are taken in their long form; write --name or --name=value")
     if match[1] not in EXTRA_OPTIONS:
         near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
-        raise ValueError(f"not an option that may be added to what Lockstep asks for; {hint}")
+        raise ValueError(
+            f"not an option that may be added to what Lockstep asks for; {hint}; write another "
+            "into a template of your own (key template)"
+        )
     if match[2]:
         _directive_value(match[2])
     return text

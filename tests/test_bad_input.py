@@ -67,6 +67,7 @@ SUBMITTED = (
     *CLAIMED,
     "results/ladder/campaign.json",
     *(f"results/ladder/jobs/ladder-r{repeat}.sh" for repeat in (0, 1)),
+    "results/ladder/jobs/scripts.json",
     "results/ladder/jobs/site.json",
     "results/ladder/jobs/submitted.jsonl",
 )
@@ -214,7 +215,12 @@ FILES = {
     "script: not there": Row("lint gone.sh", r"^gone\.sh: No such file or directory; give a batch"),
     "script: a device": Row("lint /dev/zero", "^/dev/zero: over 4194304 bytes"),
     "init: a file is there": Row(
-        "init --site example", r"^site\.toml exist already; --force replaces", {"site.toml": "mine"}
+        "init --site example", r"^site\.toml exists already; --force", {"site.toml": "mine"}
+    ),
+    "files: swapped": Row(
+        "plan site.toml --site campaign.toml",
+        r"^site\.toml: this is a site file; give a campaign file$",
+        {"site.toml": SITE, "campaign.toml": CAMPAIGN},
     ),
 }
 KEYS = {
@@ -540,14 +546,14 @@ SLURM = {
     ),
     "slurm: QOS": refused(
         "sbatch: error: Batch job submission failed: Invalid qos specification",
-        r"change qos in the site file \(sent with account a, qos high; your QOS: normal\)$",
+        r"change qos in the site file \(sent with account a, qos high; your QOS: normal, tiny\)$",
         changed(SITE, "time =", 'account = "a"\nqos = "high"\ntime ='),
-        sacctmgr="normal",
+        sacctmgr="normal,tiny\nnormal",
     ),
     "slurm: policy": refused(
         "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
         "submit limit, user's size and/or time limits)",
-        r"change qos, account or time, .* \(sent with no account, no qos\)$",
+        r"change qos, account, time, or jobs.share_job .* \(sent with no account, no qos\)$",
     ),
     "slurm: not UTF-8": refused(
         "sbatch: error: invalid partition specified: \\0377",
