@@ -11,7 +11,7 @@ import math
 import os
 import stat
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from itertools import accumulate
@@ -134,8 +134,21 @@ def text(path: Path) -> str:
     return content(path).decode("utf-8", errors="replace")
 
 
-def parse(document: bytes) -> Any:
+def refuse_constant(token: str) -> NoReturn:
+    """Refuse NaN and the infinities, which are no JSON numbers.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"{token} is not a JSON number")
+
+
+def parse(document: bytes, constant: Callable[[str], Any] = refuse_constant) -> Any:
     """Return the value of a JSON document.
+
+    Args:
+        document: Its text in UTF-8.
+        constant: What to make of NaN and the infinities; they are refused by default.
 
     Raises:
         ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
@@ -147,7 +160,7 @@ def parse(document: bytes) -> Any:
         hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _float}
     else:
         hooks = {}
-    return json.loads(document.decode("utf-8"), parse_constant=_refuse_constant, **hooks)
+    return json.loads(document.decode("utf-8"), parse_constant=constant, **hooks)
 
 
 def _refuse_depth(document: bytes) -> None:
@@ -157,10 +170,6 @@ def _refuse_depth(document: bytes) -> None:
     steps = b"".join(quotes.replace(b'""', b"").split(b'"')[::2])
     if max(accumulate(array("b", steps)), default=0) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-
-
-def _refuse_constant(token: str) -> NoReturn:
-    raise ValueError(f"{token} is not a JSON number")
 
 
 def _whole(digits: str) -> int:

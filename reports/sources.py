@@ -156,11 +156,15 @@ def read_json(path: Path) -> Any:
     if not content.strip():
         raise ValueError(f"{path}: the file is empty; delete it or measure again")
     try:
-        document = files.parse(content)
+        document = files.parse(content, constant=_unknown)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
     # Without an escape in its text, ASCII holds no more than line ends.
     return document if content.isascii() and b"\\" not in content else printable(document)
+
+
+def _unknown(token: str) -> None:
+    """Take a NaN or an infinity for what is not known, so that the check can name its place."""
 
 
 def printable(value: Any) -> Any:

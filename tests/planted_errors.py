@@ -301,6 +301,8 @@ PLANTED: dict[str, Plant] = {
         "doubled-world-size", blocks(counted_per_rank, 2, study="weak"), ("weak",)),
     "parameters that differ": Plant("wrong-result", blocks(check_of("parameters_equal", False), 2)),
     "a loss that rises": Plant("wrong-result", blocks(rises, 2, repeats=(0,))),
+    "a loss that is no number": Plant(
+        "wrong-result", blocks(check_of("loss_last", float("nan")), 2)),
     "a loss that rises at the baseline": Plant("wrong-result", blocks(rises, 1, study="weak"),
                                                ("weak",)),
     "a copied launch": Plant("duplicate", copy_rounds, STUDIES),

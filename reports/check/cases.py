@@ -12,6 +12,7 @@ from reports.settings import equal_buckets
 
 FELL_BACK = re.compile(r"emulat|fell back|fall(s|en)? back|fallback", re.IGNORECASE)
 LONGEST_NOTE = 90
+LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
 TOLD = re.compile(rf"{UNEQUAL}|oversubscribed|logged images_per_sec|{FELL_BACK.pattern}")
 
@@ -58,6 +59,8 @@ def wrong_result(evidence: Evidence) -> Iterator[Hit]:
                 place = (one, point.world_size)
                 if failed:
                     yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
+                if any(row.checks.get(name, 0.0) is None for name in LOSSES):
+                    yield hit("loss-unknown", *place, launches=[row.launch])
                 if _loss_rose(row.checks):
                     yield hit("loss-rose", *place, launches=[row.launch])
 

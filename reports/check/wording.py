@@ -83,6 +83,7 @@ FACTS = {
     "equal-buckets": "bucket_cap_mb {caps} gave the same buckets",
     "over-peak": "{factor:.2f} times the datasheet peak",
     "check-failed": "{names} did not hold",
+    "loss-unknown": "the loss is NaN or infinite",
     "loss-rose": "the loss rose over the timed steps",
     "targets": "its numbers are targets{note}",
     "ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}",
