@@ -1,0 +1,111 @@
+"""The examples that need a cluster or a container run on the testbed, as its user types them.
+
+Where an example sends or cancels jobs, its partition is down, so that they wait and measure
+nothing. The others look at the campaign that `test_slurm_campaign.py` has measured.
+"""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, missing, need_testbed
+from examples import ROOT
+from measured import write_campaign
+from test_examples import ELSEWHERE, EXAMPLES
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+# Commands whose exit code 1 is an answer.
+JUDGES = ("lockstep doctor", "lockstep image verify")
+# These send jobs, or cancel jobs that wait.
+SENDERS = ("lockstep submit", "lockstep cancel", "lockstep resume", "sbatch")
+FINISHED = SHARED / "campaign"
+SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
+# What this cluster calls otherwise, and what would build an image.
+HERE = {"/scratch/me": str(SHARED), "lockstep image build": "lockstep image build --dry-run"}
+# The lines that measure in an image are run by `test_slurm_campaign.py`.
+LINES = [line for line in EXAMPLES if line.startswith(ELSEWHERE) and "apptainer" not in line]
+
+
+@pytest.fixture
+def down():
+    """While such an example runs no job of its own begins."""
+    need_testbed()
+    _set_partition("DOWN")
+    yield
+    _set_partition("UP")
+
+
+def _set_partition(state):
+    subprocess.run(["scontrol", "update", "PartitionName=gpu", f"State={state}"], check=True)
+
+
+@pytest.fixture
+def folder():
+    """A folder of the user's, with the files that the examples name."""
+    need_testbed()
+    made = SHARED / "examples"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
+    text = site.replace(USUAL_STATE, str(STATE)).replace('"debug"', '"gpu"')
+    (made / "site.toml").write_text(text)
+    for name in ("lockstep.sif", "pytorch.sif"):
+        (made / name).symlink_to(IMAGE)
+    yield made
+    as_user("scancel", "--user=lockstep", "--partition=gpu", "--state=PENDING")
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_runs_as_it_is_given(folder, request, line):
+    if line.startswith(SENDERS):
+        request.getfixturevalue("down")
+    _prepare(folder, line)
+    for given, here in HERE.items():
+        line = line.replace(given, here)
+    ended = _typed(folder, line)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode in ((0, 1) if line.startswith(JUDGES) else (0,)), said
+    assert "Traceback" not in said
+    assert "Error: " not in said
+    if "--json" in line.split():
+        json.loads(ended.stdout)
+
+
+def _prepare(folder, line):
+    """Give an example what it acts on: a campaign that has ended, one that waits, or a script."""
+    jobs = 'allocation = "array"' if "--point" in line else 'allocation = "job"'
+    if line.startswith("sbatch"):
+        jobs = ""
+    campaign = folder / "campaign.toml"
+    sizes = [1] if "--point" in line else [1, 8]
+    write_campaign(campaign, **SUITE, world_sizes=sizes, repeats=4 if "--point" in line else 1)
+    campaign.write_text(f"{campaign.read_text()}[jobs]\n{jobs}\n")
+    if line.startswith("lockstep init"):
+        campaign.unlink()
+        (folder / "site.toml").unlink()
+    if line.startswith(("lockstep status", "lockstep resume", "lockstep collect")):
+        _copy_finished(folder)
+    subprocess.run(["chown", "--recursive", "--no-dereference", "lockstep", folder], check=True)
+    if line.startswith("lockstep cancel"):
+        _done(folder, "lockstep submit campaign.toml --site site.toml")
+    if line.startswith("sbatch"):
+        _done(folder, "lockstep render campaign.toml --site site.toml")
+
+
+def _copy_finished(folder):
+    if not FINISHED.exists():
+        missing(f"no {FINISHED}; run tests/test_slurm_campaign.py first")
+    for name in ("campaign", "first"):
+        shutil.copytree(FINISHED, folder / "results" / name)
+
+
+def _typed(folder, line):
+    return as_user("bash", "-c", line, cwd=folder)
+
+
+def _done(folder, line):
+    ended = _typed(folder, line)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
