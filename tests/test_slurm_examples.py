@@ -81,7 +81,7 @@ def _prepare(folder, line):
         jobs = ""
     campaign = folder / "campaign.toml"
     sizes = [1] if "--point" in line else [1, 8]
-    write_campaign(campaign, **SUITE, world_sizes=sizes, repeats=4 if "--point" in line else 1)
+    write_campaign(campaign, **SUITE, world_sizes=sizes, repeats=4)
     campaign.write_text(f"{campaign.read_text()}[jobs]\n{jobs}\n")
     if line.startswith("lockstep init"):
         campaign.unlink()
