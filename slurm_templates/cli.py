@@ -308,7 +308,7 @@ def render(budget: float | None, *, force: bool, **given: Any) -> None:
     \b
     Example:
       lockstep render campaign.toml --site site.toml
-      sbatch results/campaign/jobs/campaign.sh
+      sbatch results/campaign/jobs/campaign-r0.sh
     """
     from slurm_templates.submission import write_scripts
 

@@ -35,7 +35,8 @@ JUDGES = ("check", "compare", "gate", "predict")
 # What needs a cluster or a container is run by the tests of the testbed.
 ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
-    *("lockstep resume", "lockstep cancel", "lockstep collect", "lockstep image"),
+    *("lockstep resume", "lockstep cancel", "lockstep collect"),
+    *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),
     *("sbatch", "srun", "apptainer"),
 )
 # What CI runs as it is given, in minutes.
@@ -48,6 +49,7 @@ SHORTER = {
     "--epochs 5": "--epochs 1",
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
+    "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
@@ -65,12 +67,16 @@ def desk(tmp_path_factory, measured):
     for world_size in (1, 8):
         there = measured / "fp32" / "launches" / f"w{min(world_size, 2)}-r0" / "result.json"
         shutil.copy(there, folder / f"w{world_size}.json")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    shutil.copy(ROOT / "conftest.py", folder)
+    _copy_checkout(folder)
     _write_texts(folder)
     for name, table in IMPORTED.items():
         assert run(folder, f"lockstep import {table} --to results/{name}").returncode == 0
     return folder
+
+
+def _copy_checkout(folder):
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
 
 
 def _split(measured, results):

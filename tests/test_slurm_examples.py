@@ -22,8 +22,7 @@ JUDGES = ("lockstep doctor", "lockstep image verify")
 SENDERS = ("lockstep submit", "lockstep cancel", "lockstep resume", "sbatch")
 FINISHED = SHARED / "campaign"
 SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
-# What this cluster calls otherwise, and what would build an image.
-HERE = {"/scratch/me": str(SHARED), "lockstep image build": "lockstep image build --dry-run"}
+SCRATCH = "/scratch/me"  # which this cluster calls otherwise
 # The lines that measure in an image are run by `test_slurm_campaign.py`.
 LINES = [line for line in EXAMPLES if line.startswith(ELSEWHERE) and "apptainer" not in line]
 
@@ -63,13 +62,11 @@ def test_an_example_runs_as_it_is_given(folder, request, line):
     if line.startswith(SENDERS):
         request.getfixturevalue("down")
     _prepare(folder, line)
-    for given, here in HERE.items():
-        line = line.replace(given, here)
-    ended = _typed(folder, line)
+    ended = _typed(folder, line.replace(SCRATCH, str(SHARED)))
     said = ended.stdout + ended.stderr
     assert ended.returncode in ((0, 1) if line.startswith(JUDGES) else (0,)), said
     assert "Traceback" not in said
-    assert "Error: " not in said
+    assert ended.returncode or "Error: " not in said
     if "--json" in line.split():
         json.loads(ended.stdout)
 
@@ -77,8 +74,7 @@ def test_an_example_runs_as_it_is_given(folder, request, line):
 def _prepare(folder, line):
     """Give an example what it acts on: a campaign that has ended, one that waits, or a script."""
     jobs = 'allocation = "array"' if "--point" in line else 'allocation = "job"'
-    if line.startswith("sbatch"):
-        jobs = ""
+    jobs = "" if line.startswith("sbatch") else jobs
     campaign = folder / "campaign.toml"
     sizes = [1] if "--point" in line else [1, 8]
     write_campaign(campaign, **SUITE, world_sizes=sizes, repeats=4)
