@@ -272,6 +272,51 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     return tuple(item for item in text.split(",") if item)
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What a QOS or an account allows a job, beside its partition; None without a limit.
+
+    Attributes:
+        of: Whose limit it is, `QOS gold` or `account project`.
+        max_time: The longest job.
+        max_submit: Jobs that a user may have in the queue, an array's elements counted each.
+        max_tres: The largest job, such as `gres/gpu=8,node=2`.
+    """
+
+    of: str
+    max_time: str | None
+    max_submit: int | None
+    max_tres: str | None
+
+
+def limits(cluster: str, account: str | None, qos: str | None) -> list[Limit]:
+    """Ask Slurm what the user's account and QOS allow; of what is not named nothing is asked.
+
+    Raises:
+        RuntimeError: sacctmgr is not installed, or does not answer.
+    """
+    show = ("sacctmgr", "--noheader", "--parsable2", "show")
+    said = []
+    if qos:
+        form = "format=name,maxwall,maxsubmitpu,maxtres"
+        said.append(("QOS", slurm.ask(*show, "qos", "where", f"name={qos}", form)))
+    if account:
+        which = (f"user={getpass.getuser()}", f"cluster={cluster}", f"account={account}")
+        form = "format=account,maxwall,maxsubmit,maxtres"
+        said.append(("account", slurm.ask(*show, "associations", "where", *which, form)))
+    return [one for what, text in said for one in parse_limits(what, text)]
+
+
+def parse_limits(what: str, text: str) -> list[Limit]:
+    """Read limits, a line each, from sacctmgr's output; lines without any are left out."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    return [
+        Limit(f"{what} {name}", time or None, slurm.count(submit), tres or None)
+        for name, time, submit, tres in rows
+        if time or submit or tres
+    ]
+
+
 def own_accounts(cluster: str) -> Accounts:
     """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
 

@@ -306,6 +306,30 @@ def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes
     assert machine.network(subject(tmp_path, site=site(**changes))).status == status
 
 
+def test_the_limits_of_qos_and_account_are_read(tmp_path, stand_in):
+    stand_in(
+        "sacctmgr",
+        """case "$*" in
+        *" qos "*) echo 'tiny|00:30:00|2|gres/gpu=8' ;;
+        *) echo 'project||100|' ;;
+    esac""",
+    )
+    named = {"account": "project", "qos": "tiny"}
+    found = subject(tmp_path, cluster(), site=site(**named))
+    assert slurm_checks.job_limits(found).status == "missing"
+    assert slurm_checks.job_limits(found).says.startswith(
+        "01:00:00 is over the 00:30:00 of QOS tiny"
+    )
+    short = slurm_checks.job_limits(
+        subject(tmp_path, cluster(), site=site(time="00:30:00", **named))
+    )
+    assert short.status == "ok"
+    assert short.says == "QOS tiny: jobs up to 00:30:00, of at most gres/gpu=8, 2 in the queue"
+    assert short.details == ("account project: 100 in the queue",)
+    unnamed = slurm_checks.job_limits(subject(tmp_path, cluster(), site=site()))
+    assert unnamed.status == "not needed"
+
+
 def test_doubtful_nccl_variables_are_named(tmp_path):
     environ = {"NCCL_P2P_LEVEL": "NVLNK"}
     found = diagnosis.nccl_variables(subject(tmp_path, environ=environ))

@@ -129,6 +129,35 @@ def time_limit(subject: Subject) -> Finding:
     return ok(f"{both[0].time} of at most {chosen.max_time}")
 
 
+def job_limits(subject: Subject) -> Finding:
+    """Whether the limits of the site's QOS and account, which partitions do not say, allow it."""
+    both = _both(subject)
+    if isinstance(both, Finding):
+        return both
+    site, cluster = both
+    if not cluster.keeps_accounts or not (site.account or site.qos):
+        return not_needed("no account or QOS is named whose limits could be asked")
+    try:
+        found = clusters.limits(cluster.name, site.account, site.qos)
+    except RuntimeError as error:
+        return warning(f"{error}", "ask again later")
+    for one in found:
+        if one.max_time and seconds(site.time) > seconds(one.max_time):
+            return missing(
+                f"{site.time} is over the {one.max_time} of {one.of}: jobs would wait for ever",
+                f'time = "{one.max_time}" or less in the site file, or another qos',
+            )
+    said = [f"{one.of}: {_in_words(one)}" for one in found]
+    return ok(said[0], *said[1:]) if said else ok("account and QOS set none")
+
+
+def _in_words(limit: clusters.Limit) -> str:
+    words = [f"jobs up to {limit.max_time}"] if limit.max_time else []
+    words += [f"of at most {limit.max_tres}"] if limit.max_tres else []
+    words += [f"{limit.max_submit} in the queue"] if limit.max_submit is not None else []
+    return ", ".join(words)
+
+
 def account(subject: Subject) -> Finding:
     """Whether the user may charge the site's account and use its QOS."""
     both = _both(subject)

@@ -89,6 +89,7 @@ CHECKS = (
     Check("Slurm", "Partition", cluster.partition),
     Check("Slurm", "Time limit", cluster.time_limit),
     Check("Slurm", "Account", cluster.account),
+    Check("Slurm", "Job limits", cluster.job_limits),
     Check("Slurm", "Accounting", cluster.accounting),
     Check("Slurm", "Job arrays", cluster.array_size),
     Check("Slurm", "Nodes", cluster.nodes),
