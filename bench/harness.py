@@ -1,7 +1,6 @@
 """What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
 
 import gc
-import hashlib
 import math
 import time
 from dataclasses import dataclass, field, replace
@@ -61,7 +60,7 @@ class Harness:
         clock: The timer through which pytest-benchmark sees our durations.
         rank_hosts: Host of each rank.
         position: Place of the case in the launch's order.
-        case_file: The file of the case where it is the user's own; None for the suite's.
+        source_sha256: Digest of what the case measures, see `CaseRecord.workload_sha256`.
         slowed: Flags of devices that held their clocks back at the end of a batch of rounds.
     """
 
@@ -79,7 +78,7 @@ class Harness:
     clock: timing.ReplayClock
     rank_hosts: tuple[str, ...] = ()
     position: int | None = None
-    case_file: "Path | None" = None
+    source_sha256: str | None = None
     slowed: list[str] = field(default_factory=list)
 
     @property
@@ -205,18 +204,13 @@ class Harness:
             flags=flags,
             rank_hosts=list(self.rank_hosts),
             position=self.position,
-            **{"workload_sha256": self._source_sha256()} | facts,
+            workload_sha256=self.source_sha256,
+            **facts,
         )
         self.benchmark.extra_info[KEY] = record.to_dict()
         self.clock.load(record.round_s)
         self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)
         return record
-
-    def _source_sha256(self) -> str | None:
-        """Return the digest of a user's own case that measures no workload of a name."""
-        if self.case_file is None:
-            return None
-        return hashlib.sha256(self.case_file.read_bytes()).hexdigest()
 
 
 def _nothing() -> None:

@@ -320,8 +320,30 @@ def rebuild(path: Path) -> dict[str, Any]:
     last = _in_order({e["case"]: e for e in _ends(entries)}, headers[-1]["expected"])
     document = dict(headers[-1]["document"])
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
-    document[KEY] = _launch_block(headers[-1], last) | {"in_flight": _in_flight(entries)}
+    document[KEY] = _launch_block(headers[-1], last) | {
+        "in_flight": _in_flight(entries),
+        "sessions": [_session(header["launch"]) for header in headers],
+    }
     return document
+
+
+def _session(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return when and where a session of a launch ran; one that resumed it may have moved."""
+    ranks = (facts.get("provenance") or {}).get("ranks") or []
+    return {
+        "started": facts.get("started"),
+        "rank_hosts": [rank.get("host") for rank in ranks],
+    }
+
+
+def measured(path: Path) -> dict[str, dict[str, Any]]:
+    """Return case -> pytest-benchmark entry of the cases that were measured.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    last = {e["case"]: e for e in _ends(_current_of(path))}
+    return {case: e["benchmark"] for case, e in last.items() if e["kind"] == "case"}
 
 
 def _in_order(

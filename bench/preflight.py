@@ -225,9 +225,22 @@ def order_seed(control: Control, before: Before) -> int:
     return drawn if before.order_seed is None else before.order_seed
 
 
-def done_before(
-    control: Control, path: Path, facts: dict[str, Any], launch_provenance: dict[str, Any]
-) -> Before:
+@dataclass(frozen=True)
+class Now:
+    """What a session measures with that goes on with an earlier one's journal.
+
+    Attributes:
+        facts: What `measured_with` returned.
+        provenance: Of this session.
+        sources: Case -> digest of what it measures.
+    """
+
+    facts: dict[str, Any]
+    provenance: dict[str, Any]
+    sources: dict[str, str | None]
+
+
+def done_before(control: Control, path: Path, now: Now) -> Before:
     """Return what the journal to resume holds.
 
     Rank 0 alone reads: a shared file system may show the others an older file.
@@ -238,7 +251,7 @@ def done_before(
     answer: dict[str, Any] = {}
     if control.rank == 0:
         try:
-            answer = asdict(_resumable(path, facts, launch_provenance))
+            answer = asdict(_resumable(path, now))
         except ValueError as error:
             answer = {"refused": str(error)}
     answer = control.exchange("done", answer)[0]
@@ -247,7 +260,7 @@ def done_before(
     return Before(**answer)
 
 
-def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> Before:
+def _resumable(path: Path, now: Now) -> Before:
     done = journal.outcomes(path)
     if case := journal.in_flight(path):
         done[case] = "begin"
@@ -261,11 +274,25 @@ def _resumable(path: Path, facts: dict[str, Any], now: dict[str, Any]) -> Before
                 "dict; the journal is corrupt, so measure into another folder"
             )
     # What went through JSON holds lists where we have tuples.
-    wanted = json.loads(json.dumps(pooling_facts(now) | facts))
+    wanted = json.loads(json.dumps(pooling_facts(now.provenance) | now.facts))
     found = pooling_facts(block["provenance"]) | block["measured_with"]
     for name in (name for name in wanted if found.get(name) != wanted[name]):
         raise ValueError(
             f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
             "results that differ in it are not pooled: measure into another folder"
         )
+    _refuse_other_source(path, now.sources)
     return Before(done, block.get("order_seed"))
+
+
+def _refuse_other_source(path: Path, sources: Mapping[str, str | None]) -> None:
+    """Refuse to go on where what a case measures was edited since; one name would be two models."""
+    for case, entry in journal.measured(path).items():
+        record = entry.get("extra_info", {}).get(KEY, {})
+        then, now = record.get("workload_sha256"), sources.get(case)
+        if then and now and then != now:
+            raise ValueError(
+                f"{path} holds {case}, measured with another source of workload "
+                f"{record.get('workload')} (workload_sha256 {then[:12]}, now {now[:12]}); put the "
+                "source back, or measure into another folder"
+            )

@@ -28,7 +28,7 @@ STUDIES = (
 SCALINGS = ("strong", "weak", "fixed-epochs")
 
 # Two launches may be pooled or compared only if these facts of their provenance are equal.
-POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names")
+POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256")
 
 
 @dataclass(frozen=True)

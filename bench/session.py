@@ -84,6 +84,7 @@ class LaunchSession:
         held: The JSON's descriptor, where it is no file, such as a pipe.
         order_seed: Seed of the order in which the launch runs its cases.
         order: The launch's cases in that order, those of an earlier session included.
+        sources: Case -> digest of what it measures, see `CaseRecord.workload_sha256`.
     """
 
     settings: Settings
@@ -105,6 +106,7 @@ class LaunchSession:
     held: int | None = None
     order_seed: int = 0
     order: list[str] = field(default_factory=list)
+    sources: dict[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.control.bounded = self._bounded
@@ -138,6 +140,7 @@ class LaunchSession:
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
         preflight.refuse_alike(self.control, self._problem(items))
+        self.sources = {case_of(item): _source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
         if self.journals:
@@ -458,7 +461,7 @@ class LaunchSession:
             clock=self.clock,
             rank_hosts=tuple(rank["host"] for rank in self.provenance["ranks"]),
             position=self.order.index(case_of(node)),
-            case_file=None if node.path.is_relative_to(SUITE) else node.path,
+            source_sha256=self.sources[case_of(node)],
         )
 
     def close(self) -> None:
@@ -495,7 +498,9 @@ class LaunchSession:
         if not (self.settings.resume and path):
             return preflight.Before()
         facts = preflight.measured_with(self.world, self.settings)
-        return preflight.done_before(self.control, path, facts, self.provenance)
+        return preflight.done_before(
+            self.control, path, preflight.Now(facts, self.provenance, self.sources)
+        )
 
     def _is_left(self, outcome: str | None) -> bool:
         """Return whether a case of this outcome in an earlier session is to run in this one."""
@@ -572,6 +577,17 @@ def case_of(item: pytest.Item) -> str:
     if not item.path.is_relative_to(SUITE):
         return item.nodeid
     return f"{item.path.relative_to(SUITE).as_posix()}::{item.nodeid.partition('::')[2]}"
+
+
+def _source_sha256(item: pytest.Item) -> str | None:
+    """Return the digest of what a case measures; None where the suite alone defines that."""
+    from bench.workloads import source
+
+    own_file = None if item.path.is_relative_to(SUITE) else item.path
+    spec = item.callspec.params.get("workload")  # type: ignore[attr-defined]
+    if spec is None:
+        return source.of_file(own_file) if own_file else None
+    return source.sha256(workloads.make(spec), own_file)
 
 
 def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:

@@ -80,8 +80,6 @@ def measure_training(
 
 def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int) -> dict[str, Any]:
     """Return what follows from the model, the batch and the device, for `CaseRecord`."""
-    from bench.workloads import source
-
     items = local_batch * harness.world.world_size
     return {
         "workload": model.name,
@@ -90,7 +88,6 @@ def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int
         "global_batch": items,
         "sample_unit": model.sample_unit,
         "samples_per_step": items * model.samples_per_item,
-        "workload_sha256": source.sha256(model, harness.case_file),
         "flop_per_sample": _flop_per_sample(model),
         "peak_flop_per_s": _peak(harness.device, precision),
     }

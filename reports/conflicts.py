@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import record
-from reports.results import COPY, UNEQUAL, Conflict, Launch, Results, Row
+from reports.results import COPY, MOVED, UNEQUAL, Conflict, Launch, Results, Row
 
+# What one case's workload is made of: equal in every launch and at every world size.
+SOURCES = ("workload_sha256", "gradient_bytes")
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part")
 
@@ -70,7 +72,17 @@ def _differences(one: Row, two: Row) -> list[str]:
         names += ["local_batch", "global_batch", "samples_per_step"]
     elif one.scaling and one.origin == "measured":
         names += ["global_batch" if one.scaling == "strong" else "local_batch"]
-    return [name for name in names if getattr(one, name) != getattr(two, name)]
+    differing = [name for name in names if _value(one, name) != _value(two, name)]
+    # What an older file does not say is unknown, and differs from nothing.
+    return differing + [
+        name
+        for name in SOURCES
+        if None not in (values := (_value(one, name), _value(two, name))) and len(set(values)) > 1
+    ]
+
+
+def _value(row: Row, name: str) -> Any:
+    return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
 
 
 def _case_conflict(name: str, one: Row, two: Row) -> Conflict:
@@ -80,13 +92,25 @@ def _case_conflict(name: str, one: Row, two: Row) -> Conflict:
     return Conflict(
         name,
         f"{one.case}, {sizes}, launches {one.launch} and {two.launch}",
-        f"{one.case} has {name} {getattr(one, name)} in launch {one.launch} and "
-        f"{getattr(two, name)} in launch {two.launch}; report them apart",
+        f"{one.case} has {name} {_value(one, name)} in launch {one.launch} and "
+        f"{_value(two, name)} in launch {two.launch}; report them apart",
         one.case,
-        values=(getattr(one, name), getattr(two, name)),
+        values=(_value(one, name), _value(two, name)),
         launches=(one.launch, two.launch),
         world_sizes=(one.world_size, two.world_size),
     )
+
+
+def flag_moved(results: Results) -> None:
+    """Flag the launches whose cases were measured on other hosts after a resume."""
+    hosts: dict[str, dict[tuple[str, ...], None]] = {}
+    for row in results.rows:
+        if row.rank_hosts:
+            hosts.setdefault(row.launch, {})[tuple(row.rank_hosts)] = None
+    for row in results.rows:
+        if len(sets := hosts.get(row.launch, {})) > 1:
+            texts = " and ".join("+".join(dict.fromkeys(names)) for names in sets)
+            row.flags = [*row.flags, f"{MOVED}: its cases ran on {texts}"]
 
 
 def flag_unequal_ranks(results: Results) -> None:

@@ -16,7 +16,8 @@ RECORD: Types = {
     "steps_per_round": _WHOLE, "rank_round_s": (list,), "precision": _TEXT_OR_NONE,
     "local_batch": _WHOLE_OR_NONE, "global_batch": _WHOLE_OR_NONE, "flop_per_sample": _NUMBER,
     "peak_flop_per_s": _NUMBER, "peak_memory_bytes": (list,), "checks": (dict,),
-    "details": (dict,), "flags": (list,),
+    "details": (dict,), "flags": (list,), "rank_hosts": (list,),
+    "workload_sha256": _TEXT_OR_NONE, "position": _WHOLE_OR_NONE,
 }  # fmt: skip
 LAUNCH: Types = {
     "provenance": (dict, type(None)), "world_size": _WHOLE_OR_NONE,
@@ -34,6 +35,7 @@ LEFT_OUT: Types = {"world_size": _WHOLE, "num_gpus": _WHOLE}
 # What panels compute with, of what a study adds.
 DETAILS: Types = {
     "message_bytes": _NUMBER, "algbw_gb_per_s": _NUMBER, "busbw_gb_per_s": _NUMBER,
+    "gradient_bytes": _NUMBER,
     "bucket_bytes": (list, type(None)), "alone_step_s": (list, type(None)),
     "rank_alone_s": (list, type(None)),
 }  # fmt: skip
@@ -62,6 +64,7 @@ _LISTED: Types = {
     **dict.fromkeys(("bucket_bytes", "alone_step_s"), (int, float)),
     "rank_alone_s": (list,),
     "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str,), "part": _WHOLE,
+    "rank_hosts": (str,),
 }  # fmt: skip
 # No count, rate or ratio of any machine is larger.
 LARGEST_NUMBER = 1e30

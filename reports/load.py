@@ -74,6 +74,7 @@ def gather(paths: Iterable[Path]) -> Results:
     ]
     _order_parts(results)
     conflicts.flag_unequal_ranks(results)
+    conflicts.flag_moved(results)
     return results
 
 

@@ -16,6 +16,8 @@ OTHER = "other"
 COPY = "copy"
 # How the flag of a series begins whose world sizes differ in more than the number of ranks.
 UNEQUAL = "ranks of unequal strength"
+# How the flag of a launch begins that was resumed on other hosts.
+MOVED = "the launch was resumed on other hosts"
 
 
 @dataclass(slots=True)
@@ -31,7 +33,9 @@ class Row:
         num_far_out: Rounds far outside the quartiles; they are kept.
         rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
             (num_ranks, num_steps); empty where none was timed.
-        rank_hosts: Host of each rank; empty where nobody says.
+        rank_hosts: Host of each rank that measured it; empty where nobody says.
+        workload_sha256: Digest of the workload's source, see `CaseRecord`; None where unknown.
+        position: Place of the case in its launch's order; None where unknown.
         ranks_per_node: Most ranks on one node; None where nobody says.
         settings: What else its launch gave its ranks, by name (`reports.layout`).
         job: Slurm job of its launch; None outside one.
@@ -63,10 +67,12 @@ class Row:
     throughput_samples_per_s: float | None = None
     rounds: int | None = None
     num_far_out: int | None = None
+    rank_hosts: list[str] = field(default_factory=list)
+    workload_sha256: str | None = None
+    position: int | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
     rank_alone_s: list[list[float]] = field(default_factory=list)
-    rank_hosts: list[str] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)

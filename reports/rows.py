@@ -103,7 +103,8 @@ def _measured_row(
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), rank_alone_s=alone, rank_hosts=_hosts(case),
+        peak_memory_bytes=max(memory, default=None), rank_alone_s=alone, rank_hosts=case.rank_hosts,
+        workload_sha256=case.workload_sha256, position=case.position,
         checks=case.checks, details=_told(case), flags=[*case.flags, *numbers.findings],
     )  # fmt: skip
 
@@ -122,10 +123,6 @@ def _alone(where: str, case: CaseRecord) -> list[list[float]]:
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(f"{where}: its ranks ran unequal numbers of steps alone")
     return found
-
-
-def _hosts(case: CaseRecord) -> list[str]:
-    return list(map(str, getattr(case, "rank_hosts", None) or []))
 
 
 def _told(case: CaseRecord) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from data.report_samples import (
 from reports.load import load
 
 
-@pytest.mark.parametrize("fact", ["torch", "cuda", "nccl", "driver", "image_sha256"])
+@pytest.mark.parametrize(
+    "fact", ["torch", "cuda", "nccl", "driver", "image_sha256", "suite_sha256"]
+)
 def test_launches_that_differ_are_not_pooled(tmp_path, fact):
     write(tmp_path, one_launch())
     other = document("w1-r1", 1, {CASE: record()}, provenance=provenance(1, **{fact: "other"}))
     write(tmp_path, other)
-    known = provenance()[fact]
+    known = provenance().get(fact)
     with pytest.raises(ValueError, match=f"w1-r0 and w1-r1 differ in {fact} .{known} and other"):
         load([tmp_path])
 

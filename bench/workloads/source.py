@@ -26,14 +26,16 @@ def sha256(workload: Workload, case_file: Path | None = None) -> str:
         workload: As `workloads.make` returned it.
         case_file: The measured test's file, where it is the user's own.
     """
-    digest = hashlib.sha256()
     functions = (workloads.builder_of(workload.name), *_functions(workload))
     paths = {path for path in map(_file_of, functions) if path} | {case_file}
-    contents = sorted(path.read_bytes() for path in paths if path and path.is_file())
-    for content in contents:  # by content: hosts and images keep equal files in other places
-        digest.update(hashlib.sha256(content).digest())
-    digest.update(_structure(workload).encode())
-    return digest.hexdigest()
+    # By content: hosts and images keep equal files in other places.
+    contents = sorted(of_file(path) for path in paths if path and path.is_file())
+    return hashlib.sha256("".join([*contents, _structure(workload)]).encode()).hexdigest()
+
+
+def of_file(path: Path) -> str:
+    """Return the digest of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
