@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import memory, metrics, nvml, timing
 from bench.host import hostname
-from bench.record import KEY, CaseRecord
+from bench.record import KEY, CaseRecord, problem
 from bench.sizes import Size
 from bench.world import World
 
@@ -189,6 +189,9 @@ class Harness:
         Args:
             rank_round_s: What `time` returned.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
+
+        Raises:
+            ValueError: A count, a unit or a round is none, see `record.problem`.
         """
         flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
         flags += dict.fromkeys(self.slowed)
@@ -207,6 +210,8 @@ class Harness:
             workload_sha256=self.source_sha256,
             **facts,
         )
+        if wrong := problem(record):
+            raise ValueError(f"the result cannot be kept: {wrong}")
         self.benchmark.extra_info[KEY] = record.to_dict()
         self.clock.load(record.round_s)
         self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)

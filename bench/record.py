@@ -27,6 +27,11 @@ STUDIES = (
 )
 SCALINGS = ("strong", "weak", "fixed-epochs")
 
+# No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
+# computed from others may leave the range of numbers.
+LONGEST_ROUND_S = 1e12
+SHORTEST_ROUND_S = 1e-12
+
 # Two launches may be pooled or compared only if these facts of their provenance are equal.
 POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256")
 
@@ -135,6 +140,49 @@ class CaseRecord:
         return cls(**known)
 
 
+def problem(case: CaseRecord) -> str:
+    """Return what no reader could count or time of a record, as a sentence, or nothing.
+
+    A float count or a unit of another type comes from a workload's own fields, such as
+    `samples_per_item`.
+    """
+    if not (isinstance(case.sample_unit, str) and case.sample_unit):
+        return f"sample_unit is {case.sample_unit!r}; give a text, such as 'images'"
+    for name in _COUNTS:
+        count = getattr(case, name)
+        if name in _MAY_BE_UNKNOWN and count is None:
+            continue
+        if type(count) is not int or count < 1:
+            return (
+                f"{name} is {count!r}, which is no whole number of 1 or more; give whole numbers "
+                "of items, and of samples in an item"
+            )
+    return _rounds_problem(case.rank_round_s)
+
+
+def _rounds_problem(rank_round_s: Any) -> str:
+    ranks = rank_round_s if isinstance(rank_round_s, list) else []
+    lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in ranks}
+    if len(lengths) != 1 or 0 in lengths:
+        return (
+            f"every rank must hold the same number of rounds, found {sorted(lengths)}; record what "
+            "harness.time returned"
+        )
+    for rank, rounds in enumerate(ranks):
+        for number, seconds in enumerate(rounds):
+            is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+            if not (is_number and SHORTEST_ROUND_S < seconds < LONGEST_ROUND_S):
+                return (
+                    f"round {number} of rank {rank} is {str(seconds)[:80]} s, which is not a "
+                    "positive time; measure again"
+                )
+    return ""
+
+
+_COUNTS = (
+    "samples_per_step", "steps_per_round", "world_size", "num_nodes", "local_batch", "global_batch",
+)  # fmt: skip
+_MAY_BE_UNKNOWN = ("local_batch", "global_batch")
 _NAMES = tuple(f.name for f in fields(CaseRecord))
 _REQUIRED = [
     f.name for f in fields(CaseRecord) if f.default is MISSING and f.default_factory is MISSING

@@ -45,7 +45,7 @@ def measure_training(
 
     Raises:
         ValueError: The batch does not divide by the ranks, or a rank has no room for what it
-            would hold.
+            would hold, or `make_batch` returned another number of items than asked.
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
     """
     from bench.train_step import StepConfig
@@ -128,7 +128,18 @@ def _build(
     generator = torch.Generator(harness.device)
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
+    _refuse_other_batch(harness, model, local_batch, len(inputs))
     return step, inputs, targets
+
+
+def _refuse_other_batch(harness: Harness, model: "Workload", asked: int, returned: int) -> None:
+    """Refuse a batch of another size than asked for: throughput counts what was asked."""
+    for rank, given in enumerate(harness.exchange("batch", returned)):
+        if given != asked:
+            raise ValueError(
+                f"make_batch of workload {model.name} was asked for {asked} items and returned "
+                f"{given} on rank {rank}; return as many items as its first argument says"
+            )
 
 
 def _check(

@@ -64,9 +64,9 @@ def gather(paths: Iterable[Path]) -> Results:
             if source.resolve() not in seen:
                 seen.add(source.resolve())
                 _read_one(source, results)
+    if not results.rows and results.unread:
+        raise ValueError(str(results.unread[0]))
     if not results.rows and not results.launches:
-        if results.unread:
-            raise ValueError(str(results.unread[0]))
         raise ValueError("the files hold no result; measure first, or import a table")
     results.conflicts += [
         *conflicts.mixed_launches(results.launches),
@@ -130,7 +130,8 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
         return
     launch = Launch(_unique(name, path, results.launches), path, facts, len(entries))
     results.launches.append(launch)
-    found = rows.of_launch(path, launch.name, entries)
+    found, left_out = rows.of_launch(path, launch.name, entries)
+    results.unread += left_out
     _place(found, launch)
     results.rows += found
 

@@ -221,7 +221,7 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (skewed, f"{counted(skewed, 'point')} whose mean step parts from the median"),
         (broken, f"{counted(broken, 'launch')} incomplete"),
-        (len(results.unread), f"{counted(len(results.unread), 'launch')} unreadable"),
+        (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),
     ]
     return [text for count, text in lines if count]

@@ -149,15 +149,17 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Unread:
-    """A launch of a campaign that cannot be read.
+    """A launch of a campaign, or one case of a launch, that cannot be read and is left out.
 
     Attributes:
         reason: The whole sentence, which begins with the file.
         path: The file.
+        case: The case; None where the whole launch is meant.
     """
 
     reason: str
     path: Path
+    case: str | None = None
 
     def __str__(self) -> str:
         return self.reason
@@ -172,7 +174,7 @@ class Results:
         launches: The launches found, in order of their path.
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
-        unread: Launches of a campaign that cannot be read.
+        unread: Launches of a campaign, and cases of a launch, that cannot be read.
         conflicts: What forbids pooling the launches and cases; empty after `load`.
     """
 

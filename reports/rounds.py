@@ -4,7 +4,6 @@ The rounds of ten thousand cases are reduced in numpy blocks of equal shape.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,6 @@ from reports import diagnosis
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Named = tuple[str, CaseRecord]
-
-# No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
-# computed from others may leave the range of numbers.
-LONGEST_ROUND_S = 1e12
-SHORTEST_ROUND_S = 1e-12
 
 
 @dataclass(slots=True)
@@ -39,54 +33,22 @@ class Rounds:
     findings: list[str]
 
 
-def reduced(path: Path, records: list[Named]) -> list[Rounds]:
+def reduced(records: list[Named]) -> list[Rounds]:
     """Return the rounds of each record, reduced.
 
     Args:
-        path: The file they stand in, for messages.
-        records: Each case by its name.
-
-    Raises:
-        ValueError: A record's ranks hold no, unequal or impossible rounds.
+        records: Each case by its name; `record.problem` has found nothing wrong with them.
     """
     shapes: dict[tuple[int, int], list[int]] = {}
-    for index, (name, case) in enumerate(records):
-        shapes.setdefault(_shape(path, name, case), []).append(index)
+    for index, (_, case) in enumerate(records):
+        shape = (len(case.rank_round_s), len(case.rank_round_s[0]))
+        shapes.setdefault(shape, []).append(index)
     found: dict[int, Rounds] = {}
     for indices in shapes.values():
-        block = _block(path, [records[i] for i in indices])
+        # Of shape (num_records, num_ranks, num_rounds).
+        block = np.array([records[index][1].rank_round_s for index in indices], dtype=float)
         found.update(zip(indices, _of_block(block), strict=True))
     return [found[index] for index in range(len(records))]
-
-
-def _block(path: Path, records: list[Named]) -> Array:
-    """Return the rounds as one block of shape (num_records, num_ranks, num_rounds)."""
-    name = records[0][0]
-    try:
-        block = np.array([case.rank_round_s for _, case in records], dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: entry {name} or one like it holds no numbers: {error}"
-        ) from error
-    if block.ndim != 3:
-        raise ValueError(f"{path}: entry {name} or one like it holds lists in place of seconds")
-    bad = ~((block > SHORTEST_ROUND_S) & (block < LONGEST_ROUND_S)).all(axis=(1, 2))
-    if bad.any():
-        name = records[int(np.argmax(bad))][0]
-        raise ValueError(f"{path}: entry {name} holds a round that is not a positive time")
-    return block
-
-
-def _shape(path: Path, name: str, case: CaseRecord) -> tuple[int, int]:
-    lengths = {len(rounds) if isinstance(rounds, list) else 0 for rounds in case.rank_round_s}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"{path}: entry {name}: every rank must hold the same number of rounds, "
-            f"found {sorted(lengths)}"
-        )
-    if min(case.samples_per_step, case.steps_per_round, case.world_size) < 1:
-        raise ValueError(f"{path}: entry {name}: samples, steps and ranks must be at least 1")
-    return len(case.rank_round_s), lengths.pop()
 
 
 def _of_block(block: Array) -> list[Rounds]:

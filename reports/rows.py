@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import metrics, record
-from bench.record import CaseRecord
+from bench.record import SHORTEST_ROUND_S, CaseRecord
 from reports import field_types, rounds
-from reports.results import ORIGINS, OTHER, Row
-from reports.rounds import SHORTEST_ROUND_S, Rounds
+from reports.results import ORIGINS, OTHER, Row, Unread
+from reports.rounds import Rounds
 
 # What `details` holds of the steps that no rank waits in.
 ALONE = "rank_alone_s"
@@ -18,30 +18,68 @@ _OF_LAUNCHES = {"ranks_per_node", "settings", "job"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
 
 
-def of_launch(path: Path, launch: str, entries: list[Any]) -> list[Row]:
-    """Return one row for each entry of a pytest-benchmark file.
+def of_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], list[Unread]]:
+    """Return one row for each entry of a pytest-benchmark file, and the entries that give none.
+
+    An entry that is incomplete, or holds what is no measured value, is left out: the others are as
+    good as they were.
 
     Raises:
-        ValueError: An entry is incomplete, there twice, or holds what is no measured value.
+        ValueError: An entry is there twice, or of another schema version.
     """
     records: list[tuple[str, CaseRecord]] = []
     others: list[Row] = []
+    left_out: list[Unread] = []
     names: set[str] = set()
     for index, entry in enumerate(entries):
-        name, stats = _checked_entry(path, index, entry)
+        name = _name(index, entry)
         if name in names:
             raise ValueError(f"{path}: entry {name} stands there twice; a launch has a case once")
         names.add(name)
-        block = _lockstep_block(path, name, entry)
-        if block is None:
-            others.append(_other_row(path, launch, name, stats))
+        _check_schema(path, name, entry)
+        try:
+            found = _read_entry(path, launch, name, entry)
+        except ValueError as error:
+            left_out.append(Unread(str(error), path, name))
+            continue
+        if isinstance(found, Row):
+            others.append(found)
         else:
-            records.append((name, CaseRecord.from_dict(block, f"{path}: entry {name}")))
-    measured = rounds.reduced(path, records)
+            records.append((name, found))
+    measured = rounds.reduced(records)
     return [
         _measured_row(launch, name, case, numbers, _alone(f"{path}: entry {name}", case))
         for (name, case), numbers in zip(records, measured, strict=True)
-    ] + others
+    ] + others, left_out
+
+
+def _name(index: int, entry: Any) -> str:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) else f"entry {index}"
+
+
+def _check_schema(path: Path, name: str, entry: Any) -> None:
+    extra = entry.get("extra_info") if isinstance(entry, dict) else None
+    block = extra.get(record.KEY) if isinstance(extra, dict) else None
+    if isinstance(block, dict):
+        record.check_schema(block, f"{path}: entry {name}")
+
+
+def _read_entry(path: Path, launch: str, name: str, entry: Any) -> CaseRecord | Row:
+    """Return a case's record, or the row of a benchmark that is not ours.
+
+    Raises:
+        ValueError: The entry is incomplete, or holds what is no measured value.
+    """
+    stats = _checked_stats(path, name, entry)
+    block = _lockstep_block(path, name, entry)
+    if block is None:
+        return _other_row(path, launch, name, stats)
+    case = CaseRecord.from_dict(block, f"{path}: entry {name}")
+    if wrong := record.problem(case):
+        raise ValueError(f"{path}: entry {name}: {wrong}")
+    _alone(f"{path}: entry {name}", case)  # what it raises concerns this case only
+    return case
 
 
 def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -58,10 +96,9 @@ def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str
     return block
 
 
-def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, Any]]:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str):
-        raise ValueError(f"{path}: entry {index} is no pytest-benchmark entry: it has no name")
+def _checked_stats(path: Path, name: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{path}: {name} is no pytest-benchmark entry: it has no name")
     stats = entry.get("stats")
     if not isinstance(stats, dict) or not stats.get("rounds"):
         raise ValueError(f"{path}: entry {name} has no stats; measure it again")
@@ -69,7 +106,7 @@ def _checked_entry(path: Path, index: int, entry: Any) -> tuple[str, dict[str, A
     if missing:
         raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
     field_types.check(stats, field_types.STATS, f"{path}: entry {name}")
-    return name, stats
+    return stats
 
 
 def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:

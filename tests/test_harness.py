@@ -5,9 +5,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from launched import suite
 
 from bench.harness import _slowdown_flags, _straggler_flags
 from bench.record import KEY
+from reports.load import gather
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
@@ -77,3 +79,59 @@ def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, t
     assert (zero.returncode, one.returncode) == (1, 1)
     assert "ValueError: rank 0 on " in zero.stdout
     assert "GiB for its batch of 1000000, but " in zero.stdout
+
+
+SLIPS = """
+import pytest
+import torch
+from torch import nn
+from bench.step_cases import measure_training
+from bench.workloads import Workload
+
+def make(num_of=lambda asked: asked, **facts):
+    def make_batch(num_items, device, generator):
+        shape = (num_of(num_items), 8)
+        inputs = torch.randn(shape, device=device, generator=generator)
+        return inputs, torch.zeros(len(inputs), dtype=torch.long, device=device)
+
+    loss = nn.functional.cross_entropy
+    return Workload("mine", lambda: nn.Linear(8, 2), make_batch, loss, **facts)
+
+healthy = lambda: make()
+half = lambda: make(lambda asked: asked // 2)
+floats = lambda: make(samples_per_item=1.5)
+no_unit = lambda: make(sample_unit=None)
+negative = lambda: make(samples_per_item=-1)
+
+@pytest.mark.cases("weak")
+@pytest.mark.parametrize("slip", ["half", "floats", "no_unit", "negative", "healthy"])
+def test_slip(harness, slip, workload, precision, local_batch):
+    measure_training(
+        harness, workload=f"slips:{slip}", precision=precision, local_batch=local_batch
+    )
+"""
+
+
+def test_a_workload_that_counts_wrongly_fails_its_own_case_alone(run_ranks, tmp_path):
+    (tmp_path / "slips.py").write_text(SLIPS)
+    suite(tmp_path, tmp_path / "slips.py")
+    arguments = [
+        *("-m", "pytest", "bench", "--size=smoke", "--device=cpu"),
+        *("--threads-per-rank=1", "--benchmark-json=out.json"),
+    ]
+    run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    path = tmp_path / "out.json"
+    launch = json.loads(path.read_text())[KEY]
+    reasons = {
+        one["case"].rpartition("-")[2].rstrip("]"): one["reason"] for one in launch["failed"]
+    }
+    assert set(reasons) == {"half", "floats", "no_unit", "negative"}
+    assert (
+        "make_batch of workload slips:half was asked for 32 items and returned 16 on rank 0; "
+        "return as many items as its first argument says"
+    ) in reasons["half"]
+    assert "samples_per_step is 96.0, which is no whole number of 1 or more" in reasons["floats"]
+    assert "sample_unit is None; give a text, such as 'images'" in reasons["no_unit"]
+    assert "samples_per_step is -64, which is no whole number" in reasons["negative"]
+    (row,) = gather([path]).rows
+    assert "healthy" in row.case

@@ -1,5 +1,6 @@
 import itertools
 import json
+import shutil
 import sys
 
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.record import KEY
-from reports.load import load
+from reports.check.checker import check
+from reports.load import gather, load
 from reports.page import page
 from reports.scaling import series_of, table
 
@@ -189,6 +191,24 @@ def test_a_round_that_is_no_time_is_refused(tmp_path, bad):
     content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][0][1] = bad
     with pytest.raises(ValueError, match="not a positive time"):
         load([write(tmp_path, content)])
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.001])
+def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_path, bad):
+    """One case of a launch cannot make the others unreadable, nor end all checks."""
+    folder = tmp_path / "fp32"
+    shutil.copytree(measured / "fp32", folder)
+    path = folder / "launches" / "w2-r0" / "result.json"
+    content = json.loads(path.read_text())
+    content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][1][2] = bad
+    path.write_text(json.dumps(content))
+    case = content["benchmarks"][0]["name"]
+    results = gather([folder])
+    assert [(one.path.parent.name, one.case) for one in results.unread] == [("w2-r0", case)]
+    assert f"round 2 of rank 1 is {bad} s, which is not a positive time" in str(results.unread[0])
+    assert len(results.rows) == len(gather([measured / "fp32"]).rows) - 1
+    (found,) = [one for one in check(results) if one.rule == "unreadable-launch"]
+    assert (found.hit.cases, found.hit.world_sizes) == ((case,), (2,))
 
 
 @pytest.mark.parametrize("bad", [None, 3, [1.0], [["x"]], [[None]], [[[1.0]]]])

@@ -205,14 +205,14 @@ def journal_only(evidence: Evidence) -> Iterator[Hit]:
 
 
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
-    """A launch of the campaign cannot be read."""
+    """A launch of the campaign, or a case of one, cannot be read."""
     planned = evidence.results.campaign.get("launches", [])
     sizes = {str(one.get("name")): one.get("world_size") for one in planned}
     for one in evidence.results.unread:
         size = sizes.get(one.path.parent.name)
         yield Hit(
-            "unread", {"reason": one.reason}, world_sizes=(size,) if size else (),
-            path=str(one.path),
+            "unread", {"reason": one.reason}, (one.case,) if one.case else (),
+            (size,) if size else (), path=str(one.path),
         )  # fmt: skip
 
 
