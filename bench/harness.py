@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_BATCHES = 20
 # Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
 LEAST_ALONE = 8
+# The untimed run of the first case takes no longer.
+WARM_UP_S = 30.0
 # A rank that computes so much longer than the others sets the pace of all.
 STRAGGLER_RATIO = 1.15
 
@@ -61,6 +63,7 @@ class Harness:
         rank_hosts: Host of each rank.
         position: Place of the case in the launch's order.
         source_sha256: Digest of what the case measures, see `CaseRecord.workload_sha256`.
+        is_first: Whether it is the first case that this session measures.
         slowed: Flags of devices that held their clocks back at the end of a batch of rounds.
     """
 
@@ -79,6 +82,7 @@ class Harness:
     rank_hosts: tuple[str, ...] = ()
     position: int | None = None
     source_sha256: str | None = None
+    is_first: bool = False
     slowed: list[str] = field(default_factory=list)
 
     @property
@@ -112,6 +116,8 @@ class Harness:
         Returns:
             Seconds per round and rank, shape (num_ranks, num_rounds), equal on all ranks.
         """
+        if self.is_first and self.measures:
+            self._warm_up(step)
         gc.collect()  # what the last case left is not this one's peak
         memory.reset_peak(self.device)
         warmup = self.plan.warmup_rounds
@@ -124,6 +130,20 @@ class Harness:
             more = self._batch(step, number, 0)
             rank_round_s = [old + new for old, new in zip(rank_round_s, more, strict=True)]
         return rank_round_s
+
+    def _warm_up(self, step: "Callable[[], Any]") -> None:
+        """Run the launch's first case once for nothing, or it alone would pay for a cold process.
+
+        Its own warm-up rounds follow. Rank 0 decides when it has taken its share of the budget.
+        """
+        left_s = self.world.control.left_s()
+        end = time.monotonic() + min(WARM_UP_S, WARM_UP_S if left_s is None else left_s / 4)
+        for number in range(self.plan.warmup_rounds + self.plan.rounds):
+            timing.time_rounds(
+                self.world, step, rounds=1, steps_per_round=self.plan.steps_per_round
+            )
+            if not self.exchange(f"warm up {number}", time.monotonic() < end)[0]:
+                break
 
     def _batch(self, step: "Callable[[], Any]", number: int, warmup: int) -> list[list[float]]:
         own = timing.time_rounds(

@@ -1,8 +1,8 @@
 """The journal of a launch: one JSON line per event, on disk before the next case starts.
 
-A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip` and
-`fail` lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed launch loses no
-finished case. A line cut short by a kill was never a finished case: it is dropped.
+A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip`,
+`fail` and `left` lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed
+launch loses no finished case. A line cut short by a kill was never a finished case: it is dropped.
 
 Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
 node may go on writing after another session took over: what they write is of an older attempt than
@@ -42,6 +42,7 @@ _NEEDED: dict[str, dict[str, type]] = {
     "case": {"case": str, "benchmark": dict},
     "skip": {"case": str, "reason": str},
     "fail": {"case": str, "reason": str},
+    "left": {"case": str, "left": dict},
 }
 
 
@@ -322,6 +323,9 @@ def rebuild(path: Path) -> dict[str, Any]:
     document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
     document[KEY] = _launch_block(headers[-1], last) | {
         "in_flight": _in_flight(entries),
+        "left_behind": [
+            {"case": e["case"], **e["left"]} for e in entries if e.get("kind") == "left"
+        ],
         "sessions": [_session(header["launch"]) for header in headers],
     }
     return document

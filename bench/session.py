@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -32,10 +32,13 @@ from bench.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from bench.harness import Harness
 from bench.journal import Journal
 from bench.options import Settings
-from bench.record import SCHEMA_VERSION
+from bench.record import KEY, SCHEMA_VERSION
 from bench.refusals import AgreedError
 from bench.timing import ReplayClock, synchronise
 from bench.watchdog import GRACE_S, Watchdog, stacks_file
+
+if TYPE_CHECKING:
+    from bench.state import State
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -84,6 +87,9 @@ class LaunchSession:
         held: The JSON's descriptor, where it is no file, such as a pipe.
         order_seed: Seed of the order in which the launch runs its cases.
         order: The launch's cases in that order, those of an earlier session included.
+        case: The case that runs, or ran last.
+        state: The state of this process before it.
+        left: What it has left behind, on each rank.
         sources: Case -> digest of what it measures, see `CaseRecord.workload_sha256`.
     """
 
@@ -107,6 +113,9 @@ class LaunchSession:
     order_seed: int = 0
     order: list[str] = field(default_factory=list)
     sources: dict[str, str | None] = field(default_factory=dict)
+    case: str = ""
+    state: "State | None" = None
+    left: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.control.bounded = self._bounded
@@ -269,6 +278,7 @@ class LaunchSession:
         Where `ending` says why on return, the case is not to run.
         """
         self.num_cases += 1
+        self.case = nodeid
         self.is_in_step = self.case_failed = False
         if self.num_cases == 2:
             # The first case has imported all that cases import. A case collects garbage before it
@@ -295,6 +305,9 @@ class LaunchSession:
     def _begin(self, nodeid: str) -> None:
         """Count the case's time from here, and note that it is in flight."""
         budget_s = self.settings.budget_s
+        from bench.state import State  # which imports torch
+
+        self.state, self.left = State(is_first=self.num_cases == 1), []
         self.control.deadline = time.monotonic() + budget_s
         self.watchdog.arm(budget_s)
         if self.journal:
@@ -353,8 +366,14 @@ class LaunchSession:
             "reason": reason[-MAX_REASON_CHARACTERS:],
             "broken": self.broken,
             "collectives": world.num_collectives(),
+            "left": self._left() if phase == "teardown" else [],
         }
         found = self._exchange(phase, own)
+        self.left = [
+            {"rank": rank, **one}
+            for rank, given in enumerate(found)
+            for one in (given["left"] if given else [])
+        ]
         if self.ending:
             self.ending.say()  # now, for the teardown may hang
         if found and found[0] and found[0]["broken"]:
@@ -399,18 +418,26 @@ class LaunchSession:
         # First: a slow disk is no fault of the case, whose time may be nearly over.
         self.watchdog.arm(self.patience_s)
         self.control.deadline = None
+        for one in self.left:
+            self.keep({"kind": "left", "case": self.case, "left": one})
         if self.pending and not self.case_failed:
+            _flag(self.pending, self.left)
             self.keep(self.pending)
             self.num_left -= 1
         self.pending = None
-        if self.ending is None and self.case_failed:
+        has_group = not any(one["kind"] == "process_group" for one in self.left)
+        if self.ending is None and (self.case_failed or not has_group):
             self._recover()
         else:
             self.is_in_step = self.ending is None
 
+    def _left(self) -> list[dict[str, Any]]:
+        """Return what the case that ends leaves behind on this rank, put back where that can be."""
+        return [asdict(one) for one in self.state.left_behind()] if self.state else []
+
     def _recover(self) -> None:
         """Build the process group again, or end the launch for its launcher to start it again."""
-        if self.world.world_size == 1:
+        if self.world.world_size == 1 and world.has_group():
             self._probe()
             return
         if self.world.backend != "gloo":
@@ -462,6 +489,7 @@ class LaunchSession:
             rank_hosts=tuple(rank["host"] for rank in self.provenance["ranks"]),
             position=self.order.index(case_of(node)),
             source_sha256=self.sources[case_of(node)],
+            is_first=self.num_cases == 1,
         )
 
     def close(self) -> None:
@@ -529,6 +557,17 @@ class LaunchSession:
 
     def _where(self, rank: int) -> str:
         return blame.where(rank, self.provenance["ranks"])
+
+
+def _flag(end: dict[str, Any], left: list[dict[str, Any]]) -> None:
+    """Flag a case that was measured in another state than its launch has."""
+    block = end.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
+    for one in left:
+        outcome = "put back" if one["is_restored"] else "the next cases are measured with it"
+        block.setdefault("flags", []).append(
+            f"left behind on rank {one['rank']}: {one['kind']} was {one['before']} before the case "
+            f"and {one['after']} after it; {outcome}"
+        )
 
 
 def join(settings: Settings) -> LaunchSession:

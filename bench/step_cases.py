@@ -73,7 +73,7 @@ def measure_training(
         scaling="strong" if global_batch is not None else "weak",
         checks=checks,
         details=_details(step, alone_s),
-        flags=[*_flags(harness.device, precision), *stragglers],
+        flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision), *stragglers],
         **_facts(harness, model, precision, local_batch),
     )
 
@@ -211,6 +211,17 @@ def _peak(device: "torch.device", precision: str) -> float | None:
     import torch
 
     return hardware.peak_flop_per_s(torch.cuda.get_device_name(device), precision)
+
+
+def _dtype_flags(step: "TrainStep", precision: str) -> list[str]:
+    """Return a flag where parameters are not fp32, which every precision here keeps them in."""
+    found = sorted({str(p.dtype) for p in step.ddp.parameters() if p.is_floating_point()})
+    if found == ["torch.float32"]:
+        return []
+    return [
+        f"the parameters are {', '.join(found)}, where precision {precision} keeps them in "
+        "torch.float32"
+    ]
 
 
 def _flags(device: "torch.device", precision: str) -> list[str]:

@@ -256,6 +256,13 @@ def rebuild(world: World, epoch: int) -> None:
         raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
 
 
+def has_group() -> bool:
+    """Return whether this rank has a process group."""
+    from torch import distributed
+
+    return distributed.is_initialized()
+
+
 def num_collectives() -> int:
     """Return in how many collectives of the process group this rank has taken part, or will have.
 

@@ -1,0 +1,147 @@
+"""What a case may leave behind in its process, for the next case to be measured in.
+
+The state is read before each case and after its teardown. What can be put back is; the rest is
+reported. Either way the case that left it is named, not the one that follows.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+from torch import distributed
+
+MIB = 2**20
+# Of less, the allocators of Python and of the C library keep as much for themselves.
+LEAK_BYTES = 256 * MIB
+COLLECTIVES = (
+    "all_reduce", "broadcast", "reduce", "barrier", "all_gather_into_tensor",
+    "reduce_scatter_tensor", "all_gather_object", "init_process_group", "destroy_process_group",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """One difference between the state before a case and that after it.
+
+    Attributes:
+        kind: What differs: a key of `_facts`, or `memory_bytes`.
+        before: Its value before the case.
+        after: Its value after the case.
+        is_restored: Whether the next case finds it as it was.
+    """
+
+    kind: str
+    before: Any
+    after: Any
+    is_restored: bool
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """One part of the state: how it is read, and how it is put back, where it can be."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object] | None = None
+
+
+def _facts() -> dict[str, _Fact]:
+    facts = {
+        "default_dtype": _Fact(torch.get_default_dtype, torch.set_default_dtype),
+        "num_threads": _Fact(torch.get_num_threads, torch.set_num_threads),
+        "anomaly_mode": _Fact(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        "grad_mode": _Fact(torch.is_grad_enabled, torch.set_grad_enabled),
+        "collectives": _Fact(_collectives, _put_collectives),
+        "process_group": _Fact(distributed.is_initialized),
+        "python_threads": _Fact(_threads),
+    }
+    for device in ("cpu", "cuda"):
+        facts[f"autocast_{device}"] = _Fact(
+            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        )
+    if hasattr(os, "sched_getaffinity"):
+        facts["affinity"] = _Fact(lambda: sorted(os.sched_getaffinity(0)), _put_affinity)
+    return facts
+
+
+def _collectives() -> dict[str, Any]:
+    return {name: getattr(distributed, name) for name in COLLECTIVES}
+
+
+def _put_collectives(functions: dict[str, Any]) -> None:
+    for name, function in functions.items():
+        setattr(distributed, name, function)
+
+
+def _threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate())
+
+
+def _put_affinity(cores: list[int]) -> None:
+    for thread in psutil.Process().threads():
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(thread.id, cores)
+
+
+def _memory_bytes() -> int:
+    """Return the bytes that this process holds: on its GPU, and resident on its host."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return int(psutil.Process().memory_info().rss) + on_gpu
+
+
+class State:
+    """The state before a case.
+
+    Args:
+        is_first: Whether it is the process's first case, which holds what it imports.
+    """
+
+    def __init__(self, is_first: bool) -> None:
+        self._facts = _facts()
+        self._before = {name: fact.read() for name, fact in self._facts.items()}
+        self._memory_bytes = None if is_first else _memory_bytes()
+
+    def left_behind(self) -> list[LeftBehind]:
+        """Put back what can be, and return all that differs, as values that JSON knows."""
+        return [*self._differences(), *self._leak()]
+
+    def _differences(self) -> Iterator[LeftBehind]:
+        for name, fact in self._facts.items():
+            before, after = self._before[name], fact.read()
+            if after == before or (name == "python_threads" and not _more(before, after)):
+                continue
+            if fact.write:
+                fact.write(before)
+            yield LeftBehind(name, _plain(before, after), _plain(after, before), bool(fact.write))
+
+    def _leak(self) -> Iterator[LeftBehind]:
+        if self._memory_bytes is None:
+            return
+        after = _memory_bytes()
+        if after - self._memory_bytes > LEAK_BYTES:
+            yield LeftBehind("memory_bytes", self._memory_bytes, after, is_restored=False)
+
+
+def _more(before: list[str], after: list[str]) -> list[str]:
+    return [name for name in after if name not in before]
+
+
+def _plain(value: Any, other: Any) -> Any:
+    """Return a value as JSON knows it; of the collectives, those that differ by their modules."""
+    if isinstance(value, dict):
+        return {
+            name: str(getattr(function, "__module__", None))
+            for name, function in value.items()
+            if function is not other[name]
+        }
+    return value if isinstance(value, (bool, int, list)) else str(value)

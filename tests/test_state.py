@@ -1,0 +1,107 @@
+"""What a case leaves behind is put back or flagged, and charged to it and not to the next case."""
+
+import json
+from collections import defaultdict
+
+import pytest
+from launched import suite
+
+from bench.record import KEY
+
+CASES = """
+import os
+import threading
+import time
+import pytest
+import torch
+from torch import distributed
+from bench.step_cases import measure_training
+
+KEPT = []
+
+def spin():
+    while True:
+        sum(range(1000))
+
+def patch():
+    whole = distributed.all_reduce
+    distributed.all_reduce = lambda *a, **k: whole(*a, **k)
+
+SLIPS = {
+    "healthy": lambda: None,
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "autocast": lambda: os.environ["RANK"] == "1" and torch.set_autocast_enabled("cpu", True),
+    "threads": lambda: torch.set_num_threads(2),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "affinity": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "leak": lambda: KEPT.append(torch.ones(100_000_000)),
+    "spin": lambda: threading.Thread(target=spin, daemon=True, name="spinner").start(),
+    "patched": patch,
+    "destroyed": distributed.destroy_process_group,
+}
+
+@pytest.mark.cases("weak")
+@pytest.mark.parametrize(
+    "number, slip", list(enumerate(slip for name in SLIPS for slip in (name, "healthy")))
+)
+def test_case(harness, number, slip, workload, precision, local_batch):
+    measure_training(harness, workload=workload, precision=precision, local_batch=local_batch)
+    SLIPS[slip]()
+"""
+# slip -> kind, whether it is put back
+EXPECTED = {
+    "dtype": [("default_dtype", "torch.float32", "torch.float64", True)],
+    "autocast": [("autocast_cpu", False, True, True)],
+    "threads": [("num_threads", 1, 2, True)],
+    "anomaly": [("anomaly_mode", False, True, True)],
+    "destroyed": [("process_group", True, False, False)],
+}
+
+
+@pytest.fixture(scope="module")
+def launch(run_ranks, tmp_path_factory):
+    """A launch of two ranks in which after each slip a healthy case follows."""
+    folder = tmp_path_factory.mktemp("state")
+    (folder / "cases.py").write_text(CASES)
+    suite(folder, folder / "cases.py")
+    arguments = [
+        *("-m", "pytest", "bench", "--size=smoke", "--device=cpu", "--threads-per-rank=1"),
+        "--benchmark-json=out.json",
+    ]
+    run_ranks([arguments] * 2, folder, PYTHONPATH=str(folder))
+    return json.loads((folder / "out.json").read_text())
+
+
+def slip_of(case):
+    return case.rstrip("]").rpartition("-")[2]
+
+
+def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
+    found = defaultdict(list)
+    for one in launch[KEY]["left_behind"]:
+        if one["rank"] == 1:
+            found[slip_of(one["case"])].append(
+                (one["kind"], one["before"], one["after"], one["is_restored"])
+            )
+    assert {name: found[name] for name in EXPECTED} == EXPECTED
+    assert {
+        name: [(one[0], one[3]) for one in found[name]] for name in found.keys() - EXPECTED
+    } == {
+        "affinity": [("affinity", True)],
+        "leak": [("memory_bytes", False)],
+        "spin": [("python_threads", False)],
+        "patched": [("collectives", True)],
+    }
+    assert "healthy" not in found
+
+
+def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(launch):
+    assert launch[KEY]["failed"] == []
+    flags = {
+        entry["name"]: [f for f in entry["extra_info"][KEY]["flags"] if f.startswith("left behind")]
+        for entry in launch["benchmarks"]
+    }
+    assert {slip_of(name) for name, own in flags.items() if own} == {*EXPECTED} | {
+        "affinity", "leak", "spin", "patched",
+    }  # fmt: skip
+    assert "the parameters are" not in json.dumps(launch["benchmarks"])
