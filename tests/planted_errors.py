@@ -181,6 +181,10 @@ def check_of(name: str, value: object) -> Callable[[Json], None]:
     return change
 
 
+def negative_round(block: Json) -> None:
+    block["rank_round_s"][0][0] = -1.0
+
+
 def rises(block: Json) -> None:
     block["checks"] |= {"loss_first": 2.0, "loss_last": 7.5}
 
@@ -309,6 +313,8 @@ PLANTED: dict[str, Plant] = {
     "a launch that was stopped": Plant(
         "unfinished-launch", facts(times("complete", 0), 2, repeats=(1,)), STUDIES),
     "a launch cut short on disk": Plant("unreadable-launch", cut_launch, STUDIES),
+    "a negative round in one launch": Plant(
+        "unreadable-launch", blocks(negative_round, 2, repeats=(1,))),
     "a case that failed": Plant("failed-case", launches(fail_case, 2, repeats=(1,))),
     "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
     "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),

@@ -205,14 +205,18 @@ def journal_only(evidence: Evidence) -> Iterator[Hit]:
 
 
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
-    """A launch of the campaign, or a case of one, cannot be read."""
-    planned = evidence.results.campaign.get("launches", [])
+    """A launch of the campaign, or a case of a launch, cannot be read."""
+    results = evidence.results
+    planned = results.campaign.get("launches", [])
     sizes = {str(one.get("name")): one.get("world_size") for one in planned}
-    for one in evidence.results.unread:
-        size = sizes.get(one.path.parent.name)
+    launches = {launch.path.parent: launch for launch in results.launches}
+    for one in results.unread:
+        launch = launches.get(one.path.parent) if one.case else None
+        size = launch.facts.get("world_size") if launch else sizes.get(one.path.parent.name)
         yield Hit(
             "unread", {"reason": one.reason}, (one.case,) if one.case else (),
-            (size,) if size else (), path=str(one.path),
+            (size,) if size else (), (launch.name,) if launch else (),
+            path="" if launch else str(one.path),
         )  # fmt: skip
 
 
