@@ -111,8 +111,8 @@ class CaseRecord:
             "schema": SCHEMA_VERSION,
             "samples": self.samples,
             "elapsed_s": self.elapsed_s,
-            "throughput_samples_per_s": samples_per_s,
-            "mfu": metrics.mfu(
+            "mean_throughput_samples_per_s": samples_per_s,
+            "mean_mfu": metrics.mfu(
                 samples_per_s, self.flop_per_sample, self.peak_flop_per_s, self.world_size
             ),
         }

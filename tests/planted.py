@@ -165,7 +165,7 @@ class Planted:
 
 def stored(factor: Callable[[int], float]) -> Edit:
     def edit(content: dict[str, Any], size: int, repeat: int) -> None:
-        block_of(content)["throughput_samples_per_s"] *= factor(size)
+        block_of(content)["mean_throughput_samples_per_s"] *= factor(size)
 
     return edit
 
@@ -595,7 +595,7 @@ def without_stored(root: Path) -> Path:
     """Write results whose numbers that follow from others were left out."""
 
     def bare(content: dict[str, Any], size: int, repeat: int) -> None:
-        for name in ("samples", "elapsed_s", "throughput_samples_per_s", "mfu"):
+        for name in ("samples", "elapsed_s", "mean_throughput_samples_per_s", "mean_mfu"):
             del block_of(content)[name]
 
     return measured(root, 78, edit=bare)

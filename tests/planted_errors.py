@@ -110,7 +110,7 @@ def consistent(block: Json, factor: float) -> None:
     """Multiply the rounds, and what is stored of them but the statistics."""
     block["rank_round_s"] = [[s * factor for s in rank] for rank in block["rank_round_s"]]
     block["elapsed_s"] *= factor
-    block["throughput_samples_per_s"] /= factor
+    block["mean_throughput_samples_per_s"] /= factor
 
 
 def scaled(factor: float, size: int, repeats: tuple[int, ...]) -> Callable[[Path], None]:
@@ -131,14 +131,14 @@ def peaked(fraction: float) -> Callable[[Json], None]:
 
     def change(block: Json) -> None:
         block["flop_per_sample"] = 1e6
-        rate = block["throughput_samples_per_s"] * 1e6 / block["world_size"]
+        rate = block["mean_throughput_samples_per_s"] * 1e6 / block["world_size"]
         block["peak_flop_per_s"] = rate / fraction
 
     return change
 
 
 def counted_per_rank(block: Json) -> None:
-    for name in ("samples_per_step", "samples", "throughput_samples_per_s"):
+    for name in ("samples_per_step", "samples", "mean_throughput_samples_per_s"):
         block[name] *= block["world_size"]
 
 
@@ -239,7 +239,7 @@ def settle(entry: Json) -> None:
     rounds = [max(each) for each in zip(*block["rank_round_s"], strict=True)]
     block["samples"] = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
     block["elapsed_s"] = sum(rounds)
-    block["throughput_samples_per_s"] = block["samples"] / sum(rounds)
+    block["mean_throughput_samples_per_s"] = block["samples"] / sum(rounds)
     entry["stats"] |= {"median": median(rounds), "mean": fmean(rounds), "rounds": len(rounds)}
 
 
@@ -289,11 +289,11 @@ PLANTED: dict[str, Plant] = {
     "a utilisation of 26": Plant("above-peak", blocks(peaked(26), 1, 2)),
     "more than the peak in one launch": Plant("above-peak", blocks(peaked(1.3), 2, repeats=(1,))),
     "a stored throughput of eight times": Plant(
-        "samples-time", blocks(times("throughput_samples_per_s", 8), 1, 2)),
+        "samples-time", blocks(times("mean_throughput_samples_per_s", 8), 1, 2)),
     "a stored throughput multiplied by the ranks": Plant(
-        "doubled-world-size", blocks(times("throughput_samples_per_s", 2), 2)),
+        "doubled-world-size", blocks(times("mean_throughput_samples_per_s", 2), 2)),
     "a stored throughput a tenth too high, once": Plant(
-        "samples-time", blocks(times("throughput_samples_per_s", 1.1), 2, repeats=(2,))),
+        "samples-time", blocks(times("mean_throughput_samples_per_s", 1.1), 2, repeats=(2,))),
     "a mean that the rounds do not have": Plant("samples-time", launches(stats("mean", 1.02), 2)),
     "a median that the rounds do not have": Plant(
         "samples-time", launches(stats("median", 0.5), 2)),

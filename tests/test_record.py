@@ -101,9 +101,9 @@ def test_derived_numbers_are_those_computed_by_hand():
     # Slowest rank per round: 1.25, 2.0, 2.0 s. 3 rounds of 4 steps of 64 images.
     assert block["elapsed_s"] == 5.25
     assert block["samples"] == 768
-    assert block["throughput_samples_per_s"] == pytest.approx(146.2857142857)
+    assert block["mean_throughput_samples_per_s"] == pytest.approx(146.2857142857)
     # 146.2857 images/s x 2e8 FLOP over 2 ranks of 1e12 FLOP/s.
-    assert block["mfu"] == pytest.approx(0.01462857142857)
+    assert block["mean_mfu"] == pytest.approx(0.01462857142857)
 
 
 @given(records())
@@ -112,7 +112,7 @@ def test_throughput_times_time_is_samples(case):
     slowest = [max(rank[i] for rank in case.rank_round_s) for i in range(len(case.rank_round_s[0]))]
     assert block["elapsed_s"] == pytest.approx(sum(slowest), rel=1e-12)
     assert block["samples"] == case.samples_per_step * case.steps_per_round * len(slowest)
-    product = block["throughput_samples_per_s"] * block["elapsed_s"]
+    product = block["mean_throughput_samples_per_s"] * block["elapsed_s"]
     assert product == pytest.approx(block["samples"], rel=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_the_schema_is_a_schema_and_names_every_key_of_the_block():
         {"precision": "fp8"},
         {"rank_round_s": []},
         {"rank_round_s": [1.0, 2.0]},
-        {"mfu": -0.1},
+        {"mean_mfu": -0.1},
         {"flags": "none"},
     ],
     ids=str,

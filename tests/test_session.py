@@ -91,7 +91,7 @@ def test_the_json_is_made_of_the_journals_records(torchrun):
 def test_throughput_times_time_is_samples(torchrun):
     for entry in torchrun[2]["benchmarks"]:
         block = entry["extra_info"][KEY]
-        product = block["throughput_samples_per_s"] * block["elapsed_s"]
+        product = block["mean_throughput_samples_per_s"] * block["elapsed_s"]
         assert product == pytest.approx(block["samples"], rel=1e-12)
         assert entry["stats"]["total"] == pytest.approx(block["elapsed_s"], rel=1e-12)
         # size smoke: 3 rounds of 2 steps, of 64 samples where a batch has a meaning

@@ -162,7 +162,7 @@ def _stored_factor(entry: Entry) -> float:
     block = entry.block
     rounds = metrics.slowest_rank(block["rank_round_s"])
     samples = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
-    stored = block.get("throughput_samples_per_s")
+    stored = block.get("mean_throughput_samples_per_s", block.get("throughput_samples_per_s"))
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
 
 
