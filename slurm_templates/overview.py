@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from slurm_templates import by_hand, slurm
-from slurm_templates.advice import advise
+from slurm_templates.advice import advise, to_mend
 from slurm_templates.results import Results
 from slurm_templates.standing import Campaign, Standing, counts
 
@@ -206,7 +206,10 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
     if opened:
         text = [*_open_lines(opened, results), f"lockstep status {typed} --watch"]
     elif campaign.jobs:
-        text = [f"lockstep {_after_jobs(campaign, results)} {typed}"]
+        verb = _after_jobs(campaign, results)
+        text = [f"lockstep {verb} {typed}"]
+        if verb == "resume" and _needs_mending(campaign, results):
+            text = [f"lockstep resume {typed} --site SITE  # once that file is mended"]
     elif results.refusals():
         text = ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
     elif scripts := results.scripts():
@@ -219,6 +222,14 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
         if campaign.num_complete < len(campaign.planned):
             text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
     return ["Next:", *(f"  {line}" for line in text)]
+
+
+def _needs_mending(campaign: Campaign, results: Results) -> bool:
+    """Return whether a job that left work undone would end in the same way once more."""
+    left = set(campaign.abandoned)
+    last = {one.job.name: one for one in campaign.jobs}.values()
+    bad = [one for one in last if left & {*one.job.launches} or not one.job.launches]
+    return any(to_mend(one, results) is not None for one in bad)
 
 
 def _may_write(one: Standing, campaign: Campaign) -> bool:

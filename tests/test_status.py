@@ -398,6 +398,8 @@ def test_what_resume_cannot_mend_is_not_left_to_it(here, folder, asked, kind, me
     asked.say("sacct", sacct(account("17", "FAILED", ExitCode="1:0")))
     (row,) = jobs(here, asked)
     assert row["advice"].startswith("jobs/slurm-17.out says: no such thing" + says)
+    if kind == "ladder":
+        assert "\n  lockstep resume results/x --site SITE  #" in status(here, asked, "").stdout
 
 
 def test_a_job_that_waits_for_ever_is_to_be_sent_again_with_another_site(here, folder, asked):
