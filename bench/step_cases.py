@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from bench.workloads import Workload
 
 LEARNING_RATE = 0.01
+# What a step stands on: no sample is read, decoded or copied to the device in the timed region.
+BASIS = {"data": "synthetic", "input": "not timed", "optimizer": "SGD"}
 
 
 def measure_training(
@@ -197,6 +199,7 @@ def _details(step: "TrainStep", alone_s: list[list[float]]) -> dict[str, Any]:
         "gradient_bytes": gradient_bytes(step.ddp),
         "alone_step_s": list(map(median, alone_s)),
         "rank_alone_s": alone_s,
+        "basis": BASIS,
     }
 
 

@@ -202,13 +202,13 @@ def _write_page(page: dict[str, Any], target: Path) -> None:
 
 
 def _print_points(results: "Results", series: "list[Series]", checked: str) -> None:
-    from reports.page import console_table
+    from reports.console import console_table
 
     lines = console_table(results, series)
     for line in lines[: MAX_LINES + 1]:
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
-        click.echo(f"... {len(lines) - MAX_LINES - 1} further points: use --csv")
+        click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
     click.echo(f"\ncheck: {checked}; the page and lockstep check name them")
 
 

@@ -29,6 +29,9 @@ from reports.parts import (
 from reports.scaling import Point, Series
 from reports.statistics import ratio_interval
 
+# Each has three tables.
+MAX_SERIES = MAX_TABLES // 3
+
 
 def ladder_panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
     """Return the panel of a ladder study, strong or weak.
@@ -52,11 +55,11 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
     made["figures"] = figures if drawn else []
     made["tables"] = [
         made_of
-        for one in series[: MAX_TABLES // 2]
-        for made_of in (_scaling_table(one, hours), loss_table(one))
+        for one in series[:MAX_SERIES]
+        for made_of in (_scaling_table(one), _cost_table(one, hours), loss_table(one))
         if made_of
     ]
-    made["notes"] = left_out(series, drawn)
+    made["notes"] = left_out(series, drawn, MAX_SERIES)
     return made
 
 
@@ -70,18 +73,14 @@ def _caption(series: Series) -> str:
     return f"{series.label} ({', '.join(told)})" if told else series.label
 
 
-def _scaling_table(series: Series, hours: str) -> Table:
-    unit, strong = series.row.sample_unit, series.row.study == "strong"
+def _scaling_table(series: Series) -> Table:
+    unit = series.row.sample_unit
     columns = (
-        "Ranks", "Nodes", "Local batch" if strong else "Global batch", "Launches",
-        "Step time (ms)",
-        "95 % interval (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
-        "95 % interval (%)", "Time ratio", f"{hours} (per 10\u2076 {unit})",
-        f"Extra {hours} (%)", f"Cost (per 10\u2076 {unit})", "MFU (%)",
-        "Memory (GB)", "Flags",
+        "Ranks", "Nodes", "Launches", "Step time (ms)", "95 % interval (ms)",
+        f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)", "95 % interval (%)", "Flags",
     )  # fmt: skip
     note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}{_beside(series)}"
-    rows = [_scaling_row(point, strong) for point in series.points]
+    rows = list(map(_scaling_row, series.points))
     if {row.num_nodes for point in series.points for row in point.rows} == {1}:
         rows = [[row[0], "", *row[2:]] for row in rows]
     return table(_caption(series), columns, rows, note=note)
@@ -102,22 +101,39 @@ def _beside(series: Series) -> str:
     )
 
 
-def _scaling_row(point: Point, strong: bool) -> list[str]:
-    row = point.rows[0]
-    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
-    mfus = [r.mfu for r in point.rows if r.mfu is not None]
+def _scaling_row(point: Point) -> list[str]:
     scale = MILLI if point.step_s is not None else 1.0
     return [
-        str(point.world_size), shown(row.num_nodes),
-        shown(row.local_batch if strong else row.global_batch), str(point.num_launches),
+        str(point.world_size), shown(point.rows[0].num_nodes), str(point.num_launches),
         number(None if point.step_s is None else point.step_s * MILLI),
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
         ratio(point.speedup), percent(point.parallel_efficiency),
-        percent_span(point.efficiency_interval), ratio(point.time_ratio),
-        formats.trimmed(point.device_hours), percent(point.extra_device_hours), number(point.cost),
-        percent(median(mfus) if mfus else None),
-        number(memory / GIGA if memory else None),
-        str(len(point.flags)) if point.flags else "",
+        percent_span(point.efficiency_interval), str(len(point.flags)) if point.flags else "",
+    ]  # fmt: skip
+
+
+def _cost_table(series: Series, hours: str) -> Table:
+    """Return what each point takes of the machine: batch, device-hours, memory."""
+    unit, strong = series.row.sample_unit, series.row.study == "strong"
+    extra = hours if hours.startswith("GPU") else hours.lower()
+    columns = (
+        "Ranks", "Local batch" if strong else "Global batch", "Time ratio",
+        f"{hours} (per 10\u2076 {unit})", f"Extra {extra} (%)", f"Cost (per 10\u2076 {unit})",
+        "MFU (%)", "Memory (GB)",
+    )  # fmt: skip
+    rows = [_cost_row(point, strong) for point in series.points]
+    return table(f"What it takes: {_caption(series)}", columns, rows)
+
+
+def _cost_row(point: Point, strong: bool) -> list[str]:
+    row = point.rows[0]
+    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    mfus = [r.mfu for r in point.rows if r.mfu is not None]
+    return [
+        str(point.world_size), shown(row.local_batch if strong else row.global_batch),
+        ratio(point.time_ratio), formats.trimmed(point.device_hours),
+        percent(point.extra_device_hours), number(point.cost),
+        percent(median(mfus) if mfus else None), number(memory / GIGA if memory else None),
     ]  # fmt: skip
 
 

@@ -37,9 +37,9 @@ def _hung(head: str, text: str) -> list[str]:
     return [plain(head + first).rstrip(), *(" " * len(head) + line for line in others)]
 
 
-def sentence(text: str) -> list[str]:
+def sentence(text: str, width: int = WIDTH) -> list[str]:
     """Return a sentence in lines, those after the first set in."""
-    return textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(plain(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,8 +12,7 @@ from reports import accounts, checked, facts, formats, losses, panels, parts, sl
 from reports.check import checker
 from reports.check.checker import Finding
 from reports.diagnosis import NOTABLE
-from reports.formats import counted, number, percent, percent_span, ratio
-from reports.lines import numbers
+from reports.formats import counted, percent, percent_span, ratio
 from reports.results import OTHER, UNEQUAL, Results
 from reports.scaling import Point, Series, table
 from reports.slow import Slowest
@@ -24,6 +23,8 @@ MAX_EMBEDDED_BYTES = 300_000
 # Sentences of verdict per study; the tables hold the rest.
 MAX_VERDICTS = 3
 WANTED_LAUNCHES = 3
+# Studies that take training steps.
+TRAINING = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 CPU_BAND = (
@@ -101,6 +102,7 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     sentences = []
     if results.launches:
         sentences.append(_measured_summary(results, series))
+        sentences += _basis(series)
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         points = sum(len(one.points) for one in chosen)
@@ -128,6 +130,22 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     )
     text += f" with {formats.listed(devices, 4)}" if devices else ""
     return f"{text}, {days}." if days else f"{text}."
+
+
+def _basis(series: Sequence[Series]) -> list[str]:
+    """Say on what data and with which optimizer the training steps were measured."""
+    rows = [row for one in series for point in one.points for row in point.rows]
+    steps = [row for row in rows if row.origin == "measured" and row.study in TRAINING]
+    given = [row.details.get("basis") for row in steps]
+    facts_of = dict.fromkeys(
+        formats.listed(f"{name} {value}" for name, value in one.items()) if isinstance(one, dict)
+        else f"{formats.DASH} (an older release did not record it)"
+        for one in given
+    )  # fmt: skip
+    if not facts_of:
+        return []
+    bound = "; reading real data takes its time beside this" if any(given) else ""
+    return [f"Basis of the training steps: {'; '.join(facts_of)}{bound}."]
 
 
 def _days(results: Results) -> str:
@@ -219,7 +237,10 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
         (unequal, f"{unequal} series with {UNEQUAL}"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
-        (skewed, f"{counted(skewed, 'point')} whose mean step parts from the median"),
+        (
+            skewed,
+            f"{counted(skewed, 'point')} with a mean step {100 * NOTABLE:.0f} % off the median",
+        ),
         (broken, f"{counted(broken, 'launch')} incomplete"),
         (len(results.unread), f"{len(results.unread)} unreadable"),
         (len(lost), counted(len(lost), "gap")),
@@ -273,43 +294,3 @@ def _data(series: Sequence[Series]) -> dict[str, Any] | None:
     data = {"schema": 1, "points": table(series)} if len(series) < MAX_EMBEDDED_BYTES // 500 else {}
     small = data and len(json.dumps(data)) <= MAX_EMBEDDED_BYTES
     return data if small else None
-
-
-def console_table(results: Results, series: Sequence[Series]) -> list[str]:
-    """Return the points of the scaling series as aligned lines, a header first."""
-    shown = [
-        one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
-    ] or list(series)
-    weak_view = any(one.row.scaling == "fixed-epochs" and one.base.time_ratio for one in shown)
-    times = any(point.time_s is not None for one in shown for point in one.points)
-    hours = "rank-hours" if results.on_cpus else "GPU-hours"
-    header = ["series", "n", "speed-up", "efficiency", hours, "throughput", "step time"]
-    costs = any(point.cost is not None for one in shown for point in one.points)
-    header += ["cost"] if costs else []
-    header += ["time"] if times else []
-    header += ["weak view"] if weak_view else []
-    header.append("baseline")
-    rows = [header]
-    rows += [_console_row(one, p, costs, times, weak_view) for one in shown for p in one.points]
-    return numbers(rows)
-
-
-def _console_row(
-    series: Series, point: Point, costs: bool, times: bool, weak_view: bool
-) -> list[str]:
-    row = series.row
-    through = point.throughput_samples_per_s
-    cells = [
-        series.name[:60],
-        ", ".join(filter(None, (str(point.world_size), series.layout))),
-        ratio(point.speedup),
-        f"{percent(point.parallel_efficiency)} %",
-        formats.trimmed(point.device_hours),
-        formats.DASH if through is None else f"{number(through)} {row.sample_unit}/s",
-        formats.DASH if point.step_s is None else f"{number(point.step_s * 1e3)} ms",
-    ]
-    cells += [number(point.cost)] * costs
-    cells += [formats.duration(point.time_s)] * times
-    fixed = row.scaling == "fixed-epochs" and point.time_ratio is not None
-    cells += [f"{percent(point.time_ratio)} %" if fixed else formats.DASH] * weak_view
-    return [*cells, parts.baseline_text(series)]

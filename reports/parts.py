@@ -124,15 +124,15 @@ def absolute(point: Point) -> str:
     return f"{number(point.rate)} {row.sample_unit} (no unit of time)"
 
 
-def left_out(series: list[Series], drawn: list[Series]) -> list[str]:
+def left_out(series: list[Series], drawn: list[Series], max_tables: int = MAX_TABLES) -> list[str]:
     """Say which series have no curve or no table."""
     notes = []
     if len(drawn) > MAX_CURVES:
         names = formats.listed((one.label for one in drawn[MAX_CURVES:]), 6)
         notes.append(f"The figures show the first {MAX_CURVES} series; left out: {names}.")
-    if len(series) > MAX_TABLES:
+    if len(series) > max_tables:
         notes.append(
-            f"{len(series) - MAX_TABLES} further series have no table here; --csv prints them."
+            f"{len(series) - max_tables} further series have no table here; --csv prints them."
         )
     return notes
 

@@ -27,6 +27,9 @@ SAMPLES_PER_COST = 1e6
 WIDEST = 100.0
 # Studies whose rows do no training step, so a cost in device hours means nothing.
 WITHOUT_COST = ("loader", "collective", "other")
+# Studies whose cases mean nothing beside another world size: a collective moves other bytes there,
+# and each rank's loader works for itself.
+WITHOUT_RATIO = ("loader", "collective")
 
 
 @dataclass(slots=True)
@@ -121,6 +124,11 @@ class Series:
         """The study, or the origin of what was not measured, and the label."""
         kind = self.row.study if self.row.origin == "measured" else f"[{self.row.origin}]"
         return f"{kind} {self.label}"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether speed-up and efficiency mean anything here."""
+        return self.row.study not in WITHOUT_RATIO
 
     @property
     def base(self) -> Point:
@@ -304,10 +312,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"samples_per_step": row.samples_per_step}
         | {"throughput_samples_per_s": point.throughput_samples_per_s}
         | _bounds("throughput_samples_per_s", through)
-        | {"baseline_world_size": series.baseline, "speedup": point.speedup}
-        | _bounds("speedup", point.speedup_interval)
-        | {"parallel_efficiency": point.parallel_efficiency}
-        | _bounds("parallel_efficiency", point.efficiency_interval)
+        | _ratios(series, point)
         | {"time_ratio": point.time_ratio, "device_hours": point.device_hours}
         | {"device_hours_per": point.device_hours_per, "cost": point.cost}
         | {"extra_device_hours": point.extra_device_hours}
@@ -327,6 +332,17 @@ def _interval_over(point: Point) -> str | None:
     if point.in_one_job:
         return "launches of one job"
     return "launches" if len(point.units) == point.num_launches else "jobs"
+
+
+def _ratios(series: Series, point: Point) -> dict[str, Any]:
+    """Return the ratios to the baseline, unknown in a study where they mean nothing."""
+    known = (
+        {"baseline_world_size": series.baseline, "speedup": point.speedup}
+        | _bounds("speedup", point.speedup_interval)
+        | {"parallel_efficiency": point.parallel_efficiency}
+        | _bounds("parallel_efficiency", point.efficiency_interval)
+    )
+    return known if series.is_compared else dict.fromkeys(known)
 
 
 def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -19,9 +19,10 @@ from containers import image
 from reports import imports
 from reports.check import checker
 from reports.compare import comparison
+from reports.console import console_table
 from reports.gate import gates, targets
 from reports.load import gather, load
-from reports.page import console_table, page
+from reports.page import page
 from reports.predict import known, prediction
 from reports.render import html
 from reports.scaling import series_of, table

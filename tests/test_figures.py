@@ -171,4 +171,4 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
     panel = panels(results, series_of(results.rows), 0.7, "GPU-hours")[0]
     assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6]
     assert "left out: mlp, i=6, mlp, i=7" in panel["notes"][0]
-    assert len(panel["tables"]) == 8
+    assert len(panel["tables"]) == 16  # two of each series: its scaling, and what it takes

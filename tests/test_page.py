@@ -72,22 +72,42 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("width", [NARROW, 768, 1280])
-def test_the_page_never_scrolls_sideways(chromium, built, tmp_path, width):
-    frame = built / f"frame-{width}.html"
+@pytest.fixture(scope="module")
+def of_real_launches(measured, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    results = load([measured / "fp32"])
+    (folder / "page.html").write_text(html(page(results, series_of(results.rows), 0.7)))
+    return folder
+
+
+def framed(chromium, folder, tmp_path, width):
+    """Return what the browser says of a page in a frame of a width."""
+    frame = folder / f"frame-{width}.html"
     frame.write_text(FRAME.format(width=width))
     dom = browse(
         chromium, tmp_path, frame.as_uri(), "--allow-file-access-from-files",
         "--virtual-time-budget=5000", "--dump-dom",
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    measured = json.loads(title.group(1).replace("&quot;", '"'))
-    assert measured["client"] == width
-    assert measured["scroll"] <= width
-    assert measured["wide"] == []
-    assert measured["requests"] == []
+    return json.loads(title.group(1).replace("&quot;", '"'))
+
+
+@pytest.mark.parametrize("width", [NARROW, 768, 1280])
+def test_the_page_never_scrolls_sideways(chromium, built, tmp_path, width):
+    found = framed(chromium, built, tmp_path, width)
+    assert found["client"] == width
+    assert found["scroll"] <= width
+    assert found["wide"] == []
+    assert found["requests"] == []
     if width == NARROW:
-        assert measured["scrolls"] > 0
+        assert found["scrolls"] > 0
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_no_table_of_real_launches_hides_a_column_on_a_desktop(
+    chromium, of_real_launches, tmp_path, width
+):
+    assert framed(chromium, of_real_launches, tmp_path, width)["scrolls"] == 0
 
 
 @pytest.mark.parametrize("width", [500, 1280])

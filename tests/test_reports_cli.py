@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from commands import ROOT, lockstep
 from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
 
+from bench import sizes
 from reports.cli import _cells, import_table, report
 from reports.render import MARK
 
@@ -30,10 +31,38 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     page = tmp_path / "report.html"
     assert page.read_text().count(MARK) == 1
     assert f"report: {page}" in done.stdout
-    assert lines_of(done)[2] == [
-        "strong", "mlp,", "global_batch=64", "2", "1.60", "80.0", "%", "0.543", "1020", "images/s",
-        "62.5", "ms", "1", "rank", "at", "640", "images/s",
-    ]  # fmt: skip
+    assert done.stdout.splitlines()[:4] == [
+        "  n  speed-up  efficiency  GPU-hours     throughput  step time",
+        "strong, mlp, global_batch=64",
+        "  1  baseline    baseline      0.434   640 images/s     100 ms",
+        "  2      1.60      80.0 %      0.543  1020 images/s    62.5 ms",
+    ]
+
+
+def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):
+    rows = sizes.rows("sensitivity", sizes.find("node"))
+    cases = {
+        sizes.case_id(row): record("sensitivity", 4, factors=row, workload="resnet18")
+        for row in rows
+    }
+    write(tmp_path, document("w4-r0", 4, cases))
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = run(report, tmp_path).stdout.splitlines()
+        assert lines[0] == "every series: sensitivity, resnet18"
+        assert max(map(len, lines[:56])) <= width
+        named = [line for line in lines if line.startswith("bucket_cap_mb=")]
+        assert len(set(named)) == len(rows) == 27
+
+
+@pytest.mark.parametrize("study", ["collective", "loader"])
+def test_what_does_no_training_has_no_speedup_anywhere(tmp_path, measured, study):
+    tree = full_tree(tmp_path) if study == "loader" else measured / "fp32"
+    points = json.loads(run(report, tree, "--json").stdout)["points"]
+    found = [one for one in points if one["study"] == study]
+    assert len(found) > 1
+    assert {one["speedup"] for one in found} == {one["parallel_efficiency"] for one in found}
+    assert {one["baseline_world_size"] for one in found} == {None}
 
 
 def test_a_report_of_a_folder_whose_name_is_not_utf_8_is_written(tmp_path):
@@ -50,11 +79,11 @@ def test_an_imported_table_prints_speedup_efficiency_and_gpu_hours(tmp_path):
     )
     run(import_table, table, "--to", tmp_path / "out")
     rows = lines_of(run(report, tmp_path / "out"))[1:5]
-    assert [row[2:7] for row in rows] == [
-        ["1", "1.00", "100.0", "%", "12"],
-        ["2", "1.85", "92.3", "%", "13"],
-        ["4", "3.43", "85.7", "%", "14"],
-        ["8", "6.00", "75.0", "%", "16"],
+    assert [row[2:] for row in rows] == [
+        ["1", "baseline", "baseline", "12", "12", "h"],
+        ["2", "1.85", "92.3", "%", "13", "6.5", "h"],
+        ["4", "3.43", "85.7", "%", "14", "3.5", "h"],
+        ["8", "6.00", "75.0", "%", "16", "2", "h"],
     ]
 
 
@@ -62,7 +91,7 @@ def test_fixed_epochs_print_both_views(tmp_path):
     run(import_table, DATA / "fixed_epochs.csv", "--to", tmp_path)
     out = run(report, tmp_path).stdout
     assert "weak view" in out
-    last = out.splitlines()[3]
+    last = out.splitlines()[4]
     assert last.count("71.7 %") == 2
     assert "5.47 ms" in last
 
@@ -242,7 +271,7 @@ def test_an_output_folder_that_is_not_there_is_refused(tmp_path):
 def test_many_points_are_cut_on_the_terminal_and_whole_in_the_csv(tmp_path):
     cases = {f"c[{i}]": record(factors={"i": i}) for i in range(70)}
     write(tmp_path, document("w1-r0", 1, cases))
-    assert "... 10 further points" in run(report, tmp_path).stdout
+    assert "... 11 further lines" in run(report, tmp_path).stdout
     assert len(run(report, tmp_path, "--csv").stdout.splitlines()) == 71
 
 
@@ -298,7 +327,7 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     done = run(report, tmp_path, "--cost-per-gpu-hour", "2.5")
     page = (tmp_path / "report.html").read_text()
     # A million images take 0.434 and 0.543 GPU-hours.
-    assert [line[12] for line in lines_of(done)[1:3]] == ["1.09", "1.36"]
+    assert [line[-1] for line in lines_of(done)[2:4]] == ["1.09", "1.36"]
     assert '<th scope="col">Cost<' in page
     assert "--cost-per-gpu-hour 2.5" in page
     points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
