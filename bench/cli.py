@@ -134,9 +134,14 @@ def _summary(campaign: "Campaign", num_missing: int) -> str:
     ladder = ", ".join(map(str, campaign.world_sizes))
     return (
         f"{campaign.name}: {', '.join(campaign.studies)} at world size {ladder}, "
-        f"{campaign.num_cases()} cases a launch, {campaign.repeats} repeats; "
-        f"{num_missing} launches to make"
+        f"{_counted(campaign.num_cases(), 'case')} a launch, "
+        f"{_counted(campaign.repeats, 'repeat')}; {_counted(num_missing, 'launch')} to make"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def _measure(ladder: "Ladder", *, as_json: bool) -> int:

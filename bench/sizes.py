@@ -72,7 +72,7 @@ SIZES = {
         loader_samples=256,
     ),
     "laptop": Size(
-        rounds=6,
+        rounds=8,
         warmup_rounds=2,
         steps_per_round=2,
         workload="resnet18",
@@ -80,7 +80,7 @@ SIZES = {
         sensitivity_workload="mnist_cnn",
         global_batch=64,
         local_batch=32,
-        message_bytes=(4 * KIB, 64 * KIB, MIB, 16 * MIB),
+        message_bytes=(64 * KIB, 256 * KIB, MIB),
         collective_steps_per_round=10,
         num_workers=(0, 1, 2),
         loader_samples=2048,

@@ -36,7 +36,7 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 | time_ratio | baseline step time / step time (weak and fixed-epochs) |
 | device_hours, device_hours_per | world size times hours, for one run or for 1e6 samples |
 | extra_device_hours, cost | device-hours over the baseline's less 1; times `--cost-per-gpu-hour` |
-| num_far_out | rounds far outside the quartiles of their launch; none is left out |
+| num_far_out | rounds far outside their launch's quartiles, of 8 rounds or more; none is left out |
 | mfu, peak_memory_bytes | model FLOP/s over peak; largest rank |
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |

@@ -29,7 +29,7 @@ def collective_panel(series: list[Series]) -> Panel:
     groups: dict[tuple[str, int], list[tuple[float, Point]]] = {}
     for one in series:
         for point in one.points:
-            size = _message_bytes(point)
+            size = message_bytes(point)
             name = ", ".join(filter(None, (one.row.workload, one.layout)))
             groups.setdefault((name, point.world_size), []).append((size, point))
     ordered = {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
@@ -45,7 +45,8 @@ def collective_panel(series: list[Series]) -> Panel:
     return made
 
 
-def _message_bytes(point: Point) -> float:
+def message_bytes(point: Point) -> float:
+    """Return the size of a point's message; 0 where nothing tells it."""
     row = point.rows[0]
     given = row.details.get("message_bytes", row.factors.get("message_bytes"))
     return float(given or row.samples_per_step or 0)
@@ -60,7 +61,7 @@ def _bandwidths(point: Point) -> tuple[float | None, float | None]:
         found.append(median(known) if known else None)
     algbw, busbw = found
     if algbw is None and point.step_s:
-        algbw = metrics.algbw_gb_per_s(int(_message_bytes(point)), point.step_s)
+        algbw = metrics.algbw_gb_per_s(int(message_bytes(point)), point.step_s)
     return algbw, busbw
 
 

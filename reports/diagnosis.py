@@ -66,11 +66,11 @@ def far_out(round_s: Array) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Return how many rounds of each record lie far outside its quartiles; shape (num_records,).
 
     Tukey's outer fences: further than `FAR_OUT` interquartile ranges from the nearer quartile.
+    Fewer than `FEWEST` rounds do not tell.
     """
     low, high = np.quantile(round_s, (0.25, 0.75), axis=1)[..., None]
     fence = FAR_OUT * (high - low)
-    beyond = (round_s < low - fence) | (round_s > high + fence)
-    return np.asarray(beyond.sum(axis=1) if round_s.shape[1] >= FEWEST else 0 * beyond[:, 0])
+    return np.asarray(((round_s < low - fence) | (round_s > high + fence)).sum(axis=1))
 
 
 def trend(values: Array) -> Array:

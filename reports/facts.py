@@ -5,6 +5,7 @@ from typing import Any
 
 from reports import formats
 from reports import gaps as missing
+from reports.diagnosis import FEWEST, MODE_FEWEST
 from reports.formats import counted
 from reports.gaps import Gap
 from reports.parts import MAX_ROWS, Panel, panel, table
@@ -125,10 +126,16 @@ def method(series: Sequence[Series], threshold: float) -> Panel:
 
 
 def _far_out(series: Sequence[Series]) -> list[str]:
-    """Say how many rounds lie far from the others; none is left out."""
+    """Say how many rounds lie far from the others, or that there are too few to tell."""
     rows = [row for one in series for point in one.points for row in point.rows]
     count = sum(row.num_far_out or 0 for row in rows)
     rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
+    timed = [row.rounds for row in rows if row.origin == "measured" and row.rounds]
+    if timed and min(timed) < FEWEST:
+        return [
+            f"Launches of fewer than {FEWEST} rounds show neither drift nor rounds far out, fewer "
+            f"than {MODE_FEWEST} no two modes: measure with --rounds 20 to look for them."
+        ]
     if not count:
         return []
     return [

@@ -30,7 +30,7 @@ class Row:
         step_s: Median round / steps per round.
         rate: Work per second that speed-ups divide: the throughput where samples are known.
         time_s: Time of a whole run, in tables of times.
-        num_far_out: Rounds far outside the quartiles; they are kept.
+        num_far_out: Rounds far outside the quartiles; they are kept. None of too few rounds.
         rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
             (num_ranks, num_steps); empty where none was timed.
         rank_hosts: Host of each rank that measured it; empty where nobody says.

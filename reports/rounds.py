@@ -20,7 +20,8 @@ class Rounds:
     """The rounds of one case in one launch; a round is as long as its slowest rank took.
 
     Attributes:
-        num_far_out: Rounds far outside the quartiles; they are kept.
+        num_far_out: Rounds far outside the quartiles; they are kept. None where there are too
+            few to tell.
         findings: What is odd about the rounds, one sentence each.
     """
 
@@ -29,7 +30,7 @@ class Rounds:
     min_s: float
     max_s: float
     stddev_s: float
-    num_far_out: int
+    num_far_out: int | None
     findings: list[str]
 
 
@@ -59,6 +60,7 @@ def _of_block(block: Array) -> list[Rounds]:
         np.median(rounds, axis=1).tolist(), rounds.mean(axis=1).tolist(),
         rounds.min(axis=1).tolist(), rounds.max(axis=1).tolist(), spread.tolist(),
     ]  # fmt: skip
-    counts: list[int] = diagnosis.far_out(rounds).tolist()
+    enough = rounds.shape[1] >= diagnosis.FEWEST
+    counts = diagnosis.far_out(rounds).tolist() if enough else [None] * len(rounds)
     findings = diagnosis.of_rounds(rounds)
     return list(map(Rounds, *columns, counts, findings))

@@ -294,6 +294,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
     row = point.rows[0]
     shared = ("origin", "study", "workload", "scaling", "precision", "local_batch", "global_batch")
     memory = [r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes is not None]
+    far_out = [r.num_far_out for r in point.rows if r.num_far_out is not None]
     utilisation = [r.mfu for r in point.rows if r.mfu is not None]
     scale = (point.throughput_samples_per_s or 0.0) / point.rate
     known = point.rate_interval if point.throughput_samples_per_s is not None else None
@@ -320,7 +321,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
         | {"flags": point.flags}
-        | {"num_far_out": sum(r.num_far_out or 0 for r in point.rows)}
+        | {"num_far_out": sum(far_out) if far_out else None}
         | {"details": _details(point.rows)}
     )  # fmt: skip
 

@@ -14,8 +14,9 @@ from typing import Literal
 
 from reports import facts
 from reports.check.ladder import WIDEST_STEP
+from reports.collectives import message_bytes
 from reports.diagnosis import NOTABLE
-from reports.formats import DASH, counted, listed
+from reports.formats import DASH, counted, listed, size_of
 from reports.parts import Panel, baseline_text, panel, table
 from reports.results import OTHER, Results
 from reports.scaling import Point, Series
@@ -28,6 +29,8 @@ FEWEST_VALUES = 8
 CRITICAL = 0.752
 # So many points or more are joined by a line, see `reports.figures.MIN_JOINED`.
 JOINED = 3
+# Messages further apart than nccl-tests' sweeps by 2 or 4 leave the curve between them unknown.
+WIDEST_SWEEP = 4
 # Facts without which nobody could set the measurement up again.
 SETUP = ("torch", "device_names", "ranks", "environment")
 MARKS: dict[State, str] = {"held": "\u2713", "not held": "\u2717", "does not apply": DASH}
@@ -58,7 +61,8 @@ class _Given:
     @property
     def compared(self) -> list[Series]:
         """Return the series with ratios."""
-        return [one for one in self.series if len(one.points) > 1 and one.row.study != OTHER]
+        found = [one for one in self.series if len(one.points) > 1 and one.is_compared]
+        return [one for one in found if one.row.study != OTHER]
 
     @property
     def ratios(self) -> list[Point]:
@@ -258,16 +262,34 @@ def _ladders(given: _Given) -> list[Series]:
 
 def _lines_meant(given: _Given) -> Verdict:
     drawn = [one for one in given.compared if len(one.points) >= JOINED]
-    if not drawn:
+    swept = _sweeps(given)
+    if not (drawn or swept):
         return None, "no line is drawn"
     for one in drawn:
         for small, large in pairwise(point.world_size for point in one.points):
             if large > WIDEST_STEP * small:
                 return False, f"a line leaps from {small} to {large} ranks: {one.label}"
-    shown = "launches and intervals are drawn; " if given.measured else ""
-    return True, (
-        f"{shown}lines of {counted(len(drawn), 'curve')} join sizes at most a factor of 2 apart"
-    )
+    for name, sizes in swept.items():
+        for few, many in pairwise(sizes):
+            if many > WIDEST_SWEEP * few:
+                return False, f"a line leaps from {size_of(few)} to {size_of(many)}: {name}"
+    shown = ["launches and intervals are drawn"] if given.measured and drawn else []
+    shown += [f"lines of {counted(len(drawn), 'curve')} join sizes at most a factor of "
+              f"{WIDEST_STEP:g} apart"] if drawn else []  # fmt: skip
+    shown += [f"those of {counted(len(swept), 'collective')} join messages at most a factor of "
+              f"{WIDEST_SWEEP:g} apart, without intervals"] if swept else []  # fmt: skip
+    return True, "; ".join(shown)
+
+
+def _sweeps(given: _Given) -> dict[str, list[float]]:
+    """Return the message sizes that a line joins for each collective, at the largest world size."""
+    points = [point for point in given.measured if point.rows[0].study == "collective"]
+    largest = max((point.world_size for point in points), default=0)
+    sizes: dict[str, set[float]] = {}
+    for point in points:
+        if point.world_size == largest:
+            sizes.setdefault(point.rows[0].workload, set()).add(message_bytes(point))
+    return {name: sorted(found) for name, found in sizes.items() if len(found) >= JOINED}
 
 
 RULES: tuple[tuple[str, Callable[[_Given], Verdict]], ...] = (

@@ -33,6 +33,8 @@ GOAL = (0.93, 0.97)
 BOOTSTRAPS = 400
 # Launches drawn to know the centres of their rates by.
 NUM_DRAWN = 100_000
+# What a launch is to find, from its first round to its last, and how its rounds vary.
+DRIFT, ROUND_SD = 0.1, 0.02
 # Rounds of the sizes laptop, node and cluster, and more.
 NUM_ROUNDS = (8, 12, 20, 30, 50)
 
@@ -155,6 +157,14 @@ def resembling(draw: np.random.Generator, kept: float, count: int) -> np.ndarray
     return values
 
 
+def power(count: int) -> float:
+    """Return the share of launches of so many rounds in which a drift of 10 % is found."""
+    draw = np.random.default_rng(3)
+    drift = 1 + DRIFT * np.linspace(0, 1, count)
+    rounds = drift * np.exp(ROUND_SD * draw.standard_normal((NUM_DRAWN, count)))
+    return float(np.mean([bool(found) for found in diagnosis.of_rounds(rounds)]))
+
+
 def main() -> None:
     """Print both tables."""
     print(f"coverage of 95 % intervals, {NUM_LADDERS} ladders, launch noise {LAUNCH_SD:.0%}")
@@ -184,6 +194,11 @@ def main() -> None:
         ):
             odd = sum(map(bool, diagnosis.of_rounds(np.exp(0.05 * values))))
             print(f"{count:>3} rounds, {name:<12} {odd}")
+    print(
+        f"\nlaunches in which a steady drift of {DRIFT:.0%} is found, rounds vary by {ROUND_SD:.0%}"
+    )
+    for count in (6, *NUM_ROUNDS):
+        print(f"{count:>3} rounds {power(count):>6.1%}")
 
 
 if __name__ == "__main__":

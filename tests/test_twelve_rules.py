@@ -183,5 +183,21 @@ def test_what_has_no_ladder_gets_a_whole_list(tmp_path, name):
     assert all(one.evidence for one in kept)
 
 
+@pytest.mark.parametrize(("factor", "state"), [(4, "held"), (16, "not held")])
+def test_lines_of_collectives_are_judged_by_how_far_their_messages_lie_apart(
+    tmp_path, factor, state
+):
+    cases = {
+        f"c[{size}]": record(
+            "collective", 2, workload="all_reduce", scaling=None, precision=None,
+            factors={"collective": "all_reduce", "message_bytes": size},
+        )
+        for size in (4096, 4096 * factor, 4096 * factor**2)
+    }  # fmt: skip
+    write(tmp_path, document("w2-r0", 2, cases))
+    kept = listed(tmp_path)[11]
+    assert (kept.state, "line" in kept.evidence or "1 collective" in kept.evidence) == (state, True)
+
+
 def test_lines_are_drawn_from_as_many_points_as_the_figures_join():
     assert figures.MIN_JOINED == JOINED

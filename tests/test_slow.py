@@ -1,0 +1,59 @@
+"""Who is slow is named, where most launches show it; planted into copies of real results."""
+
+import json
+import shutil
+
+import pytest
+
+from bench.record import KEY
+from reports.load import load
+from reports.page import page
+from reports.scaling import series_of
+from reports.slow import slowest
+
+HOSTS = ["node01", "node02"]
+
+
+@pytest.fixture
+def campaign(measured, tmp_path):
+    """A copy of real launches."""
+    return shutil.copytree(measured / "fp32", tmp_path / "fp32")
+
+
+def plant(folder, slow_rank=None, hosts=HOSTS):
+    """Let a rank's steps alone take 12 % longer than the others' in every launch of two ranks."""
+    for repeat, path in enumerate(sorted(folder.glob("launches/w2-*/result.json"))):
+        document = json.loads(path.read_text())
+        for entry in document["benchmarks"]:
+            block = entry["extra_info"][KEY]
+            if not block["details"].get("alone_step_s"):
+                continue
+            even = [1.0, 1.001 + repeat / 1000]
+            alone = [[0.01 * (1.12 if rank == slow_rank else 1.0) * pace] * 8
+                     for rank, pace in enumerate(even)]  # fmt: skip
+            block["details"]["rank_alone_s"] = alone
+            block["rank_hosts"] = hosts
+            block["flags"] = []
+        path.write_text(json.dumps(document))
+    return load([folder])
+
+
+def test_a_host_12_percent_behind_in_every_launch_is_named_with_what_to_do(campaign):
+    results = plant(campaign, slow_rank=1)
+    found = slowest(results.rows)
+    assert (found.host, found.rank, found.num_seen, found.num_launches) == ("node02", None, 3, 3)
+    assert found.ratio == pytest.approx(1.12, abs=0.005)
+    (said, *_) = page(results, series_of(results.rows), 0.7)["verdicts"]
+    assert said.startswith("node02 is the slowest in 3 of 3 launches, by 12.2 % (")
+    assert "sbatch --exclude=node02" in said
+
+
+def test_on_one_host_the_rank_is_named_and_nothing_is_left_out(campaign):
+    results = plant(campaign, slow_rank=1, hosts=["here", "here"])
+    (said, *_) = page(results, series_of(results.rows), 0.7)["verdicts"]
+    assert said.startswith("rank 1 on here is the slowest in 3 of 3 launches, by 12.2 %")
+    assert "--exclude" not in said
+
+
+def test_ranks_that_are_alike_are_not_told_apart(campaign):
+    assert slowest(plant(campaign).rows) is None
