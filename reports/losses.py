@@ -15,7 +15,6 @@ ADVICE: dict[Cause, str] = {
     "fill the device, or ranks share cores and memory bandwidth",
     COPIES: "they take as long at every size: try a larger batch per rank",
 }
-MORE = "measure more launches"
 
 
 def loss_table(series: Series) -> Table | None:
@@ -108,15 +107,18 @@ def _is_to(cause: Cause, slow: Slowest | None) -> str:
 
 def _open(lost: Loss) -> str:
     """Say that no cause is shown, with what the data leave open."""
-    each = ", ".join(f"{part.cause} {_ms(part.seconds)} ms{_brackets(part.interval)}"
-                     for part in lost.parts)  # fmt: skip
-    uneven = (
-        f", and look for ranks that are slow in turn: steps of one rank differ so much that up to "
-        f"{number(lost.uneven_s * MILLI)} ms may be any of them"
-        if lost.uneven_s > lost.seconds / 2
-        else ""
+    start = "not enough evidence for a cause"
+    if not any(part.interval for part in lost.parts):
+        return f"{start}: no interval is known of any; measure each size in 3 launches or more"
+    each = ", ".join(
+        f"{part.cause} {_ms(part.seconds)} ms{_brackets(part.interval)}" for part in lost.parts
     )
-    return f"not enough evidence for a cause ({each}): {MORE}{uneven}"
+    if lost.uneven_s <= lost.seconds / 2:
+        return f"{start} ({each}): measure more launches"
+    return (
+        f"{start} ({each}): a rank's own steps differ so much that {number(lost.uneven_s * MILLI)} "
+        "ms may be communication, or ranks that are slow in turn"
+    )
 
 
 def _brackets(interval: Interval | None) -> str:

@@ -70,11 +70,13 @@ def test_at_one_rank_nothing_is_called_communication():
 
 def test_ranks_that_are_slow_in_turn_are_not_blamed_on_communication():
     turns = [0.9, 1.1] * (NUM_STEPS // 2)
-    found = lost("weak", BASE, (1.2, [turns, turns[::-1]]))
+    series = ladder("weak", [(1, *BASE), (2, 1.2, [turns, turns[::-1]])])
+    found = loss(series, series.points[1])
     assert (found.kind, found.named) == ("open", ())
     low, high = next(part.interval for part in found.parts if part.cause == EXPOSED)
     assert low <= 0 < high
     assert found.uneven_s == pytest.approx(0.1)
+    assert "ranks that are slow in turn" in sentence(series, series.points[1])
 
 
 def test_a_loss_of_one_launch_has_no_cause():
