@@ -75,8 +75,9 @@ class Loss:
     """What a point's mean step takes longer than an ideal one, and to what it is lost.
 
     Attributes:
-        kind: `little`: less than `NOTABLE` of the step. `named`: the causes named are shown by
-            their intervals to take most of it. `open`: not enough evidence for that.
+        kind: `named`: the causes named are shown by their intervals to take most of it. `little`:
+            it is shown to be less than `NOTABLE` of the step. `open`: not enough evidence for
+            either.
         step_s: The point's mean step.
         seconds: The loss, `step_s` less the ideal step.
         interval: Of the loss, 95 % over launches.
@@ -209,12 +210,11 @@ def _named(found: Sequence[Part], step_s: float) -> list[Part]:
 
 
 def _kind(whole_s: float, interval: Interval | None, named: Sequence[Part], step_s: float) -> Kind:
-    """Tell whether the named parts are shown to take most of the loss."""
-    if whole_s < NOTABLE * step_s:
-        return "little"
+    """Tell what is shown: causes that take most of the loss, that there is little, or neither."""
     sure_s = sum(part.interval[0] for part in named if part.interval)
-    is_sure = interval is not None and interval[0] > 0
-    return "named" if is_sure and sure_s > whole_s / 2 else "open"
+    if named and sure_s > whole_s / 2:
+        return "named"
+    return "little" if interval and interval[1] < NOTABLE * step_s else "open"
 
 
 def _splits(point: Point) -> dict[Cause, list[Bounds]] | None:

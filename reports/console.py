@@ -25,6 +25,8 @@ def console_table(
         series: Its series.
         width: Columns of the terminal; None asks it, and takes 80 to 120.
     """
+    if not series:
+        return []
     shown = [
         one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
     ] or list(series)

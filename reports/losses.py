@@ -2,6 +2,7 @@
 
 from reports import attribution, formats
 from reports.attribution import CAUSES, COPIES, EXPOSED, IMBALANCE, OWN, Cause, Loss, Part
+from reports.diagnosis import NOTABLE
 from reports.formats import number, percent
 from reports.parts import MILLI, Table, table
 from reports.scaling import Point, Series
@@ -93,20 +94,17 @@ def _cause(lost: Loss, slow: Slowest | None) -> str:
     if lost.kind == "open":
         return _open(lost)
     named = " and ".join(
-        f"{_ms(part.seconds)} ms{_brackets(part.interval)} of it {_is_to(part.cause, slow)}"
-        for part in lost.named
+        f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {part.cause}" for part in lost.named
     )
-    return f"{named}: {ADVICE[lost.named[0].cause]}"
-
-
-def _is_to(cause: Cause, slow: Slowest | None) -> str:
-    if cause == IMBALANCE and slow:
-        return f"is imbalance, of which {slow_text(slow)}"
-    return f"is {cause}"
+    causes = [part.cause for part in lost.named]
+    who = f" ({slow_text(slow)})" if slow and IMBALANCE in causes else ""
+    return f"{named}{who}: {ADVICE[causes[0]]}"
 
 
 def _open(lost: Loss) -> str:
     """Say that no cause is shown, with what the data leave open."""
+    if lost.seconds < NOTABLE * lost.step_s:
+        return "not enough evidence that anything is lost: measure more launches"
     start = "not enough evidence for a cause"
     if not any(part.interval for part in lost.parts):
         return f"{start}: no interval is known of any; measure each size in 3 launches or more"
