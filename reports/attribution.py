@@ -210,11 +210,11 @@ def _named(found: Sequence[Part], step_s: float) -> list[Part]:
 
 
 def _kind(whole_s: float, interval: Interval | None, named: Sequence[Part], step_s: float) -> Kind:
-    """Tell what is shown: causes that take most of the loss, that there is little, or neither."""
+    """Tell what is shown: that there is little, causes that take most of the loss, or neither."""
+    if interval and interval[1] < NOTABLE * step_s:
+        return "little"
     sure_s = sum(part.interval[0] for part in named if part.interval)
-    if named and sure_s > whole_s / 2:
-        return "named"
-    return "little" if interval and interval[1] < NOTABLE * step_s else "open"
+    return "named" if named and sure_s > whole_s / 2 else "open"
 
 
 def _splits(point: Point) -> dict[Cause, list[Bounds]] | None:
