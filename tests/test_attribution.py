@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from data.report_samples import document, record, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected import judged, measure
 
@@ -125,6 +125,7 @@ seconds = st.floats(1e-3, 10)
 ranks = st.lists(st.lists(seconds, min_size=NUM_STEPS, max_size=NUM_STEPS), min_size=4, max_size=4)
 
 
+@settings(deadline=None)  # what a loaded machine takes says nothing
 @given(seconds, seconds, ranks, st.sampled_from(["strong", "weak"]))
 def test_the_losses_add_up_to_the_whole(base, step, alone, scaling):
     series = ladder(scaling, [(1, base, [steady(0.9 * base)]), (4, step, alone)])
