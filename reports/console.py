@@ -17,8 +17,7 @@ def console_table(
 ) -> list[str]:
     """Return the points of the scaling series as aligned lines, a header first.
 
-    What all series share stands in a line above; a series' name has a line of its own where it
-    leaves its numbers no room.
+    A series' name has a line of its own where it leaves its numbers no room.
 
     Args:
         results: What was loaded.
@@ -31,31 +30,17 @@ def console_table(
         one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
     ] or list(series)
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-    names, shared = _names(shown)
+    names = _names(shown)
     header, cells = _cells(results, shown)
     rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
     lines = numbers([["series", *header], *rows])
-    if max(map(len, lines)) > columns:
-        lines = _grouped(header, names, cells)
-    return (sentence(f"every series: {', '.join(shared)}", columns) if shared else []) + lines
+    return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells)
 
 
-def _names(shown: Sequence[Series]) -> tuple[list[str], list[str]]:
-    """Return each series' name without what all have in common, and what that is."""
-    labels = [[_origin(one), *one.label.split(", ")] for one in shown]
-    shared = [part for part in labels[0] if all(part in label for label in labels)]
-    if len(labels) == 1 or any(one.row.origin != "measured" for one in shown):
-        shared = []
-    if len(shared) == len(labels[0]):
-        shared = []
-    names = [", ".join(part for part in label if part not in shared) for label in labels]
-    if len(set(names)) < len(names):
-        names = [one.case for one in shown]
-    return names, shared
-
-
-def _origin(series: Series) -> str:
-    return series.row.study if series.row.origin == "measured" else f"[{series.row.origin}]"
+def _names(shown: Sequence[Series]) -> list[str]:
+    """Return what each series is called, as a target may name it."""
+    names = [one.name for one in shown]
+    return names if len(set(names)) == len(names) else [one.case for one in shown]
 
 
 def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
