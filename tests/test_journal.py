@@ -248,6 +248,8 @@ def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
             "world_size": 2,
             "size": "smoke",
             "in_flight": None,
+            "left_behind": [],
+            "sessions": [{"started": None, "rank_hosts": []}],
         },
     }
 
