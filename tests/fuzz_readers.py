@@ -90,7 +90,7 @@ def _read_journal(folder: Path) -> None:
         lambda: journal.outcomes(path),
         lambda: journal.in_flight(path),
         lambda: json.dumps(journal.rebuild(path), allow_nan=False),
-        lambda: preflight._resumable(path, MEASURED_WITH, provenance()),
+        lambda: preflight._resumable(path, preflight.Now(MEASURED_WITH, provenance(), {})),
         lambda: here.outcome(LAUNCH, ("weak",)),
         lambda: here.write_result(LAUNCH),
         lambda: collection._rank_hours(Results(folder)),
@@ -153,7 +153,7 @@ def _report(folder: Path) -> None:
 def _judge(folder: Path) -> None:
     """Ask all that judges results."""
     results = gather([folder])
-    json.dumps([vars(one) for one in checker.check(results)], allow_nan=False)
+    json.dumps([one.record() for one in checker.check(results)], allow_nan=False)
     found = gates.verdicts(targets.load("proposal"), results, None)
     json.dumps(gates.document(found), allow_nan=False)
     json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))

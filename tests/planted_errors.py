@@ -224,6 +224,15 @@ def copied_slower(root: Path) -> None:
     result(root, 2, 1).write_text(json.dumps(second))
 
 
+def move_ranks(document: Json) -> None:
+    """Name another host for every rank, in the launch and in its cases."""
+    for rank in document[KEY]["provenance"]["ranks"]:
+        rank["host"] = "other"
+    for entry in document["benchmarks"]:
+        block = entry["extra_info"][KEY]
+        block["rank_hosts"] = ["other" for _ in block["rank_hosts"]]
+
+
 def cut_rounds(document: Json) -> None:
     """Leave the last round of a strong case out, and make the rest agree."""
     for entry in document["benchmarks"]:
@@ -268,7 +277,7 @@ def environment(known: Json) -> None:
 WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "NCCL steered at two ranks only": ("circumstances", provenance(environment, 2)),
     "another host at two ranks": (
-        "circumstances", ranks(lambda rank: rank.update(host="other"), 2)),
+        "circumstances", launches(move_ranks, 2)),
     "another CPU at two ranks": (
         "circumstances", provenance(lambda known: known.update(cpu_model="Other CPU"), 2)),
     "another commit at two ranks": (

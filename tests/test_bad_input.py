@@ -453,7 +453,7 @@ OPTIONS = {
         r"--overhead 1e\+308 is no fraction from 0 to 1000000; write", "--overhead 1e308 --json"
     ),
     "option: site missing": Row("plan smoke", "^Missing option '--site'"),
-    "option: watch": Row("status . --watch 0", r"'--watch': 0\.0 is not in the range"),
+    "option: watch": Row("status . --watch=-1", "^--watch -1 is no number of seconds; give"),
     "option: nan watch": Row("status . --watch=nan", "^--watch nan is no number of seconds; give"),
     "option: endless watch": Row("status . --watch=inf", "^--watch inf is no number of seconds"),
     "option: huge watch": Row(

@@ -196,7 +196,7 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     summary = trainer.run(run)
     assert summary == json.loads((run.folder / "summary.json").read_text())
     assert {path.name for path in run.folder.iterdir()} == {
-        "checkpoint.pt", "epochs.csv", "final.csv", "summary.json"
+        ".lock", "checkpoint.pt", "epochs.csv", "final.csv", "summary.json"
     }  # fmt: skip
     rows = read_rows(run)
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
@@ -261,7 +261,7 @@ def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) 
     with pytest.raises(RuntimeError, match=r"Not a directory: .*/file/run.*; mend this and go on"):
         trainer.run(config(tmp_path / "file", epochs=1), error_file)
     report = json.loads(error_file.read_text())
-    assert not report["is_user"]
+    assert report["kind"] == "machine"
     assert report["message"].startswith("rank 0 on ")
     assert "Not a directory" in report["message"]
 
