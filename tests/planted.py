@@ -277,7 +277,19 @@ CSCS = {1: 30.55, 2: 57.45, 4: 114.57, 8: 228.41, 16: 431.64, 32: 825.64, 64: 99
 CSCS_OF_FOUR = {size: rate for size, rate in CSCS.items() if size <= 8}
 FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
 
+
+def equals(slower: float) -> tuple[Case, Case]:
+    """Return two cases with the same batch and gradient buckets."""
+    changes = always(details={"bucket_bytes": [4096]})
+    slow = Case("weak[b]", "weak", lambda size: slower * weak(size), changes)
+    return Case("weak[a]", "weak", weak, changes), slow
+
+
 PLANTED: dict[str, Planted] = {
+    "identical work that takes longer under another name": Planted(
+        "identical-work", "weak[a] and weak[b] at world size 2",
+        lambda root: measured(root, 90, equals(1.5)),
+    ),
     "strong, but the global batch doubles at 2": Planted(
         "constant-work", "strong[64] at world size 1, 2",
         lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
@@ -640,6 +652,7 @@ def batch(size_of: int, scale: int = 1) -> Change:
 
 
 CLEAN: dict[str, Callable[[Path], Path]] = {
+    "identical work, a fiftieth apart": lambda root: measured(root, 91, equals(1.02)),
     "strong, four sizes": lambda root: measured(root, 101),
     "weak, four sizes": lambda root: measured(root, 102, (WEAK,)),
     "strong and weak": lambda root: measured(root, 103, (Case(), WEAK)),

@@ -1,7 +1,7 @@
 """An error of `lockstep check` blocks the verdicts it touches, and comes first on the page."""
 
 import pytest
-from planted_errors import PLANTED, WARNED, copied
+from planted_errors import PLANTED, WARNED, copied, twins
 
 from reports.check.checker import check, errors
 from reports.gate.blocking import block
@@ -74,6 +74,24 @@ def test_what_may_mislead_is_a_warning_that_the_measured_campaign_does_not_have(
     found = check(gather([root]))
     assert rule in {one.rule for one in found if one.level == "warning"}
     assert errors(found) == []
+
+
+def test_identical_work_that_differs_beyond_chance_is_a_warning_with_both_names(measured, tmp_path):
+    def found(*factors):
+        root = copied(measured / "fp32", tmp_path / str(factors[0]))
+        twins(*factors)(root)
+        made = [one for one in check(gather([root])) if one.rule == "identical-work"]
+        pair = ["test_strong_scaling", "test_weak_scaling"]
+        return [one for one in made if [case.partition("[")[0] for case in one.hit.cases] == pair]
+
+    (one,) = found(1.49, 1.5, 1.51)
+    assert (one.level, one.hit.world_sizes) == ("warning", (2,))
+    assert one.hit.values["slow"].startswith("test_strong_scaling[")
+    assert one.hit.values["fast"].startswith("test_weak_scaling[")
+    assert one.hit.values["factor"] == pytest.approx(1.5, rel=1e-3)
+    assert 1.3 < one.hit.values["low"] < 1.5 < one.hit.values["high"] < 1.7
+    assert found(1.04, 1.05, 1.06) == []  # too little to matter
+    assert found(0.9, 1.5, 1.9) == []  # chance may do that
 
 
 def test_what_no_error_touches_is_judged_as_before(measured, tmp_path):

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from reports.check import cases, entries, ladder, launches, published, sizes, wording, work
+from reports.check import (
+    cases,
+    entries,
+    identical,
+    ladder,
+    launches,
+    published,
+    sizes,
+    wording,
+    work,
+)
 from reports.check.evidence import Evidence, Hit
 from reports.results import Results, Row
 
@@ -228,6 +238,11 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
         "measure with more --warmup-rounds", entries.cold_start,
+    ),
+    (
+        "identical-work", "warning", "what separates them is no setting, and no effect of one",
+        "measure with more --warmup-rounds, and trust no smaller difference between cases",
+        identical.identical_work,
     ),
     (
         "circumstances", "warning", "a difference between world sizes may be one of them",

@@ -103,6 +103,8 @@ FACTS = {
     "one-job": "{count} repeats ran in job {job}",
     "round-counts": "the launches hold {counts} rounds",
     "cold-start": "the first round takes {factor:.1f} times as long as the others in every launch",
+    "identical-work": "both do identical work, and {slow} takes {factor:.2f} times as long as "
+    "{fast} ({low:.2f} to {high:.2f}, over {count:launch})",
     "scaled-copy": "their rounds are in one proportion to the last digit",
     "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
     "give {computed:ratio}",
