@@ -19,7 +19,7 @@ import pytest
 
 from bench import journal, options, refusals, session, sizes, world
 from bench.host import hostname
-from bench.record import KEY, STUDIES
+from bench.record import KEY, STUDIES, sized_name
 from bench.session import EXIT_IO, EXIT_STOPPED
 from bench.watchdog import GRACE_S
 
@@ -283,7 +283,9 @@ def _record(launch: session.LaunchSession, case: str, benchmark: Any) -> tuple[d
     """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
     if not _measured(benchmark):
         return {}, "it recorded nothing; call harness.record" if launch.journals else ""
-    entry = {"kind": "case", "case": case, "benchmark": benchmark.stats.as_dict()}
+    stats, size = benchmark.stats, launch.world.world_size
+    stats.name, stats.fullname = (sized_name(one, size) for one in (stats.name, stats.fullname))
+    entry = {"kind": "case", "case": case, "benchmark": stats.as_dict()}
     try:
         return journal.fixed(entry), ""
     except (TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ from bench.campaign import Campaign, Launch, LeftOut, common_options, own_option
 from bench.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
 from bench.host import die_with_parent, hostname
 from bench.launcher import last_words, local_environment, torchrun
-from bench.record import KEY
+from bench.record import KEY, case_name
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
@@ -289,7 +289,7 @@ def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
             continue
         for entry in journal.rebuild(path)["benchmarks"]:
             try:
-                name, step_s = entry["name"], _step_s(entry)
+                name, step_s = case_name(entry), _step_s(entry)
             except (KeyError, TypeError, ValueError, ZeroDivisionError):
                 raise ValueError(
                     f"{path}: a case line has no median of its steps; the journal is corrupt"

@@ -140,6 +140,30 @@ class CaseRecord:
         return cls(**known)
 
 
+def sized_name(name: str, world_size: int) -> str:
+    """Return a benchmark's name with the world size in its parameters.
+
+    pytest-benchmark compares files by name, so the name must tell the world sizes apart.
+    """
+    suffix = _size_parameter(world_size)
+    return f"{name[:-1]}-{suffix}" if name.endswith("]") else f"{name}[{suffix}"
+
+
+def case_name(entry: Mapping[str, Any]) -> str:
+    """Return what a case is called at every world size; older files hold no other name."""
+    name = str(entry["name"])
+    extra = entry.get("extra_info")
+    block = extra.get(KEY) if isinstance(extra, dict) else None
+    suffix = _size_parameter(block.get("world_size") if isinstance(block, dict) else None)
+    if name.endswith(f"[{suffix}"):
+        return name.removesuffix(f"[{suffix}")
+    return f"{name.removesuffix(f'-{suffix}')}]" if name.endswith(f"-{suffix}") else name
+
+
+def _size_parameter(world_size: object) -> str:
+    return f"world_size={world_size}]"
+
+
 def problem(case: CaseRecord) -> str:
     """Return what no reader could count or time of a record, as a sentence, or nothing.
 

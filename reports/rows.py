@@ -55,7 +55,7 @@ def of_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], l
 
 def _name(index: int, entry: Any) -> str:
     name = entry.get("name") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) else f"entry {index}"
+    return record.case_name(entry) if isinstance(name, str) else f"entry {index}"
 
 
 def _check_schema(path: Path, name: str, entry: Any) -> None:

@@ -26,6 +26,8 @@ import figures_control  # noqa: E402, this script's own folder
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
+from bench.record import case_name  # noqa: E402
+
 HEAVY = ("torch", "pandas", "matplotlib")
 NUM_CASES = 20
 # Twenty training cases of the smoke size; fp16 is left out, since a CPU would skip it.
@@ -172,7 +174,8 @@ def cases(bench: Bench) -> list[Figure]:
     for repeat in range(bench.repeats):
         path = bench.folder / f"cases-{repeat}.json"
         together_s = bench.wall_s(_measure(path, "bench", *TWENTY_CASES))
-        nodes = [one["fullname"] for one in json.loads(path.read_text())["benchmarks"]]
+        held = json.loads(path.read_text())["benchmarks"]
+        nodes = [f"{one['fullname'].partition('::')[0]}::{case_name(one)}" for one in held]
         if len(nodes) != NUM_CASES:
             raise RuntimeError(f"{len(nodes)} cases were measured, {NUM_CASES} were expected")
         node = nodes[repeat * 7 % NUM_CASES]

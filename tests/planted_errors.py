@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.record import KEY
+from bench.record import KEY, case_name
 
 Json = dict[str, Any]
 STUDIES = ("strong", "weak", "bucket", "collective")
@@ -163,7 +163,8 @@ def drop_case(document: Json) -> None:
 def fail_case(document: Json) -> None:
     (gone,) = (e for e in document["benchmarks"] if e["extra_info"][KEY]["study"] == "strong")
     document["benchmarks"].remove(gone)
-    document[KEY]["failed"] = [{"case": gone["fullname"], "reason": "rank 1 ran out of memory"}]
+    case = f"bench/test_strong_scaling.py::{case_name(gone)}"
+    document[KEY]["failed"] = [{"case": case, "reason": "rank 1 ran out of memory"}]
 
 
 def remove_launch(root: Path) -> None:
@@ -271,6 +272,23 @@ def keep_best(root: Path) -> None:
 
 def environment(known: Json) -> None:
     known["environment"]["NCCL_P2P_DISABLE"] = "1"
+
+
+def twins(*factors: float) -> Callable[[Path], None]:
+    """Let the strong case of two ranks take so many times as long as the weak one, its equal."""
+
+    def edit(root: Path) -> None:
+        for repeat, factor in enumerate(factors):
+            path = result(root, 2, repeat)
+            document = json.loads(path.read_text())
+            entries = {one["extra_info"][KEY]["study"]: one for one in document["benchmarks"]}
+            strong, weak = (entries[study]["extra_info"][KEY] for study in ("strong", "weak"))
+            rounds = [[seconds * factor for seconds in rank] for rank in weak["rank_round_s"]]
+            strong["rank_round_s"] = rounds
+            settle(entries["strong"])
+            path.write_text(json.dumps(document))
+
+    return edit
 
 
 # What may mislead and is no error: the rule that must name it.

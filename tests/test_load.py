@@ -17,7 +17,7 @@ from data.report_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.record import KEY
+from bench.record import KEY, case_name
 from reports.check.checker import check
 from reports.load import gather, load
 from reports.page import page
@@ -202,7 +202,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     content = json.loads(path.read_text())
     content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][1][2] = bad
     path.write_text(json.dumps(content))
-    case = content["benchmarks"][0]["name"]
+    case = case_name(content["benchmarks"][0])
     results = gather([folder])
     assert [(one.path.parent.name, one.case) for one in results.unread] == [("w2-r0", case)]
     assert f"round 2 of rank 1 is {bad} s, which is not a positive time" in str(results.unread[0])

@@ -229,6 +229,15 @@ def test_a_launch_that_took_no_time_is_refused():
         CaseRecord(**STEP | {"rank_round_s": [[0.0], [0.0]]}).to_dict()
 
 
+@pytest.mark.parametrize("name", ["test_a", "test_a[x=1]", "test_a[world_size=4]"])
+def test_a_name_tells_world_sizes_apart_and_a_case_keeps_its_own(name):
+    entry = {"name": record.sized_name(name, 2), "extra_info": {record.KEY: {"world_size": 2}}}
+    assert entry["name"].endswith("world_size=2]")
+    assert record.case_name(entry) == name
+    assert record.case_name(entry | {"name": name}) == name  # as older files have it
+    assert record.case_name({"name": entry["name"]}) == entry["name"]  # a benchmark of others
+
+
 def test_pooling_facts_are_picked_and_an_absent_one_is_none():
     facts = record.pooling_facts({"torch": "2.6.0", "hostname": "a"})
     assert facts.pop("torch") == "2.6.0"

@@ -18,7 +18,7 @@ from launched import store
 
 from bench import journal
 from bench.metrics import relative_margin
-from bench.record import KEY, CaseRecord
+from bench.record import KEY, CaseRecord, case_name
 from bench.session import of_part
 
 pytestmark = pytest.mark.slow
@@ -121,6 +121,23 @@ def test_pytest_benchmark_compares_our_files(torchrun):
     assert ended.returncode == 0, ended.stderr
     for entry in document["benchmarks"]:
         assert entry["name"] in ended.stdout
+
+
+@pytest.mark.slow
+def test_pytest_benchmark_does_not_take_two_world_sizes_for_one_test(measured):
+    files = [measured / "fp32" / "launches" / f"w{size}-r0" / "result.json" for size in (1, 2)]
+    found = [json.loads(path.read_text())["benchmarks"] for path in files]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest_benchmark", "compare", *files, "--group-by", "fullname"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    # A table of each test: were two sizes one test, the second would show its time over the first.
+    for size, entries in zip((1, 2), found, strict=True):
+        for entry in entries:
+            assert entry["name"].endswith(f"-world_size={size}]")
+            assert f"benchmark '{entry['fullname']}': 1 tests" in ended.stdout
+    assert ended.stdout.count(": 1 tests") == sum(map(len, found))
 
 
 def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
@@ -240,7 +257,7 @@ def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collective
     ended = run_ranks([arguments] * 2, tmp_path)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
     document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["name"] for entry in document["benchmarks"]] == collectives[1::3]
+    assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
     assert short(document[KEY]["expected"]) == collectives[1::3]
     assert (document[KEY]["complete"], document[KEY]["part"]) == (True, [2, 3])
 
@@ -251,7 +268,7 @@ def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collective
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
     assert " 1 passed" in ended[0].stdout
     document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["name"] for entry in document["benchmarks"]] == collectives[1::3]
+    assert [case_name(entry) for entry in document["benchmarks"]] == collectives[1::3]
 
     (tmp_path / "out.json").unlink()
     assert [rank.returncode for rank in run_ranks([arguments] * 2, tmp_path)] == [5, 5]
@@ -299,7 +316,7 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     assert f" {len(done)} passed" in stopped.stdout
     assert "Traceback" not in stopped.stdout
     document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["name"] for entry in document["benchmarks"]] == [
+    assert [case_name(entry) for entry in document["benchmarks"]] == [
         case for case in collectives if case in short(done)
     ]
     assert len(document[KEY]["expected"]) == 10
@@ -310,12 +327,12 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     assert resumed.returncode == 0, resumed.stdout
     assert f" {10 - len(done)} passed" in resumed.stdout
     document = json.loads((tmp_path / "out.json").read_text())
-    assert [entry["name"] for entry in document["benchmarks"]] == collectives
+    assert [case_name(entry) for entry in document["benchmarks"]] == collectives
     assert document[KEY]["complete"] is True
     entries = journal.read(tmp_path / "out.journal.jsonl")
     ran = short(e["case"] for e in entries if e["kind"] in journal.ENDS)
     assert ran != collectives  # each launch has a random order of its own, and keeps it
-    place = {e["name"]: e["extra_info"][KEY]["position"] for e in document["benchmarks"]}
+    place = {case_name(e): e["extra_info"][KEY]["position"] for e in document["benchmarks"]}
     assert [place[case] for case in ran] == list(range(10))
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from launched import suite
 
-from bench.record import KEY
+from bench.record import KEY, case_name
 
 CASES = """
 import os
@@ -98,7 +98,9 @@ def test_what_a_case_leaves_behind_is_a_record_that_names_it(launch):
 def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(launch):
     assert launch[KEY]["failed"] == []
     flags = {
-        entry["name"]: [f for f in entry["extra_info"][KEY]["flags"] if f.startswith("left behind")]
+        case_name(entry): [
+            flag for flag in entry["extra_info"][KEY]["flags"] if flag.startswith("left behind")
+        ]
         for entry in launch["benchmarks"]
     }
     assert {slip_of(name) for name, own in flags.items() if own} == {*EXPECTED} | {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bench.record import KEY
+from bench.record import KEY, case_name
 from reports.results import Launch, Results
 from reports.scaling import Point, Series, series_of
 from reports.sources import document
@@ -86,10 +86,10 @@ class Evidence:
         """
         known = {(row.launch, row.case) for row in self.results.rows}
         return [
-            Entry(launch, entry["name"], block, entry["stats"])
+            Entry(launch, case, block, entry["stats"])
             for launch in self.results.launches
             for entry in document(launch.path)["benchmarks"]
-            if (launch.name, entry["name"]) in known
+            if (launch.name, case := case_name(entry)) in known
             and (block := (entry.get("extra_info") or {}).get(KEY))
         ]
 
