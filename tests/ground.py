@@ -59,7 +59,8 @@ def suite() -> Path:
         if name and not name.startswith("tests/") and (ROOT / name).is_file():
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, made / name)
-    shutil.copy(ROOT / "tests" / "gated.py", made)
+    for name in ("gated.py", "samples/in_file_order.py"):
+        shutil.copy(ROOT / "tests" / name, made)
     (made / "COMMIT").write_text("0" * 40)
     return made
 
@@ -96,6 +97,9 @@ class Ground:
         self.folder = SHARED / f"fault-{name}"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
+        variables = {"GLOO_SOCKET_IFNAME": "lo", "FAULT_FOLDER": str(self.folder), **(env or {})}
+        # A fault strikes the case that it names, so each launch runs its cases in one order.
+        options = ["-p in_file_order", variables.pop("PYTEST_ADDOPTS", "")]
         usual = {
             "schema": 1,
             "name": "testbed",
@@ -108,7 +112,7 @@ class Ground:
             "time": "00:05:00",
             "suite": str(suite()),
             "container": {"image": str(IMAGE)},
-            "env": {"GLOO_SOCKET_IFNAME": "lo", "FAULT_FOLDER": str(self.folder), **(env or {})},
+            "env": variables | {"PYTEST_ADDOPTS": " ".join(filter(None, options))},
         }
         (self.folder / "site.toml").write_text(toml(usual | (site or {})))
         text = toml(CAMPAIGN | campaign | {"jobs": jobs or {}})
