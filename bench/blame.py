@@ -10,9 +10,9 @@ EXIT_LOST = 70
 EXIT_OUT_OF_STEP = 76
 MAX_BLAMED = 8
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
-# itself: a pipe of the user's own, or that of a loader's worker, breaks in the same words.
+# its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
 SIGNS_OF_ANOTHERS_FAULT = (
-    "gloo",
+    "gloo/",
     "wait timeout",
     "DistBackendError",
     "DistNetworkError",
