@@ -40,11 +40,15 @@ def test_a_rank_is_named_with_its_host_and_device():
             ["rank 1 on n0 (cuda:1) skips, but not all ranks do: no bf16"],
         ),
         (
-            [failed("RuntimeError: [gloo] Connection closed by peer"), skipped("x"), failed("own")],
+            [
+                failed("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+                skipped("x"),
+                failed("own"),
+            ],
             [
                 "rank 2 on n0 (cuda:2): own",
                 "rank 1 on n0 (cuda:1) skips, but not all ranks do: x",
-                "rank 0 on n0 (cuda:0): RuntimeError: [gloo] Connection closed by peer",
+                "rank 0 on n0 (cuda:0): RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
             ],
         ),
     ],
