@@ -1320,7 +1320,7 @@ def test_training_that_cannot_begin_says_why(options, says, tmp_path):
 def test_a_campaign_whose_cases_are_all_skipped_measures_nothing_and_says_so(tmp_path):
     only_one = changed(CAMPAIGN, "[1, 8]\nrepeats = 2", "[1]\nrepeats = 1")
     (tmp_path / "fp16.toml").write_text(f'{only_one}device = "cpu"\nprecision = "fp16"\n')
-    for missing in ("1 launch to make", "0 launches to make"):
+    for plan in ("1 launch to make", "0 launches to make"):
         ended = subprocess.run(
             [COMMAND, "run", "fp16.toml"],
             cwd=tmp_path,
@@ -1330,7 +1330,7 @@ def test_a_campaign_whose_cases_are_all_skipped_measures_nothing_and_says_so(tmp
             check=False,
             timeout=TIMEOUT_S,
         )
-        assert missing in ended.stderr
+        assert plan in ended.stderr
         assert re.search(
             r"\nNothing was measured, for every case was skipped \(fp16 needs a GPU; .*\); change "
             r"the campaign to measure here\n$",

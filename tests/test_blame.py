@@ -41,14 +41,14 @@ def test_a_rank_is_named_with_its_host_and_device():
         ),
         (
             [
-                failed("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+                failed("RuntimeError: [gloo/pair.cc:547] Connection closed"),
                 skipped("x"),
                 failed("own"),
             ],
             [
                 "rank 2 on n0 (cuda:2): own",
                 "rank 1 on n0 (cuda:1) skips, but not all ranks do: x",
-                "rank 0 on n0 (cuda:0): RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+                "rank 0 on n0 (cuda:0): RuntimeError: [gloo/pair.cc:547] Connection closed",
             ],
         ),
     ],

@@ -49,6 +49,7 @@ SHORTER = {
     "--epochs 5": "--epochs 1",
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
+    "run --device cpu": "run --device cpu --dry-run",
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--global-batch 512": "--global-batch 64",
