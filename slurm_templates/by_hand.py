@@ -31,10 +31,13 @@ def ids(
     """
     known = {whole(job.id) for job in sent if job.id}
     comments = {job.uuid for job in sent}
+    # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
     waiting = [
         job_id
         for job_id, held in (queue or {}).items()
-        if is_of(held.command, results) and held.comment not in comments
+        if is_of(held.command, results)
+        and held.comment not in comments
+        and not (held.comment and held.state.has_ended)
     ]
     found = dict.fromkeys([*_left(results), *waiting])
     return [job_id for job_id in found if whole(job_id) not in known]
