@@ -143,6 +143,8 @@ def pytest_make_collect_report(
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Let a silenced rank say why it ends the session, where `_exit` has not."""
     code = getattr(excinfo.value, "returncode", None)
+    if isinstance(excinfo.value, pytest.Session.Interrupted):
+        return  # the launch ends in order, and rank 0 says why
     if not _is_voice() and code not in (session.EXIT_USAGE, session.EXIT_MACHINE):
         _say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
