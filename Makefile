@@ -7,7 +7,7 @@ KILLS ?= 200
 SLURM_KILLS ?= 0
 SEED ?= 0
 
-.PHONY: help venv demo test unit lint format bench statistics faults fuzz soak clean
+.PHONY: help venv demo test unit lint format bench statistics chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,10 +37,10 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 	done; exit $$worst
 
 # There is one testbed, whose tests wait for it half of their time: the others run meanwhile.
-test: venv ## Run all tests, those that start ranks and browsers included
+test: venv ## Run what a change must pass, tests that start ranks and browsers included
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	$(BIN)/python -m pytest -m slurm --durations=10 >"$$said" 2>&1 & testbed=$$!; \
-	$(BIN)/python -m pytest -m "not slurm" --durations=10; rest=$$?; \
+	$(BIN)/python -m pytest -m "slurm and not chaos" --durations=10 >"$$said" 2>&1 & testbed=$$!; \
+	$(BIN)/python -m pytest -m "not slurm and not chaos" --durations=25; rest=$$?; \
 	wait $$testbed; testbed=$$?; cat "$$said"; exit $$((rest || testbed))
 
 unit: venv ## Run the quick tests only, in under a minute
@@ -64,6 +64,9 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/figures_models.py
 	$(BIN)/python tests/figures_check.py
 	$(BIN)/python tests/figures_attribution.py
+
+chaos: venv ## Give sessions of ranks malformed options and variables, each in turn
+	$(BIN)/python -m pytest -m chaos
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
 	$(BIN)/python tests/faults.py --page FAULTS.md

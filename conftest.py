@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
     config.addinivalue_line("markers", "slow: starts processes or takes seconds")
+    config.addinivalue_line("markers", "chaos: malformed input by the dozen, for `make chaos`")
     config.addinivalue_line("markers", "browser: opens pages in headless Chromium")
     config.addinivalue_line("markers", "slurm: brings up a real Slurm on this machine")
     if not _is_voice():

@@ -1022,8 +1022,18 @@ def sessions_ended(request, tmp_path_factory, clean_environ):
         return dict(zip(chosen, zip(ended, folders, strict=True), strict=True))
 
 
+# The rest are options and variables that are malformed, each in a session of its own.
+IN_CI = ("benchmark: ", "campaign: ", "ranks: srun alone", "device: no GPU")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name.startswith(IN_CI) else pytest.param(name, marks=pytest.mark.chaos)
+        for name in SESSIONS
+    ],
+)
 def test_a_session_that_cannot_measure_says_why_before_its_first_case(name, sessions_ended):
     (ended, folder), row = sessions_ended[name], SESSIONS[name]
     said = ended.stdout + ended.stderr
@@ -1101,6 +1111,7 @@ def launches_ended(request, tmp_path_factory, run_ranks):
         return dict(zip(chosen, ended, strict=True))
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTING)
 def test_what_several_ranks_cannot_do_is_said_once(name, launches_ended):
@@ -1235,6 +1246,7 @@ def test_training_with_a_torch_without_what_ranks_speak_through_is_refused(less)
     assert re.fullmatch(f"Error: {says}\n", ended.stderr), ended.stderr
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code", "says"),
@@ -1251,6 +1263,7 @@ def test_a_host_name_that_is_no_text_is_shown_with_replacement(line, code, says,
     assert (ended.returncode, says in ended.stdout + ended.stderr) == (code, True), ended.stderr
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
     options = "--size smoke -k weak --device cpu --journal kept.jsonl --benchmark-json kept.json"
@@ -1349,6 +1362,7 @@ def noisy():
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_ranks_that_print_what_is_no_text_train(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
