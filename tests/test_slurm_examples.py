@@ -7,6 +7,8 @@ nothing. The others look at the campaign that `test_slurm_campaign.py` has measu
 import json
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, missing, need_testbed
@@ -33,6 +35,7 @@ def down():
     need_testbed()
     _set_partition("DOWN")
     yield
+    subprocess.run(["scancel", "--user=lockstep", "--partition=gpu"], check=True)
     _set_partition("UP")
 
 
@@ -44,16 +47,13 @@ def _set_partition(state):
 def folder():
     """A folder of the user's, with the files that the examples name."""
     need_testbed()
-    made = SHARED / "examples"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    made = Path(tempfile.mkdtemp(prefix="examples-", dir=SHARED))
     site = (ROOT / "slurm_templates" / "sites" / "testbed.toml").read_text()
     text = site.replace(USUAL_STATE, str(STATE)).replace('"debug"', '"gpu"')
     (made / "site.toml").write_text(text)
     for name in ("lockstep.sif", "pytorch.sif"):
         (made / name).symlink_to(IMAGE)
     yield made
-    as_user("scancel", "--user=lockstep", "--partition=gpu", "--state=PENDING")
     shutil.rmtree(made)
 
 
