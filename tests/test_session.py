@@ -638,9 +638,10 @@ def pytest_runtestloop():
 
 def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, FAULTY)
-    (tmp_path / "bench" / "conftest.py").write_text(FULL_AT_THE_END)
+    (tmp_path / "full.py").write_text(FULL_AT_THE_END)
     (tmp_path / "out.json").write_text("older")
-    ended = run_ranks([[*arguments, "-k", "test_good"]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
+    filled = [*arguments, "-k", "test_good", "-p", "full"]
+    ended = run_ranks([filled] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     assert [rank.returncode for rank in ended] == [74, 0], ended[0].stdout
     said = [line for line in ended[0].stderr.splitlines() if line.startswith("lockstep: ")]
     assert said == [
@@ -650,7 +651,6 @@ def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
     assert "Traceback" not in ended[0].stdout + ended[0].stderr
     assert (tmp_path / "out.json").read_text() == "older"
     assert not list(tmp_path.glob(".*.tmp"))
-    (tmp_path / "bench" / "conftest.py").unlink()
     again = [*arguments, "-k", "test_good", "--resume"]
     assert [rank.returncode for rank in run_ranks([again] * 2, tmp_path)] == [5, 5]
     (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
