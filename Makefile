@@ -65,7 +65,7 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/figures_check.py
 	$(BIN)/python tests/figures_attribution.py
 
-chaos: venv ## Give sessions of ranks malformed options and variables, each in turn
+chaos: venv ## Run the tests of faults, kills and bad input, which take an hour
 	$(BIN)/python -m pytest -m chaos
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md

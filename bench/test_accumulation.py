@@ -1,12 +1,12 @@
 import pytest
 
-from bench.harness import Harness
-from bench.step_cases import measure_training
+from lockstep.measure.harness import Harness
+from lockstep.measure.step_cases import measure_training
 
 
 @pytest.mark.cases("accumulation")
 def test_accumulation(
-    harness: Harness,
+    lockstep: Harness,
     workload: str,
     precision: str,
     accumulation: int,
@@ -15,7 +15,7 @@ def test_accumulation(
 ) -> None:
     """What does accumulation save, and what does forgetting no_sync() cost?"""
     measure_training(
-        harness,
+        lockstep,
         workload=workload,
         precision=precision,
         accumulation=accumulation,

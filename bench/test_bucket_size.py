@@ -1,12 +1,12 @@
 import pytest
 
-from bench.harness import Harness
-from bench.step_cases import measure_training
+from lockstep.measure.harness import Harness
+from lockstep.measure.step_cases import measure_training
 
 
 @pytest.mark.cases("bucket")
 def test_bucket_size(
-    harness: Harness,
+    lockstep: Harness,
     workload: str,
     precision: str,
     bucket_cap_mb: int,
@@ -14,7 +14,7 @@ def test_bucket_size(
 ) -> None:
     """Which gradient bucket size hides the most of the all-reduce?"""
     measure_training(
-        harness,
+        lockstep,
         workload=workload,
         precision=precision,
         bucket_cap_mb=bucket_cap_mb,

@@ -1,11 +1,11 @@
 import pytest
 
-from bench.harness import Harness
+from lockstep.measure.harness import Harness
 
 
 @pytest.mark.cases("loader")
 def test_loader(
-    harness: Harness,
+    lockstep: Harness,
     dataset: str,
     num_workers: int,
     pin_memory: bool,
@@ -14,10 +14,10 @@ def test_loader(
     local_batch: int,
 ) -> None:
     """Which DataLoader settings feed the ranks, and where is the knee?"""
-    from bench.loader_cases import measure_loading
+    from lockstep.measure.loader_cases import measure_loading
 
     measure_loading(
-        harness,
+        lockstep,
         dataset=dataset,
         num_workers=num_workers,
         pin_memory=pin_memory,

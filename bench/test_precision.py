@@ -1,19 +1,19 @@
 import pytest
 
-from bench.harness import Harness
-from bench.step_cases import measure_training
+from lockstep.measure.harness import Harness
+from lockstep.measure.step_cases import measure_training
 
 
 @pytest.mark.cases("precision")
 def test_precision(
-    harness: Harness,
+    lockstep: Harness,
     workload: str,
     precision: str,
     local_batch: int,
 ) -> None:
     """What does a lower precision gain, and does the step still train?"""
     measure_training(
-        harness,
+        lockstep,
         workload=workload,
         precision=precision,
         local_batch=local_batch,

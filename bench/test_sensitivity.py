@@ -1,12 +1,12 @@
 import pytest
 
-from bench.harness import Harness
-from bench.step_cases import measure_training
+from lockstep.measure.harness import Harness
+from lockstep.measure.step_cases import measure_training
 
 
 @pytest.mark.cases("sensitivity")
 def test_sensitivity(
-    harness: Harness,
+    lockstep: Harness,
     workload: str,
     bucket_cap_mb: int,
     local_batch: int,
@@ -14,7 +14,7 @@ def test_sensitivity(
 ) -> None:
     """Which of bucket size, batch and precision matters most, over all 27 settings?"""
     measure_training(
-        harness,
+        lockstep,
         workload=workload,
         bucket_cap_mb=bucket_cap_mb,
         local_batch=local_batch,

@@ -1,19 +1,19 @@
 import pytest
 
-from bench.harness import Harness
-from bench.step_cases import measure_training
+from lockstep.measure.harness import Harness
+from lockstep.measure.step_cases import measure_training
 
 
 @pytest.mark.cases("weak")
 def test_weak_scaling(
-    harness: Harness,
+    lockstep: Harness,
     workload: str,
     precision: str,
     local_batch: int,
 ) -> None:
     """What does each added rank cost when every rank keeps its own batch?"""
     measure_training(
-        harness,
+        lockstep,
         workload=workload,
         precision=precision,
         local_batch=local_batch,

@@ -23,6 +23,6 @@ def run(command: click.Command, *arguments: object) -> Result:
 def lockstep(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the assembled command in its own process, as users do."""
     return subprocess.run(
-        [sys.executable, "lockstep.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
+        [sys.executable, "-m", "lockstep", *map(str, arguments)], cwd=ROOT, capture_output=True,
         text=True, check=False, **BOUNDED,
     )  # fmt: skip

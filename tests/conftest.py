@@ -25,6 +25,14 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count what waits for real launches among the slow tests."""
+    for item in items:
+        if {"measured", "run_ranks"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def clean_environ() -> dict[str, str]:
     """This process's variables without those of a launcher or of pytest, and with tests' own."""

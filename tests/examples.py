@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lockstep import lockstep
+from lockstep.cli import lockstep
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "NUMBERS.md")

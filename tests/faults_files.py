@@ -78,7 +78,7 @@ def another_checkout(folder: Path) -> Seen:
     other = folder / "other"
     other.mkdir()
     launched.suite(other)
-    with (other / "bench" / "timing.py").open("a") as file:
+    with (other / "lockstep" / "measure" / "timing.py").open("a") as file:
         file.write("# Timed otherwise.\n")
     ended = alone(folder, "none", bench_of_rank_1="other/bench")
     sentence = ended.line("rank 1 runs with suite ").strip("! ")
@@ -124,7 +124,7 @@ def result_cut(folder: Path) -> Seen:
 
 def _report(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, launched.ROOT / "lockstep.py", "report", "results/fault", "--force"],
+        [sys.executable, "-m", "lockstep", "report", "results/fault", "--force"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -363,7 +363,7 @@ FAULTS = [
     Fault(
         12,
         "the store is killed",
-        "SIGKILL of bench.store while a case runs",
+        "SIGKILL of lockstep.world.store while a case runs",
         "all ranks exit 70 and say so; the finished case is kept",
         store_killed,
     ),

@@ -508,7 +508,7 @@ def driver_killed(folder: Path) -> Seen:
         here.put("hold")
         with sending(here) as command:
             time.sleep(0.5)
-            for pid in testbed.processes("lockstep.py", "submit"):
+            for pid in testbed.processes("-m", "lockstep", "submit"):
                 os.kill(pid, signal.SIGKILL)
             command.communicate()
         until(lambda: bool(queued()), "the job that was being sent")

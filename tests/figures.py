@@ -26,7 +26,7 @@ import figures_control  # noqa: E402, this script's own folder
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
-from bench.record import case_name  # noqa: E402
+from lockstep.vocabulary.record import case_name  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
 NUM_CASES = 20
@@ -192,7 +192,7 @@ def _measure(path: Path, *selection: str) -> list[str]:
 
 def start(bench: Bench) -> list[Figure]:
     """How soon does the command answer, beside an import of torch?"""
-    help_page = ("lockstep.py", "--help")
+    help_page = ("-m", "lockstep", "--help")
     pair = (help_page, ("-c", "import torch"))
     ratio = Figure("lockstep --help / import torch", in_turn(bench, pair), 0.12)
     loaded = imported(bench.output(("-X", "importtime", *help_page)))
@@ -237,7 +237,7 @@ def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
 
     paths = [str(path) for path in write_files(bench.folder, num_points)]
     page = str(bench.folder / f"{num_points}.html")
-    ours = ("lockstep.py", "report", *paths, "--output", page)
+    ours = ("-m", "lockstep", "report", *paths, "--output", page)
     theirs = ("-m", "pytest_benchmark", "compare", *paths)
     for command in (ours, theirs):
         bench.output(command)

@@ -21,8 +21,8 @@ from planted import CLEAN, PLANTED, Planted  # noqa: E402
 from planted_errors import PLANTED as ERRORS  # noqa: E402
 from planted_errors import WARNED, copied  # noqa: E402
 
-from reports.check.checker import Finding, check  # noqa: E402
-from reports.load import gather  # noqa: E402
+from lockstep.report.check.checker import Finding, check  # noqa: E402
+from lockstep.report.load.reading import gather  # noqa: E402
 
 
 def findings(make: Callable[[Path], Path]) -> list[Finding]:

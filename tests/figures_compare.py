@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import noise  # noqa: E402, this script's own folder
 
-from reports.compare.comparison import FASTER, SAME, SLOWER, judge  # noqa: E402
+from lockstep.report.compare.comparison import FASTER, SAME, SLOWER, judge  # noqa: E402
 
 LAUNCHES = 5
 PAIRS = 1000
@@ -167,7 +167,13 @@ def _measured_pair(folder: Path, seed: int) -> list[str]:
             result.parent.mkdir(parents=True, exist_ok=True)
             _run("-m", "pytest", str(ROOT / "bench"), *LAUNCH, f"--benchmark-json={result}")
     text = _run(
-        *(str(ROOT / "lockstep.py"), "compare", *(str(folder / side) for side in SIDES), "--json"),
+        *(
+            "-m",
+            "lockstep",
+            "compare",
+            *(str(folder / side) for side in SIDES),
+            "--json",
+        ),
         codes=(0, 1),
     )
     return [point["verdict"] for point in json.loads(text)["points"]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench import session
+    from lockstep.launch import session
 
 NUM_CASES = 100
 WORLD_SIZE = 4
@@ -20,7 +20,8 @@ GOAL_MS = 10.0
 
 def case_ms(journal: Path) -> list[float]:
     """Return this rank's milliseconds of each case, shape (num_cases,)."""
-    from bench import options, session, sizes
+    from lockstep.launch import options, session
+    from lockstep.vocabulary import sizes
 
     settings = options.Settings(
         size_name="smoke",

@@ -137,7 +137,8 @@ def main() -> None:
     """Answer with what this process is, then with the seconds of a round of each plan asked for."""
     import torch
 
-    from bench import workloads, world
+    from lockstep import workloads
+    from lockstep.world import process_group as world
 
     joined = world.join(device="cpu", threads_per_rank=1)
     turns = {}

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 import published
 
-from reports.predict.prediction import LEARNED, LEVEL, Learned
-from reports.predict.refusals import LEAST_SIZES
+from lockstep.report.predict.prediction import LEARNED, LEVEL, Learned
+from lockstep.report.predict.unpredictable import LEAST_SIZES
 
 HEADER = (
     "| hidden and predicted | sizes | median error | worst | ruler: median | worst "

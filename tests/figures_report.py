@@ -8,8 +8,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from bench import sizes
-from bench.record import KEY, SCHEMA_VERSION, CaseRecord
+from lockstep.vocabulary import sizes
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION, CaseRecord
 
 STUDIES = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 WORLD_SIZES = (1, 2)

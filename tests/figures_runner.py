@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from bench.world import World
+    from lockstep.world.process_group import World
 
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
@@ -104,8 +104,9 @@ def runner_turn(
     targets: "torch.Tensor",
 ) -> Turn:
     """Return a turn as a measured case runs it."""
-    from bench import timing, workloads
-    from bench.train_step import StepConfig, TrainStep
+    from lockstep import workloads
+    from lockstep.measure import timing
+    from lockstep.measure.train_step import StepConfig, TrainStep
 
     loss = workloads.make(plan.workload).loss
     step = TrainStep(model, loss, StepConfig(lr=LEARNING_RATE, momentum=MOMENTUM), world.device)
@@ -125,8 +126,8 @@ def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
     """
     import torch
 
-    from bench import workloads
-    from bench.train_step import parameter_checksum
+    from lockstep import workloads
+    from lockstep.measure.train_step import parameter_checksum
 
     workload = workloads.make(plan.workload)
     generator = torch.Generator().manual_seed(1 + world.rank)
@@ -180,7 +181,7 @@ def main() -> None:
     """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
     from torch import distributed
 
-    from bench import world
+    from lockstep.world import process_group as world
 
     joined = world.join(device="cpu", threads_per_rank=1)
     found: dict[str, dict[str, Any]] = {}

@@ -21,9 +21,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import noise  # noqa: E402, this script's own folder
 
-from reports import diagnosis  # noqa: E402
-from reports.results import Row  # noqa: E402
-from reports.scaling import series_of  # noqa: E402
+from lockstep.report.compute import diagnosis  # noqa: E402
+from lockstep.report.compute.scaling import series_of  # noqa: E402
+from lockstep.report.load.results import Row  # noqa: E402
 
 SIZES = (1, 2, 4, 8)
 LAUNCHES = (3, 5, 10)

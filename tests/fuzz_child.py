@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-ROOMS = ("bench", "containers", "reports", "slurm_templates")
+ROOMS = ("lockstep",)
 
 try:
     import atheris

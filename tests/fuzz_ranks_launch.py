@@ -2,7 +2,7 @@
 
 A rank then costs tenths of a second, so that thousands of launches can be made. The supervisor ends
 the other ranks soon after one has died, as torchrun and srun do, and starts the launch again as
-`bench.ladder` does.
+`lockstep.campaign.ladder` does.
 """
 
 import atexit
@@ -110,14 +110,14 @@ def prepare() -> None:
     import torch
     import torch.distributed
 
-    import bench.harness
-    import bench.preflight
-    import bench.session
-    import bench.workloads
-    from bench import provenance
+    import lockstep.launch.preflight
+    import lockstep.launch.session
+    import lockstep.measure.harness
+    import lockstep.workloads
+    from lockstep.machine import provenance
 
     torch.set_num_threads(1)
-    bench.workloads.make("mlp:width=64,depth=2")
+    lockstep.workloads.make("mlp:width=64,depth=2")
     # What stays the same for all launches is asked for once.
     _remember(provenance, "git_facts", ROOT)
     _remember(provenance, "software_facts")
@@ -281,9 +281,9 @@ def _rank(plan: Plan, folder: Path, place: dict[str, str], log: Path, options: l
     os.environ |= place | {"FAULT_PLAN": str(folder / "plan.json"), "GLOO_SOCKET_IFNAME": "lo"}
     import pytest
 
-    import bench.session
+    import lockstep.launch.session
 
-    bench.session.MIN_PATIENCE_S = plan.end_s
+    lockstep.launch.session.MIN_PATIENCE_S = plan.end_s
     atexit._clear()  # those of the process that this one was forked from
     code = int(pytest.main([str(CASES), *PYTEST_OPTIONS, *options]))
     atexit._run_exitfuncs()
@@ -370,7 +370,7 @@ def journal_bytes(folder: Path) -> int:
 
 def ends(folder: Path) -> dict[int, str]:
     """Return case -> how it last ended, by the suite's own reader."""
-    from bench import journal
+    from lockstep.vocabulary import journal
 
     found = journal.outcomes(folder / "out.journal.jsonl")
     return {case_number(case): kind for case, kind in found.items()}

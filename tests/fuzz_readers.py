@@ -13,21 +13,26 @@ from data.job_samples import CAMPAIGN, SITE
 from data.report_samples import document, full_tree, provenance, record, strong_tree
 from stand_ins import keep, leave, sacct, send
 
-from bench import campaign, files, journal, preflight
-from bench.folder import Folder
-from containers import image
-from reports import imports
-from reports.check import checker
-from reports.compare import comparison
-from reports.console import console_table
-from reports.gate import gates, targets
-from reports.load import gather, load
-from reports.page import page
-from reports.predict import known, prediction
-from reports.render import html
-from reports.scaling import series_of, table
-from slurm_templates import accounting, cluster, collection, refusals, site, slurm, standing
-from slurm_templates.results import Results
+from lockstep.campaign import campaign
+from lockstep.campaign.folder import Folder
+from lockstep.image import building as image
+from lockstep.launch import preflight
+from lockstep.report.check import checker
+from lockstep.report.compare import comparison
+from lockstep.report.compute.scaling import series_of, table
+from lockstep.report.gate import gates, targets
+from lockstep.report.load import imports
+from lockstep.report.load.reading import gather, load
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.render import html
+from lockstep.report.predict import known, prediction
+from lockstep.report.words.console import console_table
+from lockstep.slurm import cluster, site
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status import accounting, collection, standing
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.submit import sbatch_refusals as refusals
+from lockstep.vocabulary import files, journal
 
 DATA = Path(__file__).parent / "data"
 LAUNCH = "w1-r0"

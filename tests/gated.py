@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from bench.workloads import Workload
-from bench.workloads.mlp import mlp
+from lockstep.workloads import Workload
+from lockstep.workloads.mlp import mlp
 
 # Items per rank of the strong case in a campaign of two ranks and a global batch of 16.
 GATED_ITEMS = 8

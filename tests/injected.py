@@ -12,10 +12,11 @@ from pathlib import Path
 
 import launched
 
-from reports import attribution, losses
-from reports.attribution import EXPOSED, IMBALANCE, OWN
-from reports.load import load
-from reports.scaling import Series, series_of
+from lockstep.report.compute import attribution
+from lockstep.report.compute.attribution import EXPOSED, IMBALANCE, OWN
+from lockstep.report.compute.scaling import Series, series_of
+from lockstep.report.load.reading import load
+from lockstep.report.page import losses
 
 # What each scenario loses its 20 ms to, see `samples/injected_cases.py`.
 TRUTH = {

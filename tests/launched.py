@@ -92,10 +92,11 @@ def short(case: str) -> str:
 
 def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
     """Copy what measures into a folder, with one file of cases in the place of the suite's own."""
-    for name in ("conftest.py", "lockstep.py", "pyproject.toml"):
+    for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    ignored = shutil.ignore_patterns("test_*", "__pycache__")
-    shutil.copytree(ROOT / "bench", folder / "bench", ignore=ignored)
+    ignored = shutil.ignore_patterns("test_*", "__pycache__")  # others write it meanwhile
+    for room in ("bench", "lockstep"):
+        shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     shutil.copy(case, folder / "bench" / "test_faulted.py")
     shutil.copy(SAMPLES / "telling_conftest.py", folder / "bench" / "conftest.py")
 
@@ -265,7 +266,7 @@ def begin_ladder(
     """Start `lockstep run` in a copy of the suite and do not wait for it."""
     own = f"world_sizes = [{ranks}]\ncase_budget = {budget_s:g}\n"
     (launch.folder / "fault.toml").write_text(CAMPAIGN + own)
-    command = [sys.executable, "lockstep.py", "run", "fault.toml", *options]
+    command = [sys.executable, "-m", "lockstep", "run", "fault.toml", *options]
     return launch.start(command, environ(launch.folder, FAULT=fault, **env))
 
 
@@ -303,7 +304,7 @@ def store(folder: Path) -> Iterator[tuple[str, int]]:
     """Serve a store outside the ranks, as a job script does: its address and its process."""
     path = folder / "store"
     path.unlink(missing_ok=True)  # of a launch before this one
-    serve = [*("-m", "bench.store", "--host", "127.0.0.1"), "--address-file", str(path)]
+    serve = [*("-m", "lockstep.world.store", "--host", "127.0.0.1"), "--address-file", str(path)]
     with subprocess.Popen(
         [sys.executable, *serve], cwd=folder, env=environ(folder), stdin=subprocess.PIPE
     ) as process:

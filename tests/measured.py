@@ -51,7 +51,7 @@ def write_campaign(path: Path, **keys: object) -> Path:
 def _run(folder: Path, name: str) -> None:
     file = write_campaign(folder / f"{name}.toml", **SHARED, name=name, **CAMPAIGNS[name])
     ended = subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", "run", file, "--to", folder],
+        [sys.executable, "-m", "lockstep", "run", file, "--to", folder],
         cwd=folder, env=environ(ROOT), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip

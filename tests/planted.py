@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from data.report_samples import document, entry, provenance, record, write
 
-from bench.record import KEY
-from reports import imports
+from lockstep.report.load import imports
+from lockstep.vocabulary.record import KEY
 
 ROUND_SD = 0.005
 LAUNCH_SD = 0.01

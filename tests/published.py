@@ -11,14 +11,15 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from reports import imports
-from reports.predict import prediction, rules
-from reports.predict.known import Ladder, ladder_of
-from reports.predict.prediction import FREEDOM, LEVEL, Learned, Prediction
-from reports.predict.refusals import FARTHEST
-from reports.results import Results, Row
-from reports.scaling import series_of
-from reports.statistics import t_quantile
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.statistics import t_quantile
+from lockstep.report.load import imports
+from lockstep.report.load.results import Results, Row
+from lockstep.report.predict import ladder_rules as rules
+from lockstep.report.predict import prediction
+from lockstep.report.predict.known import Ladder, ladder_of
+from lockstep.report.predict.prediction import FREEDOM, LEVEL, Learned, Prediction
+from lockstep.report.predict.unpredictable import FARTHEST
 
 TABLES = Path(__file__).parent / "data" / "published_scaling.csv"
 # Two sizes to draw a line from, and one to choose a rule by.

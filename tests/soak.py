@@ -122,7 +122,7 @@ class Local:
         environ = os.environ | {"PYTEST_ADDOPTS": PYTEST_OPTIONS, "OMP_NUM_THREADS": "1"}
         with (self.folder / "driver.txt").open("ab") as log:
             return psutil.Popen(
-                [sys.executable, str(ROOT / "lockstep.py"), "run", "soak.toml"],
+                [sys.executable, "-m", "lockstep", "run", "soak.toml"],
                 cwd=self.folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -8,10 +8,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.journal import Journal
-from bench.record import KEY, SCHEMA_VERSION
-from slurm_templates.accounting import FIELDS
-from slurm_templates.slurm import own_name
+from lockstep.slurm.scheduler import own_name
+from lockstep.slurm.status.accounting import FIELDS
+from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +54,7 @@ class StandIns:
 def lockstep(arguments, cwd, path):
     """Run the command as it is typed, with nothing but the stand-ins on PATH."""
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        [sys.executable, "-m", "lockstep", *shlex.split(arguments)],
         cwd=cwd,
         env=os.environ | {"PATH": str(path)},
         capture_output=True,

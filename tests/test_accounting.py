@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_templates import accounting, slurm
-from slurm_templates.accounting import FIELDS, duration, has_ended, instant, read, size
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status import accounting
+from lockstep.slurm.status.accounting import FIELDS, duration, has_ended, instant, read, size
 
 GIB = 1024**3
 

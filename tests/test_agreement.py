@@ -7,8 +7,8 @@ import shutil
 import pytest
 from test_session import errors, own_cases
 
-from bench import journal
-from bench.record import KEY
+from lockstep.vocabulary import journal
+from lockstep.vocabulary.record import KEY
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,7 @@ def entries(folder):
     }
 
 
+@pytest.mark.chaos
 def test_a_case_may_time_twice_and_each_rank_is_heard_each_time(run_ranks, tmp_path):
     twice = case("twice", """\
 harness.time(lambda: None)
@@ -49,6 +50,7 @@ keep(harness, harness.time(lambda: time.sleep(own_s)))""")  # fmt: skip
     assert min(block["rank_round_s"][1]) >= 0.05
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_leaves_a_case_early_costs_a_time_out_and_not_the_session(
     run_ranks, tmp_path, who
@@ -103,6 +105,7 @@ keep(harness, harness.time(int))""",
     assert re.match(r"rank 1 on \S+ \(cpu\) has called \d+ collectives since ", failed["reason"])
 
 
+@pytest.mark.chaos
 def test_sends_and_receives_count_as_collectives_but_in_a_group_of_their_own(run_ranks, tmp_path):
     pipeline = """\
 ones, rank = torch.ones(4), harness.world.rank
@@ -144,6 +147,7 @@ harness.benchmark.extra_info["x"] = float("nan")""",
     assert "the journal cannot keep what it recorded: Out of range float" in failed["reason"]
 
 
+@pytest.mark.chaos
 def test_what_is_put_into_a_record_after_the_case_is_not_written(run_ranks, tmp_path):
     late = """
 @pytest.fixture
@@ -160,6 +164,7 @@ def late(harness):
     assert "x" not in entries(tmp_path)["test_spoilt"]["extra_info"]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("depth", [61, 100_000])
 def test_what_is_nested_too_deeply_fails_its_case_alone(run_ranks, tmp_path, depth):
     # The line, the benchmark and its extra_info are three levels, the lists themselves the others.
@@ -184,6 +189,7 @@ harness.benchmark.extra_info["x"] = found""",
     assert "cannot keep what it recorded: nested deeper than 64 levels" in failed["reason"]
 
 
+@pytest.mark.chaos
 def test_errors_that_are_each_others_cause_fail_their_case_alone(run_ranks, tmp_path):
     ring = case(
         "ring",
@@ -207,7 +213,7 @@ def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()
     (tmp_path / "rank_0_alone" / "mymodel.py").write_text(
-        "from bench import workloads\n"
+        "from lockstep import workloads\n"
         "def model():\n    return workloads.make('mlp:width=64,depth=2')\n"
     )
     sees = "import sys; sys.path.insert(0, 'rank_0_alone'); import pytest; sys.exit(pytest.main())"
@@ -222,6 +228,7 @@ def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
     assert (zero.returncode, one.returncode) == (4, 4)
 
 
+@pytest.mark.chaos
 def test_a_rank_that_refuses_alone_before_it_joins_says_so(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     zero, one = run_ranks(
@@ -241,11 +248,14 @@ def test_a_case_is_the_same_from_whichever_folder_an_installed_suite_is_started(
     arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
     installed = tmp_path / "site" / "packages"
     installed.mkdir(parents=True)
-    shutil.move(tmp_path / "bench", installed)
-    shutil.move(tmp_path / "conftest.py", installed / "bench")  # as the package has it
+    shutil.move(tmp_path / "lockstep", installed)
+    content = installed / "lockstep" / "content"
+    content.mkdir()
+    shutil.move(tmp_path / "bench", content)
+    (tmp_path / "conftest.py").unlink()
     (tmp_path / "pyproject.toml").unlink()
     own = [
-        *("-m", "pytest", installed / "bench" / "test_own.py", *arguments[3:-2], "--resume"),
+        *("-m", "pytest", content / "bench" / "test_own.py", *arguments[3:-2], "--resume"),
         *("--journal", tmp_path / "a.jsonl", "--benchmark-json", tmp_path / "out.json"),
     ]
     codes = []

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected import judged, measure
 
-from reports import attribution
-from reports.attribution import COPIES, EXPOSED, IMBALANCE, OWN, extremes, loss
-from reports.load import load
-from reports.losses import sentence
-from reports.page import page
-from reports.results import Row
-from reports.scaling import series_of
+from lockstep.report.compute import attribution
+from lockstep.report.compute.attribution import COPIES, EXPOSED, IMBALANCE, OWN, extremes, loss
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.losses import sentence
 
 NUM_STEPS = 8
 # Of three launches that differ by a thousandth.
@@ -190,6 +190,7 @@ def test_the_page_says_why_and_shows_the_table(tmp_path):
     ]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_what_is_put_into_real_launches_is_named_or_called_open(tmp_path):
     found = judged(measure(tmp_path))

@@ -279,7 +279,7 @@ KEYS = {
 VALUES = {
     "value: text for a list": campaign("[1, 8]", '"two"', "world_sizes = 'two': input should be a"),
     "value: empty axis": campaign("[1, 8]", "[]", r"world_sizes = \[\]: the list is empty; give"),
-    "value: nothing to measure": campaign('["weak"]', "[]", r"studies = \[\]: the list is empty"),
+    "value: nothing to measure": campaign('["weak"]', "[]", "give either studies, such as"),
     "value: zero": campaign("[1, 8]", "[1, 0]", r"world_sizes\.1 = 0: .* or equal to 1$"),
     "value: negative": campaign("[1, 8]", "[-1]", r"world_sizes\.0 = -1: .* or equal to 1$"),
     "value: true": campaign("[1, 8]", "[true]", r"world_sizes\.0 = (?i:true): .* valid integer$"),
@@ -1128,6 +1128,7 @@ def test_what_several_ranks_cannot_do_is_said_once(name, launches_ended):
     assert_nothing_kept(folder)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_workers_do_not_measure_beside_each_other(clean_environ, tmp_path):
     ended = start(Session("", "-k weak -n 2"), tmp_path / "here", clean_environ)
@@ -1175,6 +1176,7 @@ os.execvp("unshare", [*apart, "sh", "-c", mounted, "sh", *session])
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("journal", ["shared/journal.jsonl", "shared/results/journal.jsonl"])
 def test_results_that_a_host_does_not_share_are_refused_by_all(journal, run_ranks, tmp_path):
@@ -1196,7 +1198,7 @@ def test_results_that_a_host_does_not_share_are_refused_by_all(journal, run_rank
 # A rank takes the part out of its torch, and the command that starts it needs none.
 WITHOUT_IN_RANKS = """
 import sys
-if "bench.trainer.trainer" in sys.orig_argv:
+if "lockstep.trainer.trainer" in sys.orig_argv:
     import less
 """
 # torch as it is built without a part of it
@@ -1218,6 +1220,7 @@ def less(request, tmp_path):
     return says, tmp_path
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_torch_without_what_ranks_speak_through_is_refused(less, clean_environ):
     says, folder = less
@@ -1229,6 +1232,7 @@ def test_a_torch_without_what_ranks_speak_through_is_refused(less, clean_environ
     assert_nothing_kept(folder / "here")
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_training_with_a_torch_without_what_ranks_speak_through_is_refused(less):
     says, folder = less
@@ -1276,6 +1280,7 @@ def test_a_session_on_a_host_whose_name_is_no_text_measures(tmp_path):
     assert "udcff" not in (tmp_path / "kept.jsonl").read_text()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
@@ -1296,6 +1301,7 @@ def test_what_no_memory_holds_fails_before_it_is_allocated(options, says, clean_
     assert re.search(rf"ValueError: rank 0 on \S+ needs .*{says}", ended.stdout), ended.stdout
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
@@ -1329,6 +1335,7 @@ def test_training_that_cannot_begin_says_why(options, says, tmp_path):
     assert_one_sentence(row, end(row, tmp_path))
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_campaign_whose_cases_are_all_skipped_measures_nothing_and_says_so(tmp_path):
     only_one = changed(CAMPAIGN, "[1, 8]\nrepeats = 2", "[1]\nrepeats = 1")
@@ -1354,7 +1361,7 @@ def test_a_campaign_whose_cases_are_all_skipped_measures_nothing_and_says_so(tmp
 
 NOISY = """
 import os
-from bench.workloads import make
+from lockstep.workloads import make
 
 def noisy():
     os.write(2, b"\\xff said\\n")
@@ -1396,6 +1403,7 @@ def test_a_series_without_one_rank_is_relative_to_its_smallest(tmp_path):
     )
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import blame
+from lockstep.launch import blame
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
 PASSED = {"outcome": "passed", "reason": ""}
@@ -74,6 +74,14 @@ def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
     lines = blame.blame([failed("x")] * num_failed, RANKS, None).splitlines()
     assert len(lines) == min(num_failed, blame.MAX_BLAMED + 1)
     assert lines[-1].startswith(last)
+
+
+def test_a_culprit_comes_first_however_many_ranks_it_left_waiting():
+    reset = failed("E   RuntimeError: [gloo/transport/tcp/pair.cc:547] Broken pipe")
+    own = failed("E   RuntimeError: DataLoader worker (pid 7) exited\nE   BrokenPipeError: [32]")
+    lines = blame.blame([reset] * 11 + [own], RANKS, None).splitlines()
+    assert lines[0].startswith("rank 11 on n2 (cuda:3): E   RuntimeError: DataLoader worker")
+    assert lines[-1] == "and 4 ranks more"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from data.job_samples import campaign_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_templates import budget
+from lockstep.slurm.submit import budget
 
 
 def launch_hours(campaign):

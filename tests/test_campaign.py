@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import campaign
-from bench.campaign import Campaign, Launch
+from lockstep.campaign import campaign
+from lockstep.campaign.campaign import Campaign, Launch
 
 SCHEMA = Path(campaign.__file__).with_name("campaign.schema.json")
 REGENERATE = (
-    "python -c 'import json; from bench.campaign import Campaign; "
-    "print(json.dumps(Campaign.model_json_schema(), indent=1))' > bench/campaign.schema.json"
+    "python -c 'import json; from lockstep.campaign.campaign import Campaign; "
+    "print(json.dumps(Campaign.model_json_schema(), indent=1))' "
+    "> lockstep/campaign/campaign.schema.json"
 )
 GIVEN = {
     "schema": 1,
@@ -147,11 +148,27 @@ def test_a_wrong_value_is_refused_in_one_sentence(file, change, sentence):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", ["schema", "name", "studies", "world_sizes", "size"])
+@pytest.mark.parametrize("key", ["schema", "name", "world_sizes", "size"])
 def test_a_missing_key_is_named(file, key):
     text = "\n".join(line for line in TOML.splitlines() if not line.startswith(f"{key} ="))
     with pytest.raises(ValueError, match=f"campaign.toml: key '{key}' is missing$"):
         campaign.load(file(text))
+
+
+@pytest.mark.parametrize("change", [{"studies": []}, {"tests": ["benchmarks"]}])
+def test_a_campaign_has_either_studies_or_tests(file, change):
+    with pytest.raises(ValueError, match=r"give either studies, such as .*, or tests = "):
+        campaign.load(file(TOML), **change)
+
+
+def test_tests_are_named_absolutely_for_jobs_that_start_elsewhere(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    given = ["benchmarks", "benchmarks::test_a"]
+    loaded = campaign.load(file(TOML), studies=[], tests=given)
+    assert loaded.tests == tuple(f"{tmp_path}/{name}" for name in given)
+    with pytest.raises(ValueError, match=r"tests: there is no file or folder gone; "):
+        campaign.load(file(TOML), studies=[], tests=["gone"])
 
 
 def test_a_misspelt_key_is_named_although_the_right_one_is_then_missing(file):

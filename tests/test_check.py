@@ -13,17 +13,18 @@ from planted import CLEAN, PLANTED, Case, always, cited, measured, ranks, strong
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED
 
-from reports import imports
-from reports.check.checker import RULES, check
-from reports.check.cli import check as command
-from reports.check.evidence import Evidence
-from reports.check.ladder import super_linear
-from reports.check.work import _is_one
-from reports.load import gather, load
-from reports.page import page
-from reports.results import Results, Row
-from reports.scaling import series_of
-from reports.twelve_rules import checklist
+from lockstep import content
+from lockstep.report.check.check_cli import check as command
+from lockstep.report.check.checker import RULES, check
+from lockstep.report.check.evidence import Evidence
+from lockstep.report.check.ladders import super_linear
+from lockstep.report.check.work import _is_one
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load import imports
+from lockstep.report.load.reading import gather, load
+from lockstep.report.load.results import Results, Row
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.twelve_rules import checklist
 
 ROOT = Path(__file__).parents[1]
 
@@ -304,8 +305,8 @@ def test_the_page_and_the_check_name_the_same_buckets(tmp_path):
 
 
 def test_the_tables_ship_with_the_package():
-    root = Path(imports.__file__).parent
-    assert {path.parent for path in imports.built_in().values()} == {root / "seeds"}
+    seeds = content.ROOT / "reports" / "seeds"
+    assert {path.parent for path in imports.built_in().values()} == {seeds}
 
 
 @pytest.mark.slow
@@ -321,7 +322,7 @@ def test_one_wrong_value_anywhere_is_checked_or_refused_by_name(tmp_path):
 @pytest.mark.slow
 def test_the_assembled_command_ends_as_its_help_says(tmp_path):
     def lockstep(*arguments):
-        code = "import sys; sys.modules['torch'] = None; import lockstep; lockstep.main()"
+        code = "import sys; sys.modules['torch'] = None; from lockstep.cli import main; main()"
         command = [sys.executable, "-c", code, *map(str, arguments)]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, **BOUNDED

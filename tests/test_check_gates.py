@@ -3,14 +3,14 @@
 import pytest
 from planted_errors import PLANTED, WARNED, copied, twins
 
-from reports.check.checker import check, errors
-from reports.gate.blocking import block
-from reports.gate.gates import verdicts
-from reports.gate.targets import Targets
-from reports.load import gather
-from reports.page import page
-from reports.render import html
-from reports.scaling import series_of
+from lockstep.report.check.checker import check, errors
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.gate.blocking import block
+from lockstep.report.gate.gates import verdicts
+from lockstep.report.gate.targets import Targets
+from lockstep.report.load.reading import gather
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.render import html
 
 # Of wide limits: what is really measured meets them, or is too noisy to show it.
 TARGETS = Targets.model_validate({

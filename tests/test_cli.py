@@ -47,7 +47,7 @@ REFUSED = {
 def lockstep(arguments, cwd):
     """Run the command as it is typed, in a folder of its own."""
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        [sys.executable, "-m", "lockstep", *shlex.split(arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -140,7 +140,7 @@ def test_help_shows_examples_that_name_the_command(folder, arguments):
     ],
 )
 def test_the_gist_of_a_failure_is_its_errors(reason, gist):
-    from bench.cli import _gist
+    from lockstep.campaign.run_cli import _gist
 
     assert _gist(reason) == gist
 
@@ -148,7 +148,7 @@ def test_the_gist_of_a_failure_is_its_errors(reason, gist):
 def test_the_command_lists_every_command(folder):
     sys.path.insert(0, str(ROOT))
     try:
-        from lockstep import COMMANDS
+        from lockstep.cli import COMMANDS
     finally:
         sys.path.remove(str(ROOT))
     listed = lockstep("--help", folder).stdout.partition("Commands:\n")[2]

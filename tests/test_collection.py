@@ -9,12 +9,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, now, sacct, send
+from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
-from bench import journal
-from slurm_templates import collection
-from slurm_templates.results import Results
-from slurm_templates.submission import set_aside
+from lockstep.slurm.status import collection
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.submit.submission import set_aside
+from lockstep.vocabulary import journal
 
 GPU_JOB = {
     "JobID": "17",
@@ -345,7 +345,7 @@ def test_two_at_once_and_a_launch_that_runs_make_the_same_of_what_has_ended(here
 
 def start(here, asked):
     return subprocess.Popen(
-        [sys.executable, ROOT / "lockstep.py", "collect", "results/x"],
+        [sys.executable, "-m", "lockstep", "collect", "results/x"],
         cwd=here,
         env=os.environ | {"PATH": str(asked.folder)},
         stdout=subprocess.DEVNULL,

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from bench import collectives
-from bench.collectives import Collective
-from bench.sizes import COLLECTIVES
+from lockstep.measure import collective_cases as collectives
+from lockstep.measure.collective_cases import Collective
+from lockstep.vocabulary.sizes import COLLECTIVES
 
 # Run by two ranks: every collective is right, and every wrong expectation is caught.
 TWO_RANKS = """
@@ -14,9 +14,11 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from bench import collectives, sizes, world
-from bench.harness import Harness
-from bench.timing import ReplayClock
+from lockstep.measure import collective_cases as collectives
+from lockstep.vocabulary import sizes
+from lockstep.world import process_group as world
+from lockstep.measure.harness import Harness
+from lockstep.measure.timing import ReplayClock
 
 joined = world.join(60, device="cpu", threads_per_rank=1)
 harness = Harness(

@@ -8,8 +8,8 @@ import pytest
 from commands import ROOT, lockstep
 from data.report_samples import document, provenance, record, strong_tree, write
 
-from reports.compare.cli import compare
-from reports.lines import WIDTH
+from lockstep.report.compare.compare_cli import compare
+from lockstep.report.words.lines import WIDTH
 
 run = partial(commands.run, compare)
 VERDICTS = {"faster", "slower", "same", "not-enough-evidence"}
@@ -173,9 +173,10 @@ def test_help_loads_nothing_heavy_and_comparing_no_torch(tmp_path):
     a, b = strong_tree(tmp_path / "a"), strong_tree(tmp_path / "b")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import reports.compare.cli\n"
+        "import lockstep.report.compare.compare_cli\n"
         "assert not {'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        f"reports.compare.cli.compare([{str(a)!r}, {str(b)!r}], standalone_mode=False)\n"
+        "from lockstep.report.compare.compare_cli import compare\n"
+        f"compare([{str(a)!r}, {str(b)!r}], standalone_mode=False)\n"
         "assert 'matplotlib' not in sys.modules\n"
     )
     done = subprocess.run(

@@ -11,11 +11,11 @@ from figures_compare import ONE_NOISY, false_claims, power
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.cli import import_table
-from reports.compare import comparison
-from reports.compare.comparison import SLOWER, compare, judge, launches_needed
-from reports.load import load
-from reports.statistics import t_quantile
+from lockstep.report.compare import comparison
+from lockstep.report.compare.comparison import SLOWER, compare, judge, launches_needed
+from lockstep.report.compute.statistics import t_quantile
+from lockstep.report.load.reading import load
+from lockstep.report.report_cli import import_table
 
 positive = st.floats(1e-3, 1e6)
 side = st.lists(positive, min_size=1, max_size=6)
@@ -459,6 +459,6 @@ def test_of_each_two_launches_one_is_of_each_side():
 
 
 def test_the_command_names_what_the_library_lets_differ():
-    from reports.compare.cli import ALLOWABLE
+    from lockstep.report.compare.compare_cli import ALLOWABLE
 
     assert tuple(comparison.MUST_AGREE) == ALLOWABLE

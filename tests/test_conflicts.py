@@ -9,7 +9,7 @@ from data.report_samples import (
     write,
 )
 
-from reports.load import load
+from lockstep.report.load.reading import load
 
 
 @pytest.mark.parametrize(

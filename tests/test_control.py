@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from bench.control import Control, LostError
+from lockstep.world.control import Control, LostError
 
 SHORT_S = 0.5
 
@@ -224,7 +224,15 @@ def test_every_exchange_between_cases_runs_in_a_bound_of_its_own_and_none_within
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
     address = tmp_path / "address"
     serving = subprocess.Popen(
-        [sys.executable, "-m", "bench.store", "--host", "127.0.0.1", "--address-file", address],
+        [
+            sys.executable,
+            "-m",
+            "lockstep.world.store",
+            "--host",
+            "127.0.0.1",
+            "--address-file",
+            address,
+        ],
         stdin=subprocess.PIPE,
     )
     while not address.exists():

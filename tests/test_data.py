@@ -22,15 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bench import data, workloads
-from bench.data import ImageDataset, MemmapImages
+from lockstep import workloads
+from lockstep.measure import data
+from lockstep.measure.data import ImageDataset, MemmapImages
 
 # A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
 from torchvision import datasets
-from bench import data
+from lockstep.measure import data
 
 root, mirror, log, resources = sys.argv[1:5]
 datasets.MNIST.mirrors = [mirror]
@@ -129,6 +130,7 @@ def files_below(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_one_of_three_processes_downloads_and_all_find_it_complete(
     tmp_path: Path, files: Path, mirror: str
@@ -170,6 +172,7 @@ def test_without_network_one_sentence_says_what_to_put_where(
     assert files_below(root) == {data.LOCK_NAME}
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_archives_put_there_by_hand_need_no_network(
     tmp_path: Path, files: Path, mirror: str

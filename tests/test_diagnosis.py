@@ -6,10 +6,10 @@ from data.report_samples import document, record, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import diagnosis
-from reports.load import load
-from reports.results import Row
-from reports.scaling import series_of
+from lockstep.report.compute import diagnosis
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01, 1.00, 0.99, 1.01, 1.00, 1.02]
 

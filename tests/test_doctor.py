@@ -15,14 +15,17 @@ import psutil
 import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
 
-from bench.host import hostname
-from slurm_templates.cluster import Accounts, Cluster, Kind, Node, Partition
-from slurm_templates.doctor import checks, diagnosis, image, machine
-from slurm_templates.doctor import cluster as slurm_checks
-from slurm_templates.doctor.checks import Finding, Subject
-from slurm_templates.doctor.diagnosis import Diagnosis, Result
-from slurm_templates.site import Site
-from slurm_templates.slurm import NotInstalledError
+from lockstep.slurm.cluster import Accounts, Cluster, Kind, Node, Partition
+from lockstep.slurm.doctor import checks
+from lockstep.slurm.doctor import cluster_checks as slurm_checks
+from lockstep.slurm.doctor import examination as diagnosis
+from lockstep.slurm.doctor import image_checks as image
+from lockstep.slurm.doctor import machine_checks as machine
+from lockstep.slurm.doctor.checks import Finding, Subject
+from lockstep.slurm.doctor.examination import Diagnosis, Result
+from lockstep.slurm.scheduler import NotInstalledError
+from lockstep.slurm.site import Site
+from lockstep.vocabulary.host import hostname
 
 ROOT = Path(__file__).parents[1]
 ABSENT = NotInstalledError("scontrol")
@@ -219,7 +222,7 @@ def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says
 def test_few_open_files_are_a_warning_with_the_command_that_helps():
     limit = machine.LEAST_OPEN_FILES - 1
     code = (
-        "import resource; from slurm_templates.doctor import machine as m;"
+        "import resource; from lockstep.slurm.doctor import machine_checks as m;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}));"
         "print(m.open_files(None))"
     )
@@ -242,7 +245,7 @@ def test_packages_at_home_are_seen_and_counted(tmp_path):
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     own = tmp_path / "lib" / version / "site-packages"
     (own / "torch-1.0.dist-info").mkdir(parents=True)
-    code = "import os; from slurm_templates.doctor import checks, machine as m; " + (
+    code = "import os; from lockstep.slurm.doctor import checks, machine_checks as m; " + (
         "print(m.foreign_packages(checks.Subject(os.environ, None)))"
     )
     # In a virtual environment the user's packages are not seen; this asks what it was made from.
@@ -868,7 +871,7 @@ def test_a_queue_that_is_too_long_ends_with_a_sentence_and_no_job(tmp_path, stan
 def lockstep(*arguments, cwd, **environ):
     """Run the command as it is typed."""
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", "doctor", *arguments],
+        [sys.executable, "-m", "lockstep", "doctor", *arguments],
         cwd=cwd,
         env=os.environ | environ,
         capture_output=True,
@@ -901,13 +904,13 @@ def test_a_bad_site_file_is_refused_before_any_check(tmp_path):
 
 def test_help_loads_neither_checks_nor_torch(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-X", "importtime", ROOT / "lockstep.py", "doctor", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "lockstep", "doctor", "--help"],
         capture_output=True,
         text=True,
         check=True,
     )
     loaded = set(re.findall(r"\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
-    assert not loaded & {"torch", "pydantic", "slurm_templates.doctor"}
+    assert not loaded & {"torch", "pydantic", "lockstep.slurm.doctor"}
     assert "  lockstep doctor --site site.toml --slurm" in ended.stdout
 
 

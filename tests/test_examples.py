@@ -23,7 +23,7 @@ EXAMPLES = {line: where for where, line in reversed(collected())}
 README = (ROOT / "README.md").read_text()
 # A name in an example -> the measured campaign that is found under it.
 RESULTS = {
-    **dict.fromkeys(("laptop", "a", "node", "first", "campaign", "fp32"), "fp32"),
+    **dict.fromkeys(("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks"), "fp32"),
     "bf16": "bf16",
     "b": "batch",
 }
@@ -50,12 +50,25 @@ SHORTER = {
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
     "run --device cpu": "run --device cpu --dry-run",
+    "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }
 TIMEOUT_S = 300
+# What the README leaves to its reader.
+BUILD = """
+import torch
+
+
+def build():
+    model = torch.nn.Linear(8, 8)
+    batch = torch.randn(4, 8)
+    return lambda: model(batch).sum().backward(), batch
+
+
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +111,10 @@ def _write_texts(folder):
     shutil.copy(data / "lint" / "good.sbatch", folder / "jobs" / "train.sh")
     shutil.copy(ROOT / "slurm_templates" / "sites" / "example.toml", folder / "site.toml")
     write_campaign(folder / "campaign.toml", **SHARED, name="campaign", **CAMPAIGNS["fp32"])
+    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "test_step.py").write_text(
+        BUILD + _block("python", "def test_my_step")
+    )
     (folder / "mine.py").write_text(_block("python", "# mine.py"))
     (folder / "my.targets.toml").write_text(_targets())
 
@@ -111,7 +128,7 @@ def _block(language, beginning):
 
 
 def _targets():
-    from reports.gate.cli import gate
+    from lockstep.report.gate.gate_cli import gate
 
     lines = f"{gate.help}\n{gate.epilog}".splitlines()
     return "\n".join(line for line in lines if re.fullmatch(r"\s*\w+ = .+", line))

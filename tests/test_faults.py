@@ -103,6 +103,7 @@ def test_a_number_that_is_no_row_is_refused(monkeypatch, tmp_path, capsys):
     assert "--only 9 is no row" in capsys.readouterr().err
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [ROWS[number] for number in QUICK], ids=lambda one: one.name)
 def test_a_fault_of_ranks_becomes_what_is_expected(row, tmp_path):

@@ -17,6 +17,7 @@ def testbed():
         missing(lack)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("number", [21, 29, 36, 48])
 def test_a_fault_becomes_what_is_expected_of_it(number, tmp_path):
     seen = ROWS[number].inject(tmp_path)

@@ -8,10 +8,10 @@ import pytest
 from data.report_samples import full_tree, strong_tree
 from matplotlib.figure import Figure
 
-from reports.figures import SERIES_COLOURS, _one_curve, draw
-from reports.load import load
-from reports.panels import panels
-from reports.scaling import series_of
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.page.figures import SERIES_COLOURS, _one_curve, draw
+from lockstep.report.page.panels import panels
 
 
 def specs_of(root, threshold=0.7):
@@ -44,7 +44,10 @@ def test_the_same_data_give_the_same_bytes(specs):
 @pytest.mark.slow
 def test_another_process_gives_the_same_bytes(specs):
     spec = specs["strong-throughput"]
-    code = "import sys, json; from reports.figures import draw; print(draw(json.load(sys.stdin)))"
+    code = (
+        "import sys, json; from lockstep.report.page.figures import draw; "
+        "print(draw(json.load(sys.stdin)))"
+    )
     out = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(spec), capture_output=True, text=True,
         check=True,

@@ -36,6 +36,7 @@ def script(name, *options):
     )
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_launches_that_misbehave_at_random_record_only_what_is_right():
     ended = script(
@@ -47,6 +48,7 @@ def test_launches_that_misbehave_at_random_record_only_what_is_right():
     assert int(measured[1]) > 15, ended.stdout
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_campaign_survives_the_kill_of_whatever_runs():
     ended = script("soak.py", "--kills", "3", "--seed", "7")
@@ -325,5 +327,7 @@ def test_a_torn_line_in_the_middle_is_noticed(watch):
 
 def test_what_another_attempt_wrote_is_noticed_where_the_suite_takes_it(watch, monkeypatch):
     write_journal(path_of(watch), ("a", False, [measured(0)]))
-    monkeypatch.setattr("bench.journal.rebuild", lambda path: {"benchmarks": [{"fullname": "b"}]})
+    monkeypatch.setattr(
+        "lockstep.vocabulary.journal.rebuild", lambda path: {"benchmarks": [{"fullname": "b"}]}
+    )
     assert watch.look() == {"mixed": 1}

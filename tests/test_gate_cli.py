@@ -8,8 +8,8 @@ import pytest
 from commands import ROOT, lockstep
 from data.report_samples import strong_tree
 
-from reports.gate.cli import gate
-from reports.lines import WIDTH
+from lockstep.report.gate.gate_cli import gate
+from lockstep.report.words.lines import WIDTH
 
 run = partial(commands.run, gate)
 LADDER = "schema = 1\nstrong_efficiency = {2 = 0.75}\n"
@@ -111,9 +111,9 @@ def test_the_assembled_command_ends_with_its_codes(tree, file):
 def test_help_loads_nothing_heavy_and_gating_no_torch(tree, file):
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import reports.gate.cli\n"
+        "import lockstep.report.gate.gate_cli\n"
         "assert not {'numpy', 'scipy', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
-        f"reports.gate.cli.gate([{str(tree)!r}, '--targets', {str(file(LADDER))!r}],"
+        f"lockstep.report.gate.gate_cli.gate([{str(tree)!r}, '--targets', {str(file(LADDER))!r}],"
         " standalone_mode=False)\n"
         "assert 'matplotlib' not in sys.modules\n"
     )

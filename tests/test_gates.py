@@ -10,20 +10,21 @@ from data.report_samples import document, provenance, record, strong_tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.check.checker import check
-from reports.cli import import_table
-from reports.compare.comparison import compare
-from reports.gate import gates, targets, training_runs
-from reports.gate.gates import Goal, verdicts
-from reports.gate.targets import Targets
-from reports.load import load
-from reports.scaling import Point, series_of, table
+from lockstep.report.check.checker import check
+from lockstep.report.compare.comparison import compare
+from lockstep.report.compute.scaling import Point, series_of, table
+from lockstep.report.gate import gates, targets, training_runs
+from lockstep.report.gate.gates import Goal, verdicts
+from lockstep.report.gate.targets import Targets
+from lockstep.report.load.reading import load
+from lockstep.report.report_cli import import_table
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = Path(targets.__file__).with_name("targets.schema.json")
 REGENERATE = (
-    "python -c 'import json; from reports.gate.targets import Targets; "
-    "print(json.dumps(Targets.model_json_schema(), indent=1))' > reports/gate/targets.schema.json"
+    "python -c 'import json; from lockstep.report.gate.targets import Targets; "
+    "print(json.dumps(Targets.model_json_schema(), indent=1))' "
+    "> lockstep/report/gate/targets.schema.json"
 )
 # Published by KempnerInstitute/scalable-vision-workflows, commit 42d82e2: seconds of a training.
 KEMPNER = """table_id,n,value,metric,unit,scaling,model
@@ -156,7 +157,7 @@ def point(origin="measured"):
 
 
 def load_row():
-    from reports.results import Row
+    from lockstep.report.load.results import Row
 
     return Row(launch="a", case="c", study="strong", workload="mlp", world_size=2, rate=1.0)
 

@@ -1,9 +1,10 @@
 """`lockstep run` where ranks hang that have lost their own limits, or end without a word."""
 
 import re
+import signal
 
 import pytest
-from launched import begin_ladder, ladder, started, suite
+from launched import BUDGET_S, alone, begin_ladder, ladder, started, suite
 
 # Enough for a start on a machine that does other things, and far below what a rank is given.
 PATIENCE_S = 15.0
@@ -11,37 +12,87 @@ PATIENCE_S = 15.0
 
 @pytest.fixture
 def impatient(tmp_path):
-    """Return a copy of the suite whose driver waits less long, and measures with a fault."""
+    """A copy of the suite whose driver and ranks wait less long where they measure nothing."""
     suite(tmp_path)
-    path = tmp_path / "bench" / "ladder.py"
-    text = path.read_text()
-    short = text.replace("LEAST_PATIENCE_S = 60.0", f"LEAST_PATIENCE_S = {PATIENCE_S}")
-    assert short != text
-    path.write_text(short)
-
-    def run(fault, **own):
-        with started(tmp_path) as launch:
-            begin_ladder(launch, fault, ranks=1, budget_s=PATIENCE_S, FAULT_RANK="0", **own)
-            launch.wait()
-            return launch.ended()
-
-    return run
+    for name, was, limit_s in [
+        ("campaign/ladder.py", "LEAST_PATIENCE_S = 60.0", PATIENCE_S),
+        ("launch/session.py", "MIN_PATIENCE_S = 60.0", BUDGET_S),
+    ]:
+        path = tmp_path / "lockstep" / name
+        text = path.read_text()
+        assert was in text
+        path.write_text(text.replace(was, f"{was.split()[0]} = {limit_s}"))
+    return tmp_path
 
 
+def run(folder, fault, **own):
+    with started(folder) as launch:
+        begin_ladder(launch, fault, ranks=1, FAULT_RANK="0", **own)
+        launch.wait()
+        return launch.ended()
+
+
+@pytest.mark.chaos
 @pytest.mark.slow
-def test_a_case_that_has_taken_the_ranks_limit_away_is_ended_by_the_driver(impatient):
-    ended = impatient("deaf")
+def test_a_case_that_has_taken_the_ranks_limits_away_is_ended_by_the_driver(impatient):
+    ended = run(impatient, "deaf", budget_s=PATIENCE_S)
     assert ended.codes == [1]
     said = ended.ends("fail")["test_b_breaks"]
-    assert re.search(r"^crashed: \S+::test_b_breaks\S+ ran for 30 s without an end", said)
+    assert re.search(
+        r"^crashed: \S+::test_b_breaks\S+ did not end within 30 s; rank 0 still ran$", said
+    )
     assert ended.measured == ["test_a_before", "test_c_after"]
     assert ended.num_left == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
-def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case(impatient):
-    ended = impatient("linger")
+def test_a_thread_that_outlives_a_launch_of_one_rank_costs_no_case_and_is_reported(impatient):
+    ended = run(impatient, "linger")
     assert (ended.codes, len(ended.measured), ended.num_left) == ([0], 3, 0)
+    assert re.search(
+        r"^w1-r0 is complete, but it did not end well: rank 0 on \S+ \(cpu\) did not end within "
+        r"9 s of its last case; ",
+        ended.said,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "rank", "says", "codes", "num_kept"),
+    [
+        (
+            "timer",
+            "all",
+            r"rank 0 on \S+ \(cpu\) did not end \S+::test_b_breaks\S+ within its budget of 5 s; "
+            "raise --case-budget if it needs longer; ",
+            [-signal.SIGALRM, -signal.SIGALRM],
+            1,
+        ),
+        (
+            "late",
+            "1",
+            r"rank 1 on \S+ \(cpu\) did not come to the end of the launch; see its log$",
+            [70, 1],
+            3,
+        ),
+        (
+            "internal",
+            "1",
+            r"rank 1 on \S+: broke outside a case: RuntimeError: DataLoader worker \(pid 7\) is "
+            "killed by signal: Killed.$",
+            [70, 3],
+            0,
+        ),
+    ],
+)
+def test_ranks_that_no_driver_watches_end_and_name_who_is_at_fault(
+    fault, rank, says, codes, num_kept, impatient
+):
+    ended = alone(impatient, fault, "--case-budget=5", FAULT_RANK=rank)
+    assert re.search(rf"^lockstep: {says}", ended.said, re.MULTILINE), ended.said
+    assert (ended.codes, len(ended.ends("case"))) == (codes, num_kept)
 
 
 @pytest.mark.slow

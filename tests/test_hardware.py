@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from bench import hardware
+from lockstep.machine import hardware
 
 # (name as torch prints it, fp32, tf32, bf16, fp16 in TFLOP/s, memory in GB/s), from the sheets.
 TABLE = [

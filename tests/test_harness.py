@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from launched import suite
 
-from bench.harness import _slowdown_flags, _straggler_flags
-from bench.record import KEY
-from reports.load import gather
+from lockstep.measure.harness import _slowdown_flags, _straggler_flags
+from lockstep.report.load.reading import gather
+from lockstep.vocabulary.record import KEY
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
@@ -44,7 +44,7 @@ SLOW_RANK = """
 import os
 import time
 from dataclasses import replace
-from bench.workloads.mlp import mlp
+from lockstep.workloads.mlp import mlp
 
 def make():
     plain = mlp(width=64, depth=2)
@@ -85,8 +85,8 @@ SLIPS = """
 import pytest
 import torch
 from torch import nn
-from bench.step_cases import measure_training
-from bench.workloads import Workload
+from lockstep.measure.step_cases import measure_training
+from lockstep.workloads import Workload
 
 def make(num_of=lambda asked: asked, **facts):
     def make_batch(num_items, device, generator):
@@ -112,6 +112,7 @@ def test_slip(harness, slip, workload, precision, local_batch):
 """
 
 
+@pytest.mark.chaos
 def test_a_workload_that_counts_wrongly_fails_its_own_case_alone(run_ranks, tmp_path):
     (tmp_path / "slips.py").write_text(SLIPS)
     suite(tmp_path, tmp_path / "slips.py")

@@ -21,14 +21,14 @@ from stand_ins import leave, send
 from test_page import browse, chromium  # noqa: F401, a fixture
 from test_script import HARMFUL, STUBS, execute, made, plain, seen, stubs  # noqa: F401, likewise
 
-from bench import files, journal
-from bench.folder import Folder
-from bench.ladder import only_driver
-from reports import imports
-from reports.load import load
-from slurm_templates.job import jobs, launches_of
-from slurm_templates.results import Results
-from slurm_templates.script import render
+from lockstep.campaign.folder import Folder
+from lockstep.campaign.ladder import only_driver
+from lockstep.report.load import imports
+from lockstep.report.load.reading import load
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.submit.job import jobs, launches_of
+from lockstep.slurm.submit.script import render
+from lockstep.vocabulary import files, journal
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = "launches/w1-r0"
@@ -38,7 +38,7 @@ COMMAND_TIMEOUT_S = 60
 def lockstep(*words, cwd):
     """Run the command with no program on its PATH, and return how it ended: never a traceback."""
     ended = subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *words],
+        [sys.executable, "-m", "lockstep", *words],
         cwd=cwd,
         env=os.environ | {"PATH": "", "PYTHONIOENCODING": "utf-8:strict"},
         stdin=subprocess.DEVNULL,
@@ -486,11 +486,7 @@ def test_what_a_job_finds_around_it_stays_text(text, stubs, tmp_path):  # noqa: 
 # What no room may do
 
 
-PRODUCT = [
-    path
-    for room in ("bench", "containers", "reports", "slurm_templates")
-    for path in sorted((ROOT / room).rglob("*.py"))
-] + sorted(ROOT.glob("*.py"))
+PRODUCT = [path for room in ("bench", "lockstep") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 @cache

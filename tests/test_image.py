@@ -30,7 +30,8 @@ from cluster import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from containers import apptainer, definition, image
+from lockstep.image import apptainer, definition
+from lockstep.image import building as image
 
 ROOT = Path(__file__).parents[1]
 DEFINITIONS = ROOT / "containers"
@@ -66,7 +67,7 @@ From: {{ BASE }}  # replaced by an argument
 def lockstep(arguments, cwd, timeout_s=TIMEOUT_S, **environ):
     """Run the command as it is typed, in a folder of its own."""
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", *shlex.split(arguments)],
+        [sys.executable, "-m", "lockstep", *shlex.split(arguments)],
         cwd=cwd,
         env=os.environ | environ,
         capture_output=True,
@@ -204,8 +205,9 @@ def test_a_built_in_definition_copies_every_room_from_wherever_it_is_asked_for(
 ):
     monkeypatch.chdir(tmp_path)
     copied = {path.name for path in definition.load(name, {}).copied()}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]) <= copied
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    shipped = wheel["targets"]["wheel"]
+    assert {*shipped["only-include"], *shipped["force-include"]} <= copied
     assert {"conftest.py", "pyproject.toml", "constraints.txt"} <= copied
 
 
@@ -405,7 +407,7 @@ def test_a_build_that_is_ended_ends_apptainer_before_its_lock_is_gone(folder, st
     # It ends a little after it is told to, with a program of its own, as a section's.
     build = "sleep 60 & trap 'sleep 0.5; rm -f begun; exit 1' TERM; echo $! >begun; wait"
     path = stand_in(build)
-    command = [sys.executable, ROOT / "lockstep.py", "image", "build", "tiny.def"]
+    command = [sys.executable, "-m", "lockstep", "image", "build", "tiny.def"]
     with subprocess.Popen(command, cwd=folder, env=os.environ | {"PATH": path}) as first:
         while not (folder / "begun").exists() or not (folder / "begun").read_text():
             assert first.poll() is None
@@ -443,7 +445,7 @@ def test_a_file_that_was_not_built_here_is_not_replaced_unasked(folder, stand_in
 @pytest.mark.slow
 def test_one_command_builds_an_image_at_a_time(folder, stand_in):
     path = stand_in(f"touch begun; while [ ! -e go ]; do sleep 0.05; done; {MAKES}")
-    command = [sys.executable, ROOT / "lockstep.py", "image", "build", "tiny.def"]
+    command = [sys.executable, "-m", "lockstep", "image", "build", "tiny.def"]
     with subprocess.Popen(command, cwd=folder, env=os.environ | {"PATH": path}) as first:
         while not (folder / "begun").exists():
             assert first.poll() is None
@@ -751,6 +753,7 @@ def base_with_torch(tmp_path):
     return base
 
 
+@pytest.mark.chaos
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_an_image_beside_a_bases_own_torch_keeps_it_and_can_be_read_by_all(
@@ -801,6 +804,7 @@ def test_a_comparison_says_which_software_is_not_the_same():
     assert said == "torch 2.6, libc glibc 2.41 outside, glibc 2.36 in"
 
 
+@pytest.mark.chaos
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_a_step_takes_about_as_long_inside_the_image(monkeypatch):

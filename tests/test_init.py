@@ -11,12 +11,13 @@ from cluster import need_testbed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import campaign as campaigns
-from slurm_templates import cluster as clusters
-from slurm_templates import init
-from slurm_templates import site as sites
-from slurm_templates.cluster import Accounts
-from slurm_templates.init import Surroundings
+from lockstep import content
+from lockstep.campaign import campaign as campaigns
+from lockstep.slurm import cluster as clusters
+from lockstep.slurm import init
+from lockstep.slurm import site as sites
+from lockstep.slurm.cluster import Accounts
+from lockstep.slurm.init import Surroundings
 
 ROOT = Path(__file__).parents[1]
 
@@ -431,10 +432,9 @@ def test_where_there_is_no_apptainer_ranks_run_beside_it(changes, facts, tmp_pat
 
 
 def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch):
-    root = Path(init.__file__).parents[1]
+    root = content.IMPORTABLE_FROM
     assert init.look_around(tmp_path, {}).suite == root
-    installed = tmp_path / "site-packages" / "slurm_templates" / "init.py"
-    monkeypatch.setattr(init, "__file__", str(installed))
+    monkeypatch.setattr(content, "IMPORTABLE_FROM", tmp_path / "site-packages")
     suite = init.look_around(tmp_path, {}).suite
     seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
     draft = init.site_file(cluster(*CLUSTERS["one GPU"][0]), OWN, seen)
@@ -458,7 +458,7 @@ def test_a_cluster_without_nodes_is_refused_in_a_sentence():
 def lockstep(arguments, cwd, path):
     """Run the command with only these folders on PATH."""
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", "init", *arguments],
+        [sys.executable, "-m", "lockstep", "init", *arguments],
         cwd=cwd,
         env=os.environ | {"PATH": path},
         capture_output=True,

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from data.job_samples import campaign_of, site_of, small
 
-from bench.campaign import Launch, plan
-from slurm_templates.job import Dependency, jobs, profile
-from slurm_templates.limits import clock
-from slurm_templates.resources import directive
+from lockstep.campaign.campaign import Launch, plan
+from lockstep.slurm.limits import clock
+from lockstep.slurm.submit.job import Dependency, jobs, profile
+from lockstep.slurm.submit.resources import directive
 
 FOLDER = Path("/results/ladder")
 NO_GPUS = {"gpus_per_node": 0, "gpu_type": None}

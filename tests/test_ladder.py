@@ -19,13 +19,15 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from bench import journal, ladder, launcher
-from bench.campaign import Campaign, Launch, plan
-from bench.folder import Outcome
-from bench.journal import Journal
-from bench.ladder import Ladder
-from bench.record import KEY, SCHEMA_VERSION
-from slurm_templates.results import Results
+from lockstep.campaign import ladder, launcher
+from lockstep.campaign.campaign import Campaign, Launch, plan
+from lockstep.campaign.folder import Outcome
+from lockstep.campaign.ladder import Ladder
+from lockstep.campaign.launcher import Ended
+from lockstep.slurm.status.sent import Results
+from lockstep.vocabulary import journal
+from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 W1, W2 = Launch(1, 0), Launch(2, 0)
@@ -154,8 +156,9 @@ def test_the_command_of_a_launch(tmp_path):
     rungs = Ladder(campaign(workload="mlp:width=8,depth=1", rounds=4), tmp_path / "a folder")
     command = rungs.command(W2)
     assert command[:6] == launcher.torchrun(2)
-    assert command[6:11] == ["-m", "pytest", str(ROOT / "bench"), "-m", "strong or collective"]
-    assert command[11:] == [
+    assert command[6:9] == ["-m", "pytest", str(ROOT / "bench")]
+    assert command[9:] == [
+        *("-p", "lockstep.launch.hooks", "-m", "strong or collective"),
         *("--size=smoke", "--workload=mlp:width=8,depth=1", "--rounds=4"),
         *("--seed=0", "--threads-per-rank=1"),
         *("--label=campaign=test", "--label=studies=strong,collective"),
@@ -269,7 +272,7 @@ def test_a_run_with_nothing_to_measure_makes_a_missing_result(tmp_path, clean_en
 
 def test_one_driver_at_a_time(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from bench.ladder import only_driver\n"
+        "import sys; from pathlib import Path; from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])): print('alone')"
     )
 
@@ -333,7 +336,7 @@ def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
 def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     script = (
         "import os, subprocess, sys; from pathlib import Path\n"
-        "from bench.ladder import only_driver\n"
+        "from lockstep.campaign.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])) as lock:\n"
         "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
         "    print(left.pid, flush=True)\n"
@@ -385,7 +388,7 @@ class Stubborn(ladder.Ladder):
                 break
             log.append({"kind": "case", "case": case, "benchmark": entry(case, 0.5)})
         log.close()
-        return "words"
+        return Ended("words")
 
     def end_b(self, log):
         log.append({"kind": "fail", "case": "b", "reason": "because"})
@@ -412,18 +415,18 @@ def test_a_launch_whose_starts_bring_nothing_comes_to_an_end(rungs, monkeypatch)
 
     def start(*_, after=None):
         starts.append(after)
-        return "words"
+        return Ended("words")
 
     monkeypatch.setattr(Ladder, "_start", start)
     ended = rungs.run(W2, lambda *_: None)
-    assert (ended.remaining, ended.ended, starts) == (3, "words", [None, "words"])
+    assert (ended.remaining, ended.ended, starts) == (3, Ended("words"), [None, "words"])
 
 
 # What follows starts torchrun, kills the driver, and goes on.
 
 
 def lockstep_run(*options):
-    return [sys.executable, ROOT / "lockstep.py", "run", "ladder.toml", *options]
+    return [sys.executable, "-m", "lockstep", "run", "ladder.toml", *options]
 
 
 def run(folder, *options):
@@ -480,6 +483,7 @@ def killed(tmp_path_factory):
     return folder, second, left, run(folder, "--json")  # at once, while the ranks still end
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_second_driver_is_refused(killed):
     second = killed[1]
@@ -562,14 +566,15 @@ def test_faulty(harness, workload, precision, local_batch):
 
 @pytest.mark.slow
 def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_environ):
-    for name in ("conftest.py", "lockstep.py", "pyproject.toml"):
+    for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     ignored = shutil.ignore_patterns("__pycache__")  # others write it meanwhile
-    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=ignored)
+    for room in ("bench", "lockstep"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=ignored)
     (tmp_path / "bench" / "test_a_fault.py").write_text(FAULTY)
     ended = subprocess.run(
         [
-            *(sys.executable, "lockstep.py", "run", "smoke", "--name", "faulty"),
+            *(sys.executable, "-m", "lockstep", "run", "smoke", "--name", "faulty"),
             *("--studies", "weak", "--world-sizes", "2", "--json"),
         ],
         cwd=tmp_path,
@@ -665,13 +670,17 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     ignored = shutil.ignore_patterns("test_*", "__pycache__")
-    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=ignored)
+    for room in ("bench", "lockstep"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=ignored)
     (tmp_path / "bench" / "test_crashing.py").write_text(CRASHING)
     (tmp_path / "ladder.toml").write_text(
         'schema = 1\nname = "crash"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'
         'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 9\n'
     )
-    code = "import sys; from bench.cli import run; sys.exit(run(standalone_mode=False))"
+    code = (
+        "import sys; from lockstep.campaign.run_cli import run; "
+        "sys.exit(run(standalone_mode=False))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", code, "ladder.toml", "--json"],
         cwd=tmp_path,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import launcher
+from lockstep.campaign import launcher
 
 RANK = """
 import os
@@ -37,13 +37,13 @@ def test_an_interface_that_was_chosen_stays() -> None:
 @pytest.mark.parametrize("own", [{}, {"PYTHONPATH": f"/mine{os.pathsep}/also"}])
 def test_the_suite_comes_first_on_the_path(own: Mapping[str, str]) -> None:
     first, *rest = launcher.local_environment(own, 1)["PYTHONPATH"].split(os.pathsep)
-    assert (Path(first) / "bench" / "__init__.py").is_file()
+    assert (Path(first) / "lockstep" / "__init__.py").is_file()
     assert rest == own.get("PYTHONPATH", "").split(os.pathsep)[: len(rest)]
     assert len(rest) == 2 * len(own)
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, bench.launcher; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.campaign.launcher; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

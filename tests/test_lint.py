@@ -13,8 +13,8 @@ from cluster import missing, need
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_templates.lint.linter import RULES, lint, load
-from slurm_templates.lint.shell import SBATCH_OPTIONS, Reader, Script
+from lockstep.slurm.lint.linter import RULES, lint, load
+from lockstep.slurm.lint.shell import SBATCH_OPTIONS, Reader, Script
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
@@ -422,7 +422,7 @@ def test_every_option_of_this_sbatch_is_known():
 
 def lockstep(*arguments, cwd=ROOT):
     return subprocess.run(
-        [sys.executable, ROOT / "lockstep.py", "lint", *arguments],
+        [sys.executable, "-m", "lockstep", "lint", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -17,11 +17,11 @@ from data.report_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.record import KEY, case_name
-from reports.check.checker import check
-from reports.load import gather, load
-from reports.page import page
-from reports.scaling import series_of, table
+from lockstep.report.check.checker import check
+from lockstep.report.compute.scaling import series_of, table
+from lockstep.report.load.reading import gather, load
+from lockstep.report.page.content_of_page import page
+from lockstep.vocabulary.record import KEY, case_name
 
 
 def settings(world_size, drift):

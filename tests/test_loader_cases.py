@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bench import data, loader_cases, world
-from bench.loader_cases import EndlessSampler, Numbered
+from lockstep.measure import data, loader_cases
+from lockstep.measure.loader_cases import EndlessSampler, Numbered
+from lockstep.world import process_group as world
 
 CPU = torch.device("cpu")
 # Two ranks over 10 samples; with the argument "same" both take the first one's share.
 CHILD = """
 import sys
 import torch
-from bench import loader_cases, world
+from lockstep.measure import loader_cases; from lockstep.world import process_group as world
 
 joined = world.join(60, device="cpu", threads_per_rank=1)
 rank = 0 if sys.argv[1] == "same" else joined.rank

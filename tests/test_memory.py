@@ -14,15 +14,17 @@ import pytest
 import torch
 from cluster import missing
 
-from bench import memory, step_cases, workloads
-from bench.workloads.costs import batch_bytes, flop_per_item, model_bytes
+from lockstep import workloads
+from lockstep.machine import memory
+from lockstep.measure import step_cases
+from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 CPU = torch.device("cpu")
 LIMIT = 3 * 2**30
 # What a process prints of itself from within a group: the memory that two ranks there have each.
 FREE = """
 import sys, torch
-from bench import memory
+from lockstep.machine import memory
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 print(memory.free_bytes(torch.device("cpu"), ranks_per_node=2))
 """

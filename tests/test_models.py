@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.predict import models
+from lockstep.report.predict import models
 
 
 def oracle(table):

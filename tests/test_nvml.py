@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from bench import nvml
+from lockstep.machine import nvml
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 

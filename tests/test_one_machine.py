@@ -36,7 +36,7 @@ def machine(tmp_path, clean_environ):
         (tmp_path / "hook" / "sitecustomize.py").write_text(hook)
         (tmp_path / "campaign.toml").write_text(CAMPAIGN)
         return subprocess.run(
-            command or [sys.executable, ROOT / "lockstep.py", "run", "campaign.toml"],
+            command or [sys.executable, "-m", "lockstep", "run", "campaign.toml"],
             cwd=tmp_path,
             env=clean_environ | {"PYTHONPATH": f"{tmp_path / 'hook'}:{ROOT}"} | own,
             capture_output=True,
@@ -52,13 +52,14 @@ def of_gpus():
     return (ROOT / "tests" / "samples" / "fewer_gpus.py").read_text()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_the_demo_on_one_gpu_measures_what_it_can_and_makes_the_page(machine, tmp_path):
     command = tmp_path / "bin" / "lockstep"
     command.parent.mkdir()
     command.write_text(
         '#!/bin/sh\n[ "$1" = run ] && set -- run campaign.toml\n'
-        f'exec {sys.executable} {ROOT / "lockstep.py"} "$@"\n'
+        f'exec {sys.executable} -m lockstep "$@"\n'
     )
     command.chmod(0o755)
     demo = ["make", "-f", ROOT / "Makefile", "demo", "-o", ".venv/complete", "BIN=bin"]
@@ -88,7 +89,7 @@ def test_the_demo_makes_the_page_where_launches_failed(code, ends, commands, tmp
 
 
 def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(machine, tmp_path):
-    again = [sys.executable, ROOT / "lockstep.py", "run", "campaign.toml", "--world-sizes", "2"]
+    again = [sys.executable, "-m", "lockstep", "run", "campaign.toml", "--world-sizes", "2"]
     ended = machine(of_gpus(), *again, NUM_GPUS="1")
     assert (ended.returncode, ended.stderr) == (
         3,
@@ -98,6 +99,7 @@ def test_a_campaign_whose_sizes_all_need_more_gpus_is_refused_before_a_launch(ma
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_cases_that_the_shell_leaves_out_are_not_called_done(machine):
     ended = machine("", PYTEST_ADDOPTS="-k collective")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from data.report_samples import full_tree
 
-from reports.load import load
-from reports.page import page
-from reports.render import html
-from reports.scaling import series_of
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.render import html
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

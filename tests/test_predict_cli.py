@@ -8,8 +8,8 @@ import pytest
 from commands import lockstep, run
 from data.report_samples import document, full_tree, record, strong_tree, write
 
-from reports.cli import import_table, report
-from reports.predict.cli import PREDICT_EXAMPLES, predict
+from lockstep.report.predict.predict_cli import PREDICT_EXAMPLES, predict
+from lockstep.report.report_cli import import_table, report
 
 SIZES = (1, 2, 4, 8)
 KEYS = ["at", "metric", "unit", "value", "low", "high", "level", "model", "assumed", "refused"]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.check.checker import check
-from reports.predict import rules
-from reports.predict.known import Ladder, ladder_of
-from reports.predict.prediction import LEARNED, candidates, curve, foretell, predict
-from reports.predict.recommendation import diminishing, next_step, parse, recommend
-from reports.results import Results, Row
-from reports.scaling import series_of
+from lockstep.report.check.checker import check
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.results import Results, Row
+from lockstep.report.predict import ladder_rules as rules
+from lockstep.report.predict.known import Ladder, ladder_of
+from lockstep.report.predict.prediction import LEARNED, candidates, curve, foretell, predict
+from lockstep.report.predict.recommendation import diminishing, next_step, parse, recommend
 
 NUMBERS = Path(__file__).parents[1] / "NUMBERS.md"
 RATES = st.lists(st.floats(1e-3, 1e6), min_size=4, max_size=7)

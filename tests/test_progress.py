@@ -1,4 +1,4 @@
-from bench.progress import short_names
+from lockstep.campaign.progress import short_names
 
 
 def test_a_case_is_named_by_what_tells_it_from_the_others_of_its_test():

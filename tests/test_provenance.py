@@ -4,11 +4,13 @@ import os
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from bench import preflight, provenance, record
+from lockstep import content
+from lockstep.launch import preflight
+from lockstep.machine import provenance
+from lockstep.vocabulary import record
 
 UNKNOWN = {"git_commit": None, "git_dirty": None}
 # In CI a missing git is a failure.
@@ -257,7 +259,7 @@ def test_drivers_that_differ_are_all_named():
 
 
 def test_the_version_is_that_of_this_checkout():
-    pyproject = (Path(provenance.SUITE_ROOT) / "pyproject.toml").read_text()
+    pyproject = (content.IMPORTABLE_FROM / "pyproject.toml").read_text()
     assert f'version = "{provenance.lockstep_version()}"' in pyproject
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import provenance, record
-from bench.record import CaseRecord
+from lockstep.machine import provenance
+from lockstep.vocabulary import record
+from lockstep.vocabulary.record import CaseRecord
 
 SCHEMA = json.loads(Path(record.__file__).with_name("record.schema.json").read_text())
 

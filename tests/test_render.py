@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
-from reports import formats
-from reports.imports import read
-from reports.imports import write as write_import
-from reports.load import load
-from reports.page import CPU_BAND, page
-from reports.render import MARK, embedded, html
-from reports.scaling import series_of
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.imports import read
+from lockstep.report.load.imports import write as write_import
+from lockstep.report.load.reading import load
+from lockstep.report.page.content_of_page import CPU_BAND, page
+from lockstep.report.page.render import MARK, embedded, html
+from lockstep.report.words import formats
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from commands import ROOT, lockstep
 from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
 
-from bench import sizes
-from reports.cli import _cells, import_table, report
-from reports.render import MARK
+from lockstep.report.page.render import MARK
+from lockstep.report.report_cli import _cells, import_table, report
+from lockstep.vocabulary import sizes
 
 DATA = Path(__file__).parent / "data"
 
@@ -310,10 +310,11 @@ def test_mixed_launches_exit_2_and_name_the_fact(tmp_path):
 def test_reporting_needs_no_torch_and_help_no_heavy_import(tmp_path):
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import reports.cli\n"
+        "import lockstep.report.report_cli\n"
         "heavy = {'numpy', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        f"reports.cli.report([{str(strong_tree(tmp_path))!r}], standalone_mode=False)\n"
+        "from lockstep.report.report_cli import report\n"
+        f"report([{str(strong_tree(tmp_path))!r}], standalone_mode=False)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -12,45 +13,36 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GLUE = (
-    *("host", "journal", "options", "record", "refusals", "session", "sizes", "watchdog"),
-    "world",
-)
-ROOMS = ("bench", "containers", "reports", "slurm_templates")
 MODULES = sorted(
-    [*(path for room in ROOMS for path in (ROOT / room).rglob("*.py")), *ROOT.glob("*.py")]
+    [*(path for room in ("bench", "lockstep") for path in (ROOT / room).rglob("*.py"))]
 )
-# What the rooms share: definitions and file formats, without torch or pytest.
-SHARED = {
-    "bench.campaign",
-    "bench.environment",
-    "bench.files",
-    "bench.folder",
-    "bench.host",
-    "bench.inputs",
-    "bench.journal",
-    "bench.metrics",
-    "bench.record",
+# Which rooms of the package a room may import, beside itself; and the files beside the rooms.
+MAY_IMPORT = {
+    "vocabulary": set(),
+    "content": set(),
+    "workloads": {"vocabulary"},
+    "machine": {"vocabulary", "content"},
+    "world": {"vocabulary", "machine"},
+    "measure": {"vocabulary", "machine", "world", "workloads"},
+    "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
+    "campaign": {"vocabulary", "content", "world", "workloads"},
+    "trainer": {
+        *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),
+        "campaign",
+    },
+    "image": {"vocabulary", "content"},
+    "slurm": {"vocabulary", "content", "campaign"},
+    "report": {"vocabulary", "content"},
+    "plugin": {"launch", "measure"},
+    "cli": set(),  # it names the commands, and loads each when it is asked for
+    "__main__": {"cli"},
+    "__init__": set(),
 }
-VOCABULARY = (
-    "campaign",
-    "environment",
-    "files",
-    "folder",
-    "host",
-    "inputs",
-    "record",
-    "journal",
-    "sizes",
-    "metrics",
-    "hardware",
-    "ladder",
-    "cli",
-    "progress",
-)
+# What a login node loads.
+WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.hardware")
 MEASURING = {"torch", "torchvision", "numpy", "pytest", "pytest_benchmark", "psutil", "pynvml"}
 # Wanted by one function that no measured case calls: data to train on without a network.
-NOT_MEASURING = {("bench/data.py", "sklearn")}
+NOT_MEASURING = {("lockstep/measure/data.py", "sklearn")}
 MAX_FUNCTION_LINES = 40
 
 
@@ -96,11 +88,17 @@ def imports(path):
 def _module(package, name):
     """Return package.name if that is a module of ours, else the package."""
     inner = ROOT.joinpath(*package.split("."), name)
-    return f"{package}.{name}" if inner.with_suffix(".py").exists() else package
+    is_module = inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
+    return f"{package}.{name}" if is_module else package
 
 
 def ours(path):
-    return {name for name in imports(path) if name.split(".")[0] in ROOMS}
+    return {name for name in imports(path) if name.split(".")[0] == "lockstep"}
+
+
+def room(name):
+    """Return the room of a module, or the module itself where it is in none."""
+    return name.split(".")[1]
 
 
 def module_file(name):
@@ -109,22 +107,37 @@ def module_file(name):
 
 
 @each_module
-def test_rooms_meet_through_files(path):
-    room = path.relative_to(ROOT).parts[0]
-    allowed = {"bench": set(), "containers": set()}.get(room, SHARED)
-    if room not in ROOMS:
-        allowed = {f"bench.{name}" for name in GLUE}
-    elsewhere = {name for name in ours(path) if name.split(".")[0] != room}
-    assert elsewhere <= allowed
+def test_rooms_keep_their_directions(path):
+    found = {room(name) for name in ours(path)}
+    if path.is_relative_to(ROOT / "bench"):
+        assert found <= {"measure"}
+    else:
+        own = path.relative_to(ROOT / "lockstep").parts[0].removesuffix(".py")
+        assert found - {own} <= MAY_IMPORT[own]
+
+
+def test_nothing_that_is_listed_of_rooms_is_gone():
+    package = ROOT / "lockstep"
+    inside = [path.relative_to(package) for path in MODULES if path.is_relative_to(package)]
+    rooms = {path.parts[0] for path in inside}
+    assert {name.removesuffix(".py") for name in rooms} == set(MAY_IMPORT)
+
+
+def test_no_two_modules_have_one_name():
+    names = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_import_rules_see_every_form_of_import(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
-        "import bench.world as w\nfrom bench import ladder, __version__\n"
-        "def f():\n    from reports.load import load\n"
+        "import lockstep.world.control as w\nfrom lockstep.campaign import ladder, __doc__\n"
+        "def f():\n    from lockstep import content\n"
     )
-    assert imports(path) == {"bench.world", "bench.ladder", "bench", "reports.load"}
+    assert imports(path) == {
+        *("lockstep.world.control", "lockstep.campaign.ladder", "lockstep.campaign"),
+        "lockstep.content",
+    }
 
 
 def run(*arguments, cwd=ROOT, **environ):
@@ -139,16 +152,21 @@ def run(*arguments, cwd=ROOT, **environ):
     )
 
 
-@pytest.mark.parametrize("name", VOCABULARY)
-def test_the_vocabulary_imports_neither_torch_nor_pytest(name):
-    seen, to_see = set(), {f"bench.{name}"}
+def without_torch():
+    names = (ids(path).removesuffix(".py").replace("/", ".") for path in MODULES)
+    return [name for name in names if name.startswith(WITHOUT_TORCH) and "__init__" not in name]
+
+
+@pytest.mark.parametrize("name", without_torch())
+def test_the_vocabulary_and_campaigns_import_neither_torch_nor_pytest(name):
+    seen, to_see = set(), {name}
     while to_see:
         module = to_see.pop()
         seen.add(module)
         # A function may import torch where it is asked for: a login node does not ask.
         top_level = _imported_at_once(tree(module_file(module)))
         assert not {n.split(".")[0] for n in top_level} & {"torch", "torchvision", "pytest"}
-        to_see |= {n for n in top_level if n.startswith("bench")} - seen
+        to_see |= {n for n in top_level if n.startswith("lockstep")} - seen
 
 
 def _imported_at_once(node):
@@ -165,18 +183,17 @@ def _imported_at_once(node):
     return found
 
 
-def test_the_vocabulary_loads_neither_torch_nor_pytest():
-    names = ", ".join(f"bench.{name}" for name in VOCABULARY)
-    ended = run("-c", f"import {names}, sys; print(*sys.modules)")
+def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
+    ended = run("-c", f"import {', '.join(without_torch())}, sys; print(*sys.modules)")
     assert ended.returncode == 0, ended.stderr
     loaded = set(ended.stdout.split())
-    assert "bench.ladder" in loaded
+    assert "lockstep.campaign.ladder" in loaded
     assert not loaded & {"torch", "torchvision", "numpy", "pytest", "_pytest"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--dry-run"], ["run", "--help"]])
 def test_the_command_starts_without_the_heavy_libraries(arguments, tmp_path):
-    ended = run("-X", "importtime", ROOT / "lockstep.py", *arguments, cwd=tmp_path)
+    ended = run("-X", "importtime", "-m", "lockstep", *arguments, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     loaded = set(re.findall(r"\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
     assert "click" in loaded
@@ -184,13 +201,14 @@ def test_the_command_starts_without_the_heavy_libraries(arguments, tmp_path):
 
 
 def measuring_path():
-    """Return the files that `pytest bench/` loads: conftest, measured files, and all they import.
+    """Return the files that `pytest bench/` loads: hooks, measured files, and all they import.
 
     Workloads are loaded by name, so all of them belong to it.
     """
     seen = set()
-    to_see = {ROOT / "conftest.py", *(ROOT / "bench").glob("test_*.py")}
-    to_see |= set((ROOT / "bench" / "workloads").glob("*.py"))
+    package = ROOT / "lockstep"
+    to_see = {package / "launch" / "hooks.py", *(ROOT / "bench").glob("test_*.py")}
+    to_see |= set((package / "workloads").glob("*.py"))
     while to_see:
         path = to_see.pop()
         seen.add(path)
@@ -201,14 +219,22 @@ def measuring_path():
 @pytest.mark.parametrize("path", measuring_path(), ids=ids)
 def test_the_measuring_path_needs_what_any_pytorch_image_has(path):
     roots = {name.split(".")[0] for name in imports(path)}
-    others = roots - set(sys.stdlib_module_names) - MEASURING - set(ROOMS)
+    others = roots - set(sys.stdlib_module_names) - MEASURING - {"lockstep"}
     assert {(ids(path), name) for name in others} <= NOT_MEASURING
 
 
 def test_the_measuring_path_is_more_than_its_ends():
     found = {ids(path) for path in measuring_path()}
-    assert {"bench/harness.py", "bench/provenance.py", "bench/data.py"} <= found
-    assert not found & {"bench/campaign.py", "bench/ladder.py", "bench/cli.py"}
+    assert {
+        "lockstep/measure/harness.py",
+        "lockstep/machine/provenance.py",
+        "lockstep/measure/data.py",
+    } <= found
+    assert not found & {
+        "lockstep/campaign/campaign.py",
+        "lockstep/campaign/ladder.py",
+        "lockstep/campaign/run_cli.py",
+    }
 
 
 def functions(path):

@@ -7,11 +7,11 @@ from data.report_samples import full_tree, strong_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.compare.comparison import compare
-from reports.load import load
-from reports.page import page
-from reports.results import Row
-from reports.scaling import pooled_step_s, series_of, table
+from lockstep.report.compare.comparison import compare
+from lockstep.report.compute.scaling import pooled_step_s, series_of, table
+from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
+from lockstep.report.page.content_of_page import page
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from bench.campaign import common_options, own_options
-from slurm_templates.job import jobs, profile, settle
-from slurm_templates.script import environment, render
+from lockstep.campaign.campaign import common_options, own_options
+from lockstep.slurm.submit.job import jobs, profile, settle
+from lockstep.slurm.submit.script import environment, render
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 REWRITE = "LOCKSTEP_REWRITE_GOLDEN"
@@ -260,7 +260,9 @@ STUBS = {
         exit "$rc" """,
     "apptainer": """
         [ "$1" = exec ] || exit 9; shift
-        [[ "$*" != *bench.store* ]] || { while [ "$1" != python3 ]; do shift; done; exec "$@"; }
+        [[ "$*" != *lockstep.world.store* ]] || {
+            while [ "$1" != python3 ]; do shift; done; exec "$@"
+        }
         while [ "${1#--}" != "$1" ]; do printf '%s\\0' "$1" >>"$SEEN.binds"; shift; done
         printf '%s\\0' "$1" >>"$SEEN.binds"; shift; exec "$@" """,
     "nsys": """
@@ -275,7 +277,7 @@ STUBS = {
         [ "$(wc -l <"$SEEN.sacct")" -gt "${BEHIND:-0}" ] || echo '17_1|18|COMPLETING'
         exit "${SACCT_CODE:-0}" """,
     "python3": """
-        if [ "${2:-}" = bench.store ]; then
+        if [ "${2:-}" = lockstep.world.store ]; then
             printf '%s\\0' "$@" >>"$SEEN.store"
             [ -z "${NO_STORE:-}" ] || { echo "$NO_STORE"; exit 3; }
             echo "$4:4711" >"$6"
@@ -482,7 +484,7 @@ def test_ranks_meet_in_a_store_that_serves_the_whole_job(stubs, tmp_path):
     told = 'echo "$LOCKSTEP_STORE $LOCKSTEP_STORE_PREFIX" >>"$SEEN.met"'
     ended = execute(render(job, plain()), stubs, tmp_path, STUB_DO=told)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert seen(tmp_path, "store")[:4] == ["-m", "bench.store", "--host", "node1"]
+    assert seen(tmp_path, "store")[:4] == ["-m", "lockstep.world.store", "--host", "node1"]
     assert len(seen(tmp_path, "store")) == 6
     met = [line.split() for line in (tmp_path / "seen.met").read_text().splitlines()]
     assert {store for store, _ in met} == {"node1:4711"}
@@ -497,7 +499,7 @@ def test_a_store_that_died_is_started_again_before_the_next_step(stubs, tmp_path
     kills = 'kill "$(cat "$SEEN.store-pid")"; sleep 0.2'
     ended = execute(render(job, plain()), stubs, tmp_path, STUB_DO=kills)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert seen(tmp_path, "store").count("bench.store") == len(job.launches)
+    assert seen(tmp_path, "store").count("lockstep.world.store") == len(job.launches)
 
 
 def test_a_store_that_does_not_come_ends_the_job_with_what_it_said(stubs, tmp_path):
@@ -873,9 +875,9 @@ def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
     assert (tmp_path / "seen.sacct").read_text().endswith(" --jobs=9,17,18\n")
     assert "7.batch|7.batch|RUNNING\n" in (tmp_path / "jobs" / "sacct.txt").read_text()
     assert "accounting has no end" not in ended.stdout
-    command = "/opt/lockstep/lockstep.py"
     told = seen(tmp_path, "arguments")
-    assert told == [command, "collect", str(tmp_path), command, "report", str(tmp_path)]
+    command = ["-m", "lockstep"]
+    assert told == [*command, "collect", str(tmp_path), *command, "report", str(tmp_path)]
     assert "--nv" not in seen(tmp_path, "binds")
 
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import store
 
-from bench import journal
-from bench.metrics import relative_margin
-from bench.record import KEY, CaseRecord, case_name
-from bench.session import of_part
+from lockstep.launch.session import of_part
+from lockstep.vocabulary import journal
+from lockstep.vocabulary.metrics import relative_margin
+from lockstep.vocabulary.record import KEY, CaseRecord, case_name
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +200,7 @@ def test_ranks_that_collected_other_cases_are_refused_before_the_first(run_ranks
     assert not (tmp_path / "journal.jsonl").exists()
 
 
+@pytest.mark.chaos
 def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ranks, tmp_path):
     arguments = [*SMOKE, "-m", "strong", "--global-batch", "64", "--journal", "journal.jsonl"]
     zero, *others = run_ranks([arguments] * 3, tmp_path, launcher="slurm")
@@ -212,6 +213,7 @@ def test_a_batch_that_three_ranks_cannot_share_is_refused_also_under_srun(run_ra
     assert documents(tmp_path) == []
 
 
+@pytest.mark.chaos
 def test_caps_beyond_the_gradients_are_one_and_the_same_bucket(run_ranks, tmp_path):
     arguments = [
         *(*SMOKE, "-m", "bucket", "-k", "50 or 100", "--benchmark-json", "out.json"),
@@ -277,6 +279,7 @@ def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collective
     assert again[KEY]["complete"] is True
 
 
+@pytest.mark.chaos
 def test_ranks_of_other_parts_are_refused(run_ranks, tmp_path):
     zero, one = run_ranks(
         [[*COLLECTIVE, "--part", "1/2"], [*COLLECTIVE, "--part", "2/2"]], tmp_path
@@ -336,6 +339,7 @@ def test_a_stop_file_ends_a_launch_in_order_and_resume_measures_the_rest(
     assert [place[case] for case in ran] == list(range(10))
 
 
+@pytest.mark.chaos
 def test_every_rank_ends_as_rank_0_finds_the_stop_file(run_ranks, tmp_path):
     (tmp_path / "stop").touch()
     ended = run_ranks(
@@ -448,6 +452,11 @@ def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):
     assert " 4 failed, 1 passed, 2 skipped" in first[0].stdout
     assert "the disk of rank 1 is full" in first[0].stdout
     assert "a wrong result on one rank" in first[0].stdout
+    assert re.search(
+        r"^lockstep: rank 1 on \S+ \(.*\) did not end \S+::test_dies\S+ within its budget of 15 s;",
+        first[0].stderr,
+        re.MULTILINE,
+    )
     assert [rank.stdout for rank in (first[1], last[1])] == ["", ""]
     assert [rank.returncode for rank in last] == [0, 0], last[0].stdout
     assert [rank.returncode for rank in none_left] == [5, 5]
@@ -487,6 +496,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.chaos
 def test_rank_0_alone_writes_for_other_plugins_and_the_others_end_well(run_ranks, tmp_path):
     (tmp_path / "plugins.py").write_text(PLUGINS)
     ended = run_ranks(
@@ -512,7 +522,8 @@ def own_cases(folder, text):
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("test_*", "__pycache__")
-    shutil.copytree(ROOT / "bench", folder / "bench", ignore=ignored)
+    for room in ("bench", "lockstep"):
+        shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     (folder / "bench" / "test_own.py").write_text(text)
     return ["-m", "pytest", "bench/test_own.py", "--size", "smoke", "--benchmark-json", "out.json"]
 
@@ -564,6 +575,7 @@ def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp
     assert [entry["name"].partition("[")[0] for entry in document["benchmarks"]] == ["test_good"]
 
 
+@pytest.mark.chaos
 def test_a_journal_whose_launch_lacks_its_facts_is_refused_on_all_ranks(run_ranks, tmp_path):
     kept = journal.Journal(tmp_path / "out.journal.jsonl")
     head = {"kind": "launch", "schema": 1, "resumed": False, "document": {}, "launch": {}}
@@ -576,6 +588,7 @@ def test_a_journal_whose_launch_lacks_its_facts_is_refused_on_all_ranks(run_rank
     assert [rank.returncode for rank in ended] == [4, 4]
 
 
+@pytest.mark.chaos
 def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{\n "a": 1\n}')
@@ -587,6 +600,7 @@ def test_a_journal_that_is_another_file_is_refused_and_stays_as_it_is(run_ranks,
     assert path.read_text() == '{\n "a": 1\n}'
 
 
+@pytest.mark.chaos
 def test_a_link_to_a_result_that_is_not_there_yet_stays_a_link(run_ranks, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "out.json").symlink_to("kept/here.json")
@@ -596,6 +610,7 @@ def test_a_link_to_a_result_that_is_not_there_yet_stays_a_link(run_ranks, tmp_pa
     assert json.loads((tmp_path / "kept" / "here.json").read_text())[KEY]["complete"]
 
 
+@pytest.mark.chaos
 def test_a_result_that_cannot_be_replaced_is_refused_before_it_is_measured(clean_environ, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -636,6 +651,7 @@ def pytest_runtestloop():
 """
 
 
+@pytest.mark.chaos
 def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, FAULTY)
     (tmp_path / "full.py").write_text(FULL_AT_THE_END)
@@ -657,6 +673,7 @@ def test_a_json_that_no_longer_fits_leaves_the_older_one(run_ranks, tmp_path):
     assert entry["name"].startswith("test_good[")
 
 
+@pytest.mark.chaos
 def test_a_json_that_is_no_file_is_not_replaced(run_ranks, tmp_path):
     (tmp_path / "sink").symlink_to("/dev/stdout")
     (tmp_path / "real.json").write_text("older")
@@ -669,6 +686,7 @@ def test_a_json_that_is_no_file_is_not_replaced(run_ranks, tmp_path):
     assert len(json.loads((tmp_path / "real.json").read_text())["benchmarks"]) == 1
 
 
+@pytest.mark.chaos
 def test_a_json_may_be_a_pipe_that_somebody_reads(run_ranks, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q"]
@@ -682,6 +700,7 @@ def test_a_json_may_be_a_pipe_that_somebody_reads(run_ranks, tmp_path):
     assert len(json.loads(said)["benchmarks"]) == 1
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("option", ["--benchmark-json", "--journal"])
 def test_a_pipe_that_nobody_reads_is_refused_before_the_first_case(run_ranks, tmp_path, option):
     os.mkfifo(tmp_path / "pipe")
@@ -707,6 +726,7 @@ def test_own(benchmark):
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("text", [OWN_ROUNDS, PLAIN], ids=["case", "plain"])
 def test_a_case_that_would_choose_its_own_rounds_is_refused(run_ranks, tmp_path, text):
     arguments = own_cases(tmp_path, text)
@@ -739,6 +759,7 @@ def test_sum(harness, workload, precision, local_batch, number):
 """
 
 
+@pytest.mark.chaos
 def test_a_hundred_collective_cases_agree_on_their_rounds_until_a_precision(run_ranks, tmp_path):
     arguments = [*own_cases(tmp_path, HUNDRED), "--precision", "30%"]
     ended = run_ranks([arguments] * 3, tmp_path, PYTHONPATH=str(tmp_path))
@@ -765,7 +786,7 @@ PARTING = """
 import os
 import time
 import pytest
-from bench.session import LaunchSession
+from lockstep.launch.session import LaunchSession
 
 def measure(harness):
     rank_round_s = harness.time(lambda: None)
@@ -797,6 +818,7 @@ def test_third(harness, workload, precision, local_batch):
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("does", "code", "reason"),
     [
@@ -850,6 +872,7 @@ def test_slow_disk(harness, workload, precision, local_batch):
 """
 
 
+@pytest.mark.chaos
 def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_path):
     arguments = [*own_cases(tmp_path, SLOW_DISK), "--comm-timeout=2", "--case-budget=4"]
     (ended,) = run_ranks([arguments], tmp_path, PYTHONPATH=str(tmp_path))
@@ -861,7 +884,7 @@ def test_a_disk_that_is_slow_after_a_case_costs_the_case_nothing(run_ranks, tmp_
 BROKEN_DEVICE = """
 import os
 import pytest
-from bench import session
+from lockstep.launch import session
 
 def broken(device):
     raise RuntimeError("CUDA error: device-side assert triggered\\nno more")
@@ -881,6 +904,7 @@ def test_next(harness, workload, precision, local_batch):
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("breaks", "measured"), [("no", ["test_next"]), ("yes", [])])
 def test_one_rank_goes_on_after_a_failure_unless_its_device_is_lost(
     run_ranks, tmp_path, breaks, measured
@@ -904,7 +928,9 @@ import os
 import time
 import pytest
 import torch  # its import is to take none of the time that the ranks have to meet
-from bench import preflight, session, world
+from lockstep.launch import preflight
+from lockstep.launch import session
+from lockstep.world import process_group as world
 
 session.MIN_PATIENCE_S = 0  # to see in seconds what else takes minutes
 PARTS = {
@@ -957,6 +983,7 @@ def without_rank_0(tmp_path_factory, run_ranks):
         return dict(zip(LOST_AT, pool.map(launch, LOST_AT), strict=True))
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("part", LOST_AT)
 def test_a_rank_0_lost_between_cases_is_named_before_patience_ends(without_rank_0, part):
     one = without_rank_0[part]

@@ -5,12 +5,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from slurm_templates import site
+from lockstep.slurm import site
 
 SCHEMA = Path(site.__file__).with_name("site.schema.json")
 REMAKE = (
-    "python -c 'import json; from slurm_templates import site; "
-    "print(json.dumps(site.json_schema(), indent=1))' > slurm_templates/site.schema.json"
+    "python -c 'import json; from lockstep.slurm import site; "
+    "print(json.dumps(site.json_schema(), indent=1))' > lockstep/slurm/site.schema.json"
 )
 GOOD = """schema = 1
 name = "here"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import sizes
-from bench.record import STUDIES
+from lockstep.vocabulary import sizes
+from lockstep.vocabulary.record import STUDIES
 
 ALL = pytest.mark.parametrize("name", sizes.SIZES)
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from bench.record import KEY
-from reports.load import load
-from reports.page import page
-from reports.scaling import series_of
-from reports.slow import slowest
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.slow import slowest
+from lockstep.report.load.reading import load
+from lockstep.report.page.content_of_page import page
+from lockstep.vocabulary.record import KEY
 
 HOSTS = ["node01", "node02"]
 

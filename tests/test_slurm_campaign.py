@@ -233,24 +233,29 @@ def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):
     assert failed in (folder / "results" / "campaign" / "report.html").read_text()
 
 
-def test_a_sweep_of_27_points_is_one_array(folder):
-    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["sensitivity"])
+@pytest.mark.parametrize(
+    ("study", "num_points", "num_measured"),
+    [("precision", 4, 2), pytest.param("sensitivity", 27, 18, marks=pytest.mark.chaos)],
+)
+def test_a_sweep_is_one_array(folder, study, num_points, num_measured):
+    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=[study])
     jobs = 'allocation = "array"\nmax_running = 4\n'
     write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + jobs)
     submit(folder)
     ((name, launches),) = sent(folder)
-    assert len(set(launches)) == 27
-    check_complete(folder, num_launches=27)
+    assert len(set(launches)) == num_points
+    check_complete(folder, num_launches=num_points)
     (row,) = status(folder)["jobs"]
-    assert row["elements"] == {"COMPLETED": 27}, name
+    assert row["elements"] == {"COMPLETED": num_points}, name
     done(lockstep(folder, "collect", "results/campaign"))
     skipped = [case for one in launches for case in read_result(folder, one)["lockstep"]["skipped"]]
     cases = {case for measured in journals(folder).values() for case in measured}
-    assert len(cases) + len(skipped) == 27  # fp16 asks for a GPU
-    assert len(cases) == 18
+    assert len(cases) + len(skipped) == num_points  # fp16 asks for a GPU
+    assert len(cases) == num_measured
     done(lockstep(folder, "report", "results/campaign"))
 
 
+@pytest.mark.chaos
 def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
     site = (folder / "site.toml").read_text()
@@ -328,7 +333,7 @@ def test_every_rank_sees_all_gpus_of_its_node(folder):
     # In place of the image: what a rank would see there, told to its launch's log.
     told = 'echo "$SLURM_PROCID of $SLURM_NTASKS sees $CUDA_VISIBLE_DEVICES"'
     # The store only has to say that it is there: nobody will meet in it.
-    store = 'case "$*" in *bench.store*) echo "node1:9" >"${@: -1}"; exec cat ;; esac'
+    store = 'case "$*" in *lockstep.world.store*) echo "node1:9" >"${@: -1}"; exec cat ;; esac'
     write(tools / "apptainer", f"#!/bin/bash\n{store}\n{told}\n")
     (tools / "apptainer").chmod(0o755)
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)

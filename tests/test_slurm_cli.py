@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import stand_ins
 
-from bench.campaign import load
-from bench.folder import Folder
-from bench.journal import Journal
-from bench.record import SCHEMA_VERSION
+from lockstep.campaign.campaign import load
+from lockstep.campaign.folder import Folder
+from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.record import SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 

@@ -7,14 +7,14 @@ import shutil
 import pytest
 from launched import suite
 
-from bench.record import KEY
-from reports.load import gather
+from lockstep.report.load.reading import gather
+from lockstep.vocabulary.record import KEY
 
 # A user's own workload, whose width may be edited, and a suite of one case.
 MINE = """
 import torch
 from torch import nn
-from bench.workloads import Workload
+from lockstep.workloads import Workload
 
 WIDTH = 8
 
@@ -27,7 +27,7 @@ def mine() -> Workload:
 """
 CASES = """
 import pytest
-from bench.step_cases import measure_training
+from lockstep.measure.step_cases import measure_training
 
 @pytest.mark.cases("bucket")
 def test_mine(harness, workload, precision, bucket_cap_mb, local_batch):
@@ -92,6 +92,7 @@ def test_a_resume_with_another_source_is_refused(half, tmp_path, run_ranks, file
     assert re.search(said, ended.stderr), ended.stderr
 
 
+@pytest.mark.chaos
 def test_launches_of_one_name_and_two_models_are_not_pooled(half, tmp_path, run_ranks):
     folder = tmp_path / "copy"
     shutil.copytree(half, folder)
@@ -103,6 +104,7 @@ def test_launches_of_one_name_and_two_models_are_not_pooled(half, tmp_path, run_
     assert "has gradient_bytes 72 in launch out and 520 in launch other" in found[-1].message
 
 
+@pytest.mark.chaos
 def test_a_launch_that_goes_on_elsewhere_says_which_host_measured_what(half, tmp_path, run_ranks):
     folder = tmp_path / "copy"
     shutil.copytree(half, folder)

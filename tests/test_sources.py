@@ -4,11 +4,11 @@ import os
 import pytest
 from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
 
-from bench.journal import Journal, write_result
-from bench.record import KEY
-from reports.load import load
-from reports.page import page
-from reports.scaling import series_of
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.page.content_of_page import page
+from lockstep.vocabulary.journal import Journal, write_result
+from lockstep.vocabulary.record import KEY
 
 
 def test_a_single_file_is_read(tmp_path):

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from launched import suite
 
-from bench.record import KEY, case_name
+from lockstep.vocabulary.record import KEY, case_name
 
 CASES = """
 import os
@@ -15,7 +15,7 @@ import time
 import pytest
 import torch
 from torch import distributed
-from bench.step_cases import measure_training
+from lockstep.measure.step_cases import measure_training
 
 KEPT = []
 

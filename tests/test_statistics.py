@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import polygamma
 
-from reports.statistics import (
+from lockstep.report.compute.statistics import (
     Ratio,
     _inverse_trigamma,
     family_error,

@@ -18,12 +18,13 @@ import faults_slurm
 import pytest
 from cluster import SHARED, TESTBED, need_testbed
 from ground import until
-from stand_ins import ROOT, StandIns, keep, leave, lockstep, now, sacct, send
+from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
-from bench.journal import Journal
-from slurm_templates import refusals, slurm
-from slurm_templates.advice import gist
-from slurm_templates.results import Results
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status.advice import gist
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.submit import sbatch_refusals as refusals
+from lockstep.vocabulary.journal import Journal
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 
@@ -559,7 +560,7 @@ def test_watching_on_a_terminal_ends_with_130_when_interrupted(here, folder, ask
     send(folder, "ladder", "17", ["w1-r0"])
     asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
     ours, theirs = pty.openpty()
-    command = [sys.executable, ROOT / "lockstep.py", "status", "results/x", "--watch", "1"]
+    command = [sys.executable, "-m", "lockstep", "status", "results/x", "--watch", "1"]
     environ = os.environ | {"PATH": str(asked.folder), "TERM": "xterm"}
     with subprocess.Popen(command, cwd=here, env=environ, stdout=theirs) as watching:
         try:

@@ -19,7 +19,7 @@ def served(folder, environ, host="127.0.0.1"):
     """Give a store's process and the file of its address."""
     path = folder / "address"
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.store", "--host", host, "--address-file", path],
+        [sys.executable, "-m", "lockstep.world.store", "--host", host, "--address-file", path],
         env=environ,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,6 +66,7 @@ def test_it_ends_with_its_parent_s_input_or_when_it_is_told_to(tmp_path, clean_e
         assert process.wait(PATIENCE_S) == (0 if end == "input" else -signal.SIGTERM)
 
 
+@pytest.mark.chaos
 def test_two_on_one_machine_have_a_port_each(tmp_path, clean_environ):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -76,6 +77,7 @@ def test_two_on_one_machine_have_a_port_each(tmp_path, clean_environ):
         assert address(*one) != address(*two)
 
 
+@pytest.mark.chaos
 def test_an_address_that_cannot_be_written_is_one_line(tmp_path, clean_environ):
     (tmp_path / "address").mkdir()
     with served(tmp_path, clean_environ) as (process, _):
@@ -85,6 +87,7 @@ def test_an_address_that_cannot_be_written_is_one_line(tmp_path, clean_environ):
     assert said.count("\n") == 1
 
 
+@pytest.mark.chaos
 def test_a_name_that_leads_nowhere_is_one_line(tmp_path, clean_environ):
     with served(tmp_path, clean_environ, host="nowhere.invalid") as (process, path):
         said = process.communicate(timeout=PATIENCE_S)[1]

@@ -7,8 +7,8 @@ import pytest
 import stand_ins
 from stand_ins import StandIns
 
-from bench.journal import Journal
-from bench.record import KEY, SCHEMA_VERSION
+from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow  # real commands, many of them
 
@@ -167,6 +167,7 @@ def test_an_array_is_one_job_and_its_elements_are_recorded_in_order(folder):
     assert listed == entry["launches"]
 
 
+@pytest.mark.chaos
 def test_a_thousand_launches_are_few_calls(folder):
     text = CAMPAIGN.replace("repeats = 2", "repeats = 1000").replace("[1, 8]", "[1]")
     (folder / "campaign.toml").write_text(text + ARRAY)

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench import system
-from bench.system_cli import system as command
+from lockstep.machine import system
+from lockstep.machine.system_cli import system as command
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,7 @@ def stranger():
     process.wait()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_it_goes_down_and_comes_up_again_beside_strangers(stranger):
     as_user("sbatch", "--output=/dev/null", "--wrap=trap '' TERM; sleep 600")

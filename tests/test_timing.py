@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import timing, world
-from bench.timing import ReplayClock
+from lockstep.measure import timing
+from lockstep.measure.timing import ReplayClock
+from lockstep.world import process_group as world
 
 ROUND_S = [0.25, 0.1, 1e-7, 3.0]
 
 REPLAYED = f"""
 import pytest
-from bench.timing import ReplayClock
+from lockstep.measure.timing import ReplayClock
 
 CLOCK = ReplayClock()
 

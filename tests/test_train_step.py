@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import distributed
 
-from bench import train_step, workloads
-from bench.train_step import StepConfig, TrainStep, parameter_checksum
+from lockstep import workloads
+from lockstep.measure import train_step
+from lockstep.measure.train_step import StepConfig, TrainStep, parameter_checksum
 
 CPU = torch.device("cpu")
 
@@ -23,8 +24,8 @@ TWO_RANKS = """
 import json, sys, warnings
 import torch
 from torch import distributed
-from bench import train_step, workloads
-from bench.train_step import StepConfig, TrainStep
+from lockstep.measure import train_step; from lockstep import workloads
+from lockstep.measure.train_step import StepConfig, TrainStep
 
 warnings.simplefilter("error")
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]

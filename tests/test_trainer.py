@@ -18,14 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import ROOT, environ, inside, until
 
-from bench import data, workloads
-from bench.trainer import cli, plan, progress, trainer
-from bench.trainer.plan import Batch, TrainConfig, plan_epoch
-from bench.trainer.verification import compare
+from lockstep import workloads
+from lockstep.measure import data
+from lockstep.trainer import epoch_progress as progress
+from lockstep.trainer import plan, trainer
+from lockstep.trainer import train_cli as cli
+from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
+from lockstep.trainer.verification import compare
 
 FAILING_WORKLOAD = """
 import os, signal, time
-from bench.workloads import Workload, make
+from lockstep.workloads import Workload, make
 
 def _breaking(act) -> Workload:
     mlp = make("mlp:width=64,depth=1")
@@ -454,9 +457,16 @@ def test_when_one_rank_fails_all_end_and_that_rank_is_named(
 def train_command(workload: str, world_size: int) -> list[str]:
     options = f"--workload {workload} --world-size {world_size} --data digits --global-batch 64"
     limits = "--device cpu --timeout-s 20 --threads-per-rank 1"
-    return [sys.executable, str(ROOT / "lockstep.py"), "train", *options.split(), *limits.split()]
+    return [
+        sys.executable,
+        *("-m", "lockstep"),
+        "train",
+        *options.split(),
+        *limits.split(),
+    ]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_killed_command_leaves_no_rank_and_a_second_run_is_refused(
@@ -532,7 +542,7 @@ def test_help_has_examples(command: Any) -> None:
 
 
 def test_the_commands_start_without_torch() -> None:
-    code = "import sys, bench.trainer.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.trainer.train_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -546,11 +556,12 @@ def test_ranks_find_the_trainer_from_any_folder(tmp_path: Path) -> None:
     environ = cli.rank_environment(config(tmp_path), 2)
     assert environ["OMP_NUM_THREADS"] == "1"
     # Without the site's packages, so that an installed suite cannot stand in for the path.
-    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('bench.trainer'))"
+    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('lockstep.trainer'))"
     command = [sys.executable, "-S", "-c", code]
     assert subprocess.run(command, cwd=tmp_path, env=environ, check=False).returncode == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_one_rank_trains_in_an_allocation_of_several_tasks(tmp_path: Path) -> None:
     options = "--workload mlp:width=64 --data digits --global-batch 64 --max-steps 1 --device cpu"

@@ -8,12 +8,13 @@ from data.report_samples import document, full_tree, provenance, record, strong_
 from planted import CLEAN, PLANTED, Case, measured, ranks
 from scipy import stats
 
-from reports import figures, imports
-from reports.load import load
-from reports.page import page
-from reports.results import Row
-from reports.scaling import series_of
-from reports.twelve_rules import (
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load import imports
+from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
+from lockstep.report.page import figures
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.twelve_rules import (
     JOINED,
     Kept,
     _residuals,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import session
-from bench.options import Settings
-from bench.watchdog import GRACE_S, Watchdog, stacks_file
-from bench.world import Placement
+from lockstep.launch import session
+from lockstep.launch.options import Settings
+from lockstep.world.process_group import Placement
+from lockstep.world.watchdog import GRACE_S, Watchdog, stacks_file
 
 ROOT = Path(__file__).parents[1]
 # Far beyond the bound, so that a process that its watchdog forgot is told from a slow machine.
@@ -21,7 +21,7 @@ HANG_S = 120
 SCRIPT = """
 import atexit, ctypes, threading, time
 from pathlib import Path
-from bench.watchdog import Watchdog
+from lockstep.world.watchdog import Watchdog
 
 def overrun():
     time.sleep(600)
@@ -175,7 +175,7 @@ def test_outside_a_case_a_rank_may_take_three_time_outs_and_a_minute_at_least(
 @pytest.mark.slow
 def test_a_process_that_could_not_join_is_not_ended_later(tmp_path):
     deed = """
-from bench import session, world
+from lockstep.launch import session; from lockstep.world import process_group as world
 session.MIN_PATIENCE_S = 0.1
 def fail(*args, **kwargs):
     raise RuntimeError("no GPU")

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import workloads
-from bench.workloads import Workload
-from bench.workloads.costs import flop_per_item
+from lockstep import workloads
+from lockstep.workloads import Workload
+from lockstep.workloads.costs import flop_per_item
 
 CPU = torch.device("cpu")
 
 OWN_WORKLOAD = """
 import torch
-from bench.workloads import Workload
+from lockstep.workloads import Workload
 
 
 def ridge(features: int = 3) -> Workload:
@@ -173,7 +173,7 @@ def test_flop_is_unknown_where_the_batch_needs_real_data() -> None:
 
 
 def test_naming_workloads_needs_no_torch() -> None:
-    code = "import sys, bench.workloads; sys.exit('torch' in sys.modules)"
+    code = "import sys, lockstep.workloads; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -210,7 +210,7 @@ def test_a_spec_is_a_name_and_options(spec: str, parts: tuple[str, dict[str, obj
         ("gpt:size=1t", "choose from toy, small, 124m"),
         ("gpt:seq=65", "up to 64, got 65"),
         ("no.such.module:thing", "No module named 'no'"),
-        ("bench.workloads.mlp:nothing", "no attribute 'nothing'"),
+        ("lockstep.workloads.mlp:nothing", "no attribute 'nothing'"),
         (".:x", "'.:x' cannot be loaded: TypeError: "),
         ("os:system", "raised TypeError: .*'command'"),
         ("os.path:join", "raised TypeError: "),
@@ -254,7 +254,7 @@ def test_ones_own_workload_is_named_by_module_and_callable(own_module: Path) -> 
 def test_ones_own_code_that_makes_no_workload_is_refused(
     name: str, says: str, own_module: Path
 ) -> None:
-    rule = "it must name a function that returns a bench.workloads.Workload, .*$"
+    rule = "it must name a function that returns a lockstep.workloads.Workload, .*$"
     with pytest.raises(ValueError, match=f"^workload 'ownmodels:{name}' {says} {rule}") as caught:
         workloads.make(f"ownmodels:{name}")
     assert "\n" not in str(caught.value)

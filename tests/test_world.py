@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import world
-from bench.world import Placement, placement
+from lockstep.world import process_group as world
+from lockstep.world.process_group import Placement, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -204,7 +204,7 @@ def test_options_that_no_rank_can_take_are_refused(options, sentence):
 # Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.
 JOIN = """
 import sys
-from bench import world
+from lockstep.world import process_group as world
 try:
     world.join(float(sys.argv[2]), device=sys.argv[1])
 except RuntimeError as error:

@@ -1,7 +1,7 @@
 """A campaign and a site as their files say them, for the tests of jobs and their scripts."""
 
-from bench.campaign import Campaign
-from slurm_templates.site import Site
+from lockstep.campaign.campaign import Campaign
+from lockstep.slurm.site import Site
 
 CAMPAIGN = {
     "schema": 1,

@@ -40,8 +40,14 @@ def _more():
 
 
 def _deaf():
-    """Take away the one timer of faulthandler, which ends a case that hangs, and hang."""
-    faulthandler.cancel_dump_traceback_later()
+    """Take away both timers that end a case that hangs, and hang."""
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    _take_timer()
+
+
+def _take_timer():
+    """Take the one timer of faulthandler for another use, and hang."""
+    faulthandler.dump_traceback_later(FOREVER_S)
     time.sleep(FOREVER_S)
 
 
@@ -75,6 +81,7 @@ DEEDS = {
     "shape": lambda: _sum(1, numel=8),
     "skip": lambda: pytest.skip("this rank has no bf16"),
     "linger": lambda: threading.Thread(target=time.sleep, args=(FOREVER_S,)).start(),
+    "timer": _take_timer,
     "sleep": lambda: time.sleep(FOREVER_S),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "store": lambda: os.kill(int(os.environ["FAULT_STORE"]), signal.SIGKILL),

@@ -1,5 +1,5 @@
 """A plugin for tests that must know which case follows which: the order is the files'."""
 
-from bench import sizes
+from lockstep.vocabulary import sizes
 
 sizes.shuffled = lambda items, name_of, seed: list(items)

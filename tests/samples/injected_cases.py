@@ -13,10 +13,10 @@ import pytest
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import train_step
-from bench.step_cases import measure_training
-from bench.workloads import Workload
-from bench.workloads.mlp import mlp
+from lockstep.measure import train_step
+from lockstep.measure.step_cases import measure_training
+from lockstep.workloads import Workload
+from lockstep.workloads.mlp import mlp
 
 OWN_S, INJECTED_S = 0.04, 0.02
 RANK = int(os.environ.get("RANK", "0"))

@@ -4,8 +4,8 @@ import os
 import time
 from dataclasses import replace
 
-from bench.workloads import Workload
-from bench.workloads.mlp import mlp
+from lockstep.workloads import Workload
+from lockstep.workloads.mlp import mlp
 
 STEP_S = 0.1
 STRAGGLER = "1"

@@ -1,7 +1,9 @@
 """Lets every rank tell how its cases ended, for only rank 0 prints and writes.
 
 As pytest-randomly does without a seed that is shared, `FAULT=shuffle` orders the cases anew on each
-rank; `FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead.
+rank; `FAULT=clock` sets the clock of the rank that `FAULT_RANK` names an hour ahead, and
+`FAULT=late` keeps that rank from ending once all cases are measured, and `FAULT=internal` breaks it
+between two phases of a case, where a signal's handler may raise.
 """
 
 import json
@@ -12,15 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from bench import sizes
+from lockstep.vocabulary import sizes
 
 sizes.shuffled = lambda items, name_of, seed: list(items)
 RANK = os.environ.get("RANK", "0")
 AHEAD_S = 3600.0
+FOREVER_S = 600.0
 # Opened now, for a rank that breaks may be unable to open any file.
 TOLD = Path(f"told-{RANK}.jsonl").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
-if os.environ.get("FAULT") == "clock" and os.environ.get("FAULT_RANK", "1") == RANK:
+IS_FAULTY = os.environ.get("FAULT_RANK", "1") == RANK
+
+if os.environ.get("FAULT") == "clock" and IS_FAULTY:
     _time = time.time
     time.time = lambda: _time() + AHEAD_S
 
@@ -31,6 +36,13 @@ def pytest_collection_modifyitems(items):
         random.Random(int(RANK)).shuffle(items)  # noqa: S311, an order is no secret
 
 
+def pytest_sessionfinish():
+    if os.environ.get("FAULT") == "late" and IS_FAULTY:
+        time.sleep(FOREVER_S)
+
+
 def pytest_runtest_logreport(report):
+    if os.environ.get("FAULT") == "internal" and IS_FAULTY and report.when == "call":
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     told = {"case": report.nodeid, "when": report.when, "outcome": report.outcome}
     TOLD.write(json.dumps(told) + "\n")

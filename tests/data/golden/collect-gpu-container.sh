@@ -182,8 +182,8 @@ done
 [ -z "$unfinished" ] ||
     say "accounting has no end yet of $unfinished; run lockstep collect again later"
 shape_of 1
-step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" collect "$results" || failed=1
-step "$jobs/collect-$id.txt" python3 "$suite/lockstep.py" report "$results" || failed=1
+step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1
+step "$jobs/collect-$id.txt" python3 -m lockstep report "$results" || failed=1
 
 [ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
 exit "$failed"

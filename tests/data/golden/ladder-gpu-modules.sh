@@ -112,7 +112,7 @@ serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
-        exec python3 -m bench.store \
+        exec python3 -m lockstep.world.store \
             --host "${hosts%%$'\n'*}" --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
     }
 }

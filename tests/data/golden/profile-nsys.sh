@@ -142,7 +142,7 @@ serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
-        exec bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image" python3 -m bench.store \
+        exec bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image" python3 -m lockstep.world.store \
             --host "${hosts%%$'\n'*}" --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
     }
 }

@@ -1,0 +1,1 @@
+"""Lockstep: how PyTorch data-parallel training scales, and why it stops."""

@@ -1,0 +1,1 @@
+"""A campaign: its file, its folder, and the ladder that measures it on one machine."""

@@ -1,0 +1,390 @@
+"""A campaign: the launches that answer one question, read from a TOML file.
+
+The published JSON Schema is `lockstep/campaign/campaign.schema.json`.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
+
+from lockstep import content, workloads
+from lockstep.vocabulary import inputs, sizes
+from lockstep.vocabulary.record import OWN
+from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
+
+Study = Literal[
+    "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
+]
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
+
+MINUTE_S = 60
+YEAR_S = 365 * 24 * 3600
+# Each is a folder, looked at every time; a campaign of more is never finished.
+MAX_LAUNCHES = 10_000
+
+IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
+
+
+def seconds(duration: str) -> int:
+    """Return the seconds of `[days-]HH:MM:SS`, as Slurm writes a time limit."""
+    days, _, clock = duration.rpartition("-")
+    hours, minutes, rest = map(int, clock.split(":"))
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def _limiting(duration: str) -> str:
+    # Slurm counts limits in minutes, and takes 0 for none at all (sbatch(1), --time).
+    if seconds(duration) < MINUTE_S:
+        raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
+    if seconds(duration) > YEAR_S:
+        raise ValueError("longer than a year; write [days-]HH:MM:SS")
+    return duration
+
+
+Duration = Annotated[
+    str,
+    Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$"),
+    AfterValidator(_limiting),
+]
+
+
+class Jobs(BaseModel):
+    """What goes into one allocation on a cluster, and what into jobs of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allocation: Literal["ladder", "job", "array"] = Field(
+        default="ladder",
+        description="of each repeat: one allocation for the whole ladder, one job per world size, "
+        "each after the smaller one, or array elements of one case each",
+    )
+    share_job: StrictBool = Field(
+        default=False,
+        description="keep all repeats in the jobs of one, where a centre wants few jobs; repeats "
+        "on the same nodes are not independent",
+    )
+    max_running: Count | None = Field(
+        default=None, description="elements of the arrays that run at once; all by default"
+    )
+    time: Duration | None = Field(
+        default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"
+    )
+    launch_time: Duration | None = Field(
+        default=None,
+        description="limit of one launch, [days-]HH:MM:SS; then a job asks for their sum",
+    )
+    preflight: StrictBool = Field(
+        default=False, description="check the nodes in a job before the others"
+    )
+    collect: StrictBool = Field(
+        default=False, description="collect and report in a job after the others"
+    )
+
+    @model_validator(mode="after")
+    def _without_contradiction(self) -> Self:
+        if self.time is not None and self.launch_time is not None:
+            raise ValueError("time and launch_time both set a job's limit; keep one")
+        if self.max_running is not None and self.allocation != "array":
+            raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
+        if self.share_job and self.allocation == "array":
+            raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
+        return self
+
+
+class Campaign(BaseModel):
+    """What a campaign file may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: inputs.SchemaVersion
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="name of its results folder: letters, digits and . _ -",
+    )
+    studies: tuple[Study, ...] = Field(default=(), description="the questions to answer")
+    tests: tuple[str, ...] = Field(
+        default=(),
+        description="instead of studies: your own tests that ask for the fixture lockstep, as "
+        "files or folders from where the command is given",
+    )
+    world_sizes: tuple[Count, ...] = Field(min_length=1, description="the ladder")
+    repeats: Count = Field(default=3, description="launches of each world size")
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**32)] = Field(
+        default=0, description="seed of data, parameters and order"
+    )
+    size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
+    device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")
+    threads_per_rank: Count | None = Field(
+        default=None, description="threads of a rank; the cores over the largest world size"
+    )
+    workload: str | None = Field(default=None, description="model of every training study")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = Field(
+        default=None, description="precision where it is not the question"
+    )
+    global_batch: Count | None = Field(default=None, description="batch of all ranks, strong study")
+    local_batch: Count | None = Field(default=None, description="batch per rank, other studies")
+    rounds: Count | None = Field(default=None, description="timed rounds of a case")
+    warmup_rounds: Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)] | None = Field(
+        default=None, description="untimed rounds before them"
+    )
+    steps_per_round: Count | None = Field(default=None, description="steps in a round")
+    case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = Field(
+        default=None, description="seconds that a case may take, 900 by default"
+    )
+    jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if bool(self.studies) == bool(self.tests):
+            raise ValueError(
+                'give either studies, such as studies = ["strong"], or tests = ["benchmarks"]'
+            )
+        if self.tests and self.jobs.allocation == "array":
+            raise ValueError(
+                'allocation = "array" needs studies, whose cases are known before they run; '
+                'for tests choose "ladder" or "job"'
+            )
+        return self
+
+    @field_validator("studies", "tests", "world_sizes")
+    @classmethod
+    def _no_doubles(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in (value for value, count in Counter(values).items() if count > 1):
+            raise ValueError(f"{value!r} stands twice")
+        return values
+
+    @model_validator(mode="after")
+    def _can_be_finished(self) -> Self:
+        factors = {"world sizes": len(self.world_sizes), "repeats": self.repeats}
+        if self.jobs.allocation == "array":
+            factors["cases"] = self.num_cases()
+        number = math.prod(factors.values())
+        if number > MAX_LAUNCHES:
+            said = " x ".join(f"{count:,} {name}" for name, count in factors.items())
+            raise ValueError(
+                f"{said} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
+                "lower repeats, or cut it into several campaigns"
+            )
+        return self
+
+    def facts(self) -> dict[str, Any]:
+        """Return the campaign as its file would say it."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def measured_size(self) -> Size:
+        """Return the named size with this campaign's changes."""
+        changes = {name: getattr(self, name) for name in CHANGES}
+        return sizes.adapt(sizes.find(self.size), **changes)
+
+    def num_cases(self) -> int:
+        """Return how many cases of the studies one launch holds; tests are counted as they run."""
+        return sum(self.cases_of_studies().values())
+
+    def cases_of_studies(self) -> dict[str, int]:
+        """Return study -> how many cases of it one launch holds."""
+        return {study: len(sizes.rows(study, self.measured_size())) for study in self.studies}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One pytest session over one process group.
+
+    Attributes:
+        world_size: Its ranks.
+        repeat: Which visit of that world size, from 0.
+        part: Which of `num_parts` equal parts of the cases, from 1; None for all cases.
+        num_parts: Into how many parts they are cut.
+    """
+
+    world_size: int
+    repeat: int
+    part: int | None = None
+    num_parts: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the launch's folder."""
+        whole = f"w{self.world_size}-r{self.repeat}"
+        if self.part is None:
+            return whole
+        return f"{whole}-p{self.part:0{len(str(self.num_parts))}}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the launch as a campaign's folder records it."""
+        known = {key: value for key, value in vars(self).items() if value is not None}
+        return {"name": self.name, **known}
+
+
+def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
+    """Return the launches in the order they are made.
+
+    Repeats are interleaved: each one visits every world size once, in a seeded random order, so
+    that a drift of the machine does not look like scaling.
+
+    Args:
+        campaign: What to measure.
+        by_case: Cut each launch into one per case.
+    """
+    order = random.Random(campaign.seed)  # noqa: S311, no secret
+    num_parts = campaign.num_cases()
+    launches = []
+    for repeat in range(campaign.repeats):
+        block = [Launch(world_size, repeat) for world_size in sorted(campaign.world_sizes)]
+        if by_case:
+            block = [
+                replace(launch, part=part, num_parts=num_parts)
+                for launch, part in product(block, range(1, num_parts + 1))
+            ]
+        order.shuffle(block)
+        launches += block
+    return launches
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A world size that a machine cannot measure.
+
+    Attributes:
+        world_size: Its ranks, each of which needs a GPU of its own.
+        num_gpus: How many GPUs the machine has.
+        kind: Why it is left out.
+    """
+
+    world_size: int
+    num_gpus: int
+    kind: Literal["too_few_gpus"] = "too_few_gpus"
+
+
+def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftOut]]:
+    """Return the campaign with the world sizes that a machine's GPUs can measure, and the others.
+
+    Args:
+        campaign: What to measure; without a device it goes to the CPU where there is no GPU.
+        num_gpus: GPUs that ranks on this machine see.
+
+    Raises:
+        RuntimeError: No world size is left.
+    """
+    if campaign.device == "cpu" or (campaign.device is None and num_gpus == 0):
+        return campaign, []
+    kept = tuple(size for size in campaign.world_sizes if size <= num_gpus)
+    others = [LeftOut(size, num_gpus) for size in campaign.world_sizes if size > num_gpus]
+    if not kept:
+        raise RuntimeError(
+            f"world size {min(campaign.world_sizes)} needs as many GPUs, and ranks see {num_gpus} "
+            "on this machine; measure a smaller one by --world-sizes, or pass --device cpu"
+        )
+    return campaign.model_copy(update={"world_sizes": kept}), others
+
+
+def common_options(campaign: Campaign) -> Iterator[str]:
+    """Yield what pytest is told in every launch of a campaign."""
+    if campaign.studies:
+        yield from ("-m", " or ".join(campaign.studies))
+    for name in IDENTITY:
+        value = getattr(campaign, name)
+        if value is not None:
+            yield f"--{name.replace('_', '-')}={value}"
+    if campaign.case_budget is not None:
+        yield f"--case-budget={campaign.case_budget:g}"
+    yield f"--label=campaign={campaign.name}"
+    yield f"--label=studies={','.join(campaign.studies or [OWN])}"
+
+
+def own_options(launch: Launch) -> Iterator[str]:
+    """Yield what pytest is told in one launch alone."""
+    yield f"--label=launch={launch.name}"
+    yield f"--label=repeat={launch.repeat}"
+    if launch.part is not None:
+        yield f"--part={launch.part}/{launch.num_parts}"
+
+
+def built_in() -> dict[str, Path]:
+    """Return the campaigns that ship with the suite, name -> file."""
+    folder = content.ROOT / "bench" / "campaigns"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(source: str, **changes: Any) -> Campaign:
+    """Read a campaign by its path or its built-in name.
+
+    Args:
+        source: A TOML file, or the name of a built-in campaign.
+        changes: Keys to set over the file's; None leaves a key as it is.
+
+    Raises:
+        ValueError: The file cannot be read, or says something that is not allowed.
+    """
+    campaign = inputs.load(source, Campaign, built_in(), **changes)
+    path = built_in().get(source, Path(source))
+    _check(campaign, path)
+    tests = tuple(_absolute(test, path) for test in campaign.tests)
+    return campaign.model_copy(update={"tests": tests})
+
+
+def _absolute(test: str, path: Path) -> str:
+    """Return a test's file or folder, with what follows its `::`, for jobs that start elsewhere."""
+    file, colons, case = test.partition("::")
+    if not Path(file).exists():
+        raise ValueError(f"{path}: tests: there is no file or folder {file}; name one from here")
+    return f"{Path(file).absolute()}{colons}{case}"
+
+
+def _check(campaign: Campaign, path: Path) -> None:
+    """Refuse before the first launch what a launch would refuse."""
+    try:
+        if "strong" in campaign.studies:
+            for world_size in campaign.world_sizes:
+                sizes.check_global_batch(campaign.measured_size().global_batch, world_size)
+        if campaign.workload is not None:
+            _check_workload(campaign.workload)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _check_workload(spec: str) -> None:
+    # Making it loads torch: not for a plain name, nor on a login node, which has none.
+    name, options = workloads.parse(spec)
+    if (options or name not in workloads.TABLE) and find_spec("torch"):
+        workloads.make(spec)
+
+
+def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which results already there were measured otherwise."""
+    now = campaign.facts()
+    return {
+        key: (stored.get(key), now[key])  # older files know no tests
+        for key in ("tests", *IDENTITY)
+        if (stored.get(key) or None) != (now[key] or None)
+    }
+
+
+def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign:
+    """Return the campaign with one rank's threads settled: the same at every world size.
+
+    Args:
+        campaign: What may say how many.
+        before: How many the results already there were measured with, so that a ladder can grow.
+        cores: What the largest world size shares otherwise.
+    """
+    share = max(1, cores // max(campaign.world_sizes))
+    threads = campaign.threads_per_rank or before or share
+    return campaign.model_copy(update={"threads_per_rank": threads})

@@ -1,0 +1,263 @@
+"""A campaign's folder of results: whose it is, and how far each launch has come."""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import NoneType
+from typing import IO, TYPE_CHECKING, Any
+
+from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
+from lockstep.vocabulary import files, journal
+from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.record import KEY, check_schema
+
+if TYPE_CHECKING:
+    from lockstep.campaign.launcher import Ended
+
+# What readers of a claim rely on; the campaign itself was judged when it was read.
+_CLAIM_TYPES: dict[str, tuple[type, ...]] = {
+    "launches": (list,),
+    "studies": (list,),
+    "case_budget": (int, float, NoneType),
+    "threads_per_rank": (int, NoneType),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch stands.
+
+    Attributes:
+        name: The launch's name.
+        measured: Cases in its journal.
+        skipped: Cases that do not apply here, each with its reason in the journal.
+        remaining: Cases that were neither measured, skipped nor failed yet.
+        in_flight: The case that was begun and has not ended.
+        failed: Cases that failed, each with its reason.
+        complete: Whether every expected case was measured or skipped.
+        ended: How a session that was just made ended, which no journal has.
+    """
+
+    name: str
+    measured: int = 0
+    skipped: int = 0
+    remaining: int = 0
+    in_flight: str | None = None
+    failed: tuple[dict[str, Any], ...] = ()
+    complete: bool = False
+    ended: "Ended | None" = None
+
+
+def take_lock(file: IO[str], folder: Path) -> bool:
+    """Take the lock of a file in a folder of results; return False where another holds it.
+
+    Raises:
+        ValueError: The folder's file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ValueError(f"{no_locks(folder, error)}; keep results on one with locks") from None
+    return True
+
+
+def sign_lock(file: IO[str]) -> None:
+    """Say in a lock's file, open for appending, who holds it."""
+    # A name of a file may hold bytes, and so letters, that no encoding of the lock's has.
+    command = shlex.join(sys.argv).encode("ascii", "backslashreplace").decode()
+    file.truncate(0)
+    file.write(f"{os.getpid()} {hostname()} {command[:200]}")
+    file.flush()
+
+
+def holder(path: Path) -> tuple[str, str, str]:
+    """Return the process, the host and the command that a lock's file names."""
+    process, host, command = [*files.text(path).split(maxsplit=2), "", "", ""][:3]
+    return process, host, command
+
+
+def in_use(folder: Path) -> str:
+    """Return in words that another command works in a folder, and which, as its lock says."""
+    process, host, command = holder(folder / ".lock")
+    return (
+        f"another lockstep command (process {process} on {host}: {command}) works in {folder}; "
+        "wait for it"
+    )
+
+
+def no_locks(folder: Path, error: OSError) -> str:
+    """Return in words that a folder's file system refuses locks, and how it says so."""
+    code = errno.errorcode.get(error.errno or 0, str(error))
+    return f"{folder} is on a file system without locks ({code})"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a campaign's results."""
+
+    path: Path
+
+    @property
+    def claim_file(self) -> Path:
+        """The file that says which campaign the folder is of."""
+        return self.path / "campaign.json"
+
+    def launch(self, name: str) -> Path:
+        """Return where a launch keeps its files.
+
+        Raises:
+            ValueError: The name, which a file of others may have said, leads elsewhere, or would
+                act on a terminal; or a link there leads out of the folder.
+        """
+        if name in ("", ".", "..") or "/" in name or not name.isprintable():
+            raise ValueError(
+                f"{self.path}: {name[:80]!r} is no name of a launch; leave no / and no control "
+                "character in it"
+            )
+        return self._own(self.path / "launches" / name)
+
+    def _own(self, path: Path) -> Path:
+        files.refuse_link_out(path, self.path)
+        return path
+
+    def journal(self, name: str) -> Path:
+        """Return the journal of a launch; this and the files below raise as `launch` does."""
+        return self._own(self.launch(name) / "journal.jsonl")
+
+    def result_file(self, name: str) -> Path:
+        """Return the JSON of a launch, made from its journal."""
+        return self._own(self.launch(name) / "result.json")
+
+    def log_file(self, name: str) -> Path:
+        """Return what the processes of a launch said."""
+        return self._own(self.launch(name) / "log.txt")
+
+    def names(self) -> list[str]:
+        """Return the names of the launches that have begun."""
+        return sorted(path.parent.name for path in self.path.glob("launches/*/journal.jsonl"))
+
+    def outcome(self, name: str, studies: Collection[str] = ()) -> Outcome:
+        """Return how far a launch has come, by its journal alone.
+
+        Args:
+            name: The launch.
+            studies: What it must have been asked for to be complete.
+
+        Raises:
+            ValueError: The journal is corrupt.
+        """
+        path = self.journal(name)
+        if not path.exists() or not journal.current(journal.read(path)):
+            return Outcome(name)
+        document = journal.rebuild(path)
+        block = document[KEY]
+        asked = set(studies) <= set(str(block.get("studies", "")).split(","))
+        return Outcome(
+            name,
+            measured=len(document["benchmarks"]),
+            skipped=len(block["skipped"]),
+            remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
+            in_flight=block["in_flight"],
+            failed=tuple(block["failed"]),
+            complete=bool(block["complete"]) and asked,
+        )
+
+    def missing(self, campaign: Campaign, launches: Sequence[Launch]) -> list[Launch]:
+        """Return the launches that still lack a case, in the order given."""
+        return [one for one in launches if not self.outcome(one.name, campaign.studies).complete]
+
+    def write_result(self, name: str) -> bool:
+        """Make a launch's JSON from its journal, and return whether a case of it has ended.
+
+        Raises:
+            ValueError: The journal is corrupt.
+        """
+        path = self.journal(name)
+        has_ended = bool(journal.outcomes(path))
+        if has_ended:
+            journal.write_result(path, self.result_file(name))
+        return has_ended
+
+    def result(self, name: str) -> Any:
+        """Return what a launch's JSON holds; None where it is missing, or was cut short."""
+        path = self.result_file(name)
+        try:
+            return files.parse(files.content(path))
+        except ValueError:
+            return None
+
+    def claim(
+        self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
+    ) -> None:
+        """Write the campaign beside its results, or refuse to mix it with another's.
+
+        Args:
+            campaign: What is measured.
+            launches: The launches to make.
+            left_out: The world sizes that this machine cannot measure.
+
+        Raises:
+            ValueError: As `refuse` does.
+        """
+        self.refuse(campaign, launches)
+        facts = campaign.facts() | {
+            "launches": [launch.facts() for launch in launches],
+            "left_out": [asdict(one) for one in left_out],
+        }
+        journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+
+    def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
+        """Refuse a campaign that would mix with what the folder holds, or write over it.
+
+        Raises:
+            ValueError: The folder holds results that were measured otherwise, or cases that only
+                the JSON of a launch still has.
+        """
+        for key, (then, now) in differences(self.claimed() or campaign.facts(), campaign).items():
+            raise ValueError(
+                f"{self.path} holds results measured with {key} {then}, now it is {now}; "
+                "give the campaign another name, or --to another folder"
+            )
+        for name in (launch.name for launch in launches):
+            if journal.lacks(self.journal(name), self.result(name)):
+                raise ValueError(
+                    f"{self.result_file(name)} holds measured cases that no journal beside it has; "
+                    "move it away to measure again, or give --to another folder"
+                )
+
+    def claimed(self) -> dict[str, Any] | None:
+        """Return the campaign that the folder's results were measured for, if there are any.
+
+        Raises:
+            ValueError: The file is no campaign of this format.
+        """
+        path = self._own(self.claim_file)
+        if not path.exists():
+            return None
+        content = files.content(path)
+        try:
+            stored = files.parse(content)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a campaign: {error}") from error
+        if not isinstance(stored, dict):
+            raise ValueError(f"{path}: not a campaign: {str(stored)[:80]!r} is no object")
+        check_schema(stored, str(path))
+        for name, allowed in _CLAIM_TYPES.items():
+            if name in stored and not isinstance(stored[name], allowed):
+                raise ValueError(f"{path}: not a campaign: {name} is {str(stored[name])[:80]!r}")
+        named = all(map(_has_name, stored.get("launches", ())))
+        if not named or not files.are_texts(stored.get("studies", [])):
+            raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
+        return stored
+
+
+def _has_name(launch: object) -> bool:
+    return isinstance(launch, dict) and isinstance(launch.get("name"), str)

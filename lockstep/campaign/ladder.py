@@ -1,0 +1,313 @@
+"""The local ladder: one torchrun launch per world size and repeat, resumable at any point.
+
+Results stand under `results/<campaign>/launches/<launch>/`: the journal, pytest-benchmark's JSON
+rebuilt from it, and the launch's output. What they hold is never measured again.
+"""
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import psutil
+
+from lockstep import content
+from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
+from lockstep.campaign.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
+from lockstep.campaign.launcher import (
+    Ended,
+    Hang,
+    last_words,
+    left_ranks,
+    local_environment,
+    torchrun,
+)
+from lockstep.vocabulary import files, journal
+from lockstep.vocabulary.host import die_with_parent, hostname
+from lockstep.vocabulary.record import KEY, case_name
+
+POLL_S = 1.0
+ORPHAN_S = 60.0
+# What options.py gives a case that no campaign limits, and session.py a rank between two cases.
+USUAL_BUDGET_S = 900.0
+LEAST_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A campaign and the folder of its results.
+
+    Attributes:
+        campaign: What to measure.
+        folder: Where its results stand.
+        left_out: World sizes of it that this machine cannot measure.
+        lock: Descriptor of the folder's lock, which launches hold as long as they write.
+    """
+
+    campaign: Campaign
+    folder: Path
+    left_out: tuple[LeftOut, ...] = ()
+    lock: int | None = None
+
+    @property
+    def results(self) -> Folder:
+        """What the folder holds."""
+        return Folder(self.folder)
+
+    def outcome(self, launch: Launch) -> Outcome:
+        """Return how far a launch has come, by its journal alone.
+
+        Raises:
+            ValueError: The journal is corrupt.
+        """
+        return self.results.outcome(launch.name, self.campaign.studies)
+
+    def missing(self) -> list[Launch]:
+        """Return the launches that still lack a case, in the order they are made."""
+        return self.results.missing(self.campaign, plan(self.campaign))
+
+    def write_results(self) -> None:
+        """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
+        for launch in plan(self.campaign):
+            path = self.results.journal(launch.name)
+            if path.exists() and journal.is_ahead(path, self.results.result(launch.name)):
+                self.results.write_result(launch.name)
+
+    def refuse(self) -> None:
+        """Refuse a folder that the campaign could not claim.
+
+        Raises:
+            ValueError: As `Folder.refuse` does.
+        """
+        self.results.refuse(self.campaign, plan(self.campaign))
+
+    def claim(self) -> None:
+        """Write the campaign beside its results, or refuse to mix it with another's.
+
+        Raises:
+            ValueError: As `Folder.refuse` does.
+        """
+        self.results.claim(self.campaign, plan(self.campaign), self.left_out)
+
+    def command(self, launch: Launch, *, after: str | None = None) -> list[str]:
+        """Return the torchrun command line of a launch.
+
+        Args:
+            launch: Which one.
+            after: How it ended before, to go on with the cases that did not fail; None to measure
+                those again, too.
+        """
+        return [
+            *torchrun(launch.world_size),
+            *("-m", "pytest", *(self.campaign.tests or [str(content.ROOT / "bench")])),
+            *("-p", "lockstep.launch.hooks"),
+            *common_options(self.campaign),
+            *own_options(launch),
+            *("--resume", "--journal", str(self.results.journal(launch.name))),
+            *(() if after is None else ("--skip-failed", f"--after={after}")),
+        ]
+
+    def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
+        """Make one launch, again after a failure or a crash as long as that brings it further.
+
+        The first start measures what failed before, or crashed, again, and may end as it did then:
+        the second leaves that out, so it is made even if the first brought nothing.
+
+        Args:
+            launch: Which one.
+            on_progress: Told how many cases have ended, a few times a second.
+        """
+        ended = self._start(launch, on_progress)
+        before, after = None, self.outcome(launch)
+        while after.remaining and after != before:
+            before = after
+            ended = self._start(launch, on_progress, after=ended.words)
+            after = self.outcome(launch)
+        return dataclasses.replace(after, ended=ended)
+
+    def _start(
+        self,
+        launch: Launch,
+        on_progress: Callable[[Launch, int], None],
+        *,
+        after: str | None = None,
+    ) -> Ended:
+        """Make one launch and return how it ended."""
+        folder = self.results.launch(launch.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path, begun = self.results.log_file(launch.name), time.time()
+        with path.open("ab") as log:
+            start = log.tell()
+            process = subprocess.Popen(
+                self.command(launch, after=after),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=local_environment(os.environ, self.campaign.threads_per_rank or 1),
+                preexec_fn=die_with_parent,
+                pass_fds=() if self.lock is None else (self.lock,),
+            )
+            try:
+                hung = self._wait(process, launch, on_progress)
+            finally:
+                _stop(process)
+                self.results.write_result(launch.name)
+        code = process.returncode
+        words = str(hung or last_words(path, start) or f"torchrun ended with {code}")
+        return Ended(words + _late_ranks(folder, begun), code, hung)
+
+    def _limit_s(self, outcome: Outcome) -> float:
+        """Return how long a launch may bring nothing: all that a start or a case may take, twice.
+
+        The ranks keep limits of their own, but what they measure can take those away. Once all
+        cases are measured, nothing is lost with the ranks.
+        """
+        if outcome.complete:
+            return 2 * LEAST_PATIENCE_S
+        return 2 * max(self.campaign.case_budget or USUAL_BUDGET_S, LEAST_PATIENCE_S)
+
+    def _wait(
+        self,
+        process: subprocess.Popen[bytes],
+        launch: Launch,
+        on_progress: Callable[[Launch, int], None],
+    ) -> Hang | None:
+        """Wait until a launch has ended, or hangs; return where it hangs."""
+        path, outcome = self.results.journal(launch.name), Outcome(launch.name)
+        seen_bytes, seen = -1, time.monotonic()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+            # The ranks need the cores: the journal is read only when it has grown.
+            size_bytes = path.stat().st_size if path.exists() else 0
+            if size_bytes != seen_bytes:
+                seen_bytes, seen = size_bytes, time.monotonic()
+                on_progress(launch, len(journal.outcomes(path)))
+                outcome = self.outcome(launch)
+            if process.returncode is not None:
+                return None
+            if time.monotonic() - seen > (limit_s := self._limit_s(outcome)):
+                ranks = left_ranks(process.pid)
+                return Hang(_where_it_hangs(outcome), limit_s, ranks, outcome.in_flight)
+
+
+def _where_it_hangs(outcome: Outcome) -> Literal["start", "case", "between", "end"]:
+    if outcome.in_flight:
+        return "case"
+    if not (outcome.remaining or outcome.measured):
+        return "start"
+    return "between" if outcome.remaining else "end"
+
+
+def _late_ranks(folder: Path, begun: float) -> str:
+    """Return which ranks have written their stacks since, for a case that took too long."""
+    stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
+    late = ", ".join(str(file) for file in stacks if file.stat().st_size)
+    return f"; the case took too long, stacks: {late}" if late else ""
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a launch: in order, or at last with what it started."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(ORPHAN_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for rank in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rank.kill()
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Hold the campaign's lock and give its descriptor, for the launches to hold it, too.
+
+    The system frees the lock when the last holder has ended, in whatever way: what a killed
+    driver left behind is waited for, a living one is not.
+
+    Raises:
+        ValueError: Another command works in the folder, or one of another host or what it left, or
+            the lock is no regular file, or the folder's file system has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with files.opened_lock(path) as lock:
+        if not take_lock(lock, folder):
+            process, host, _ = holder(path)
+            # Whether a process of another host runs cannot be seen from here.
+            if host not in ("", hostname()) or _runs(process):
+                raise ValueError(f"{in_use(folder)}, or --to another folder")
+            on_wait()
+            _wait_for(lock, folder)
+        sign_lock(lock)
+        yield lock.fileno()
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
+    except (ValueError, psutil.NoSuchProcess):
+        return False
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Wait until the launch of a killed driver has ended."""
+    deadline = time.monotonic() + ORPHAN_S
+    while not take_lock(lock, folder):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"a launch that a killed run left behind still writes into {folder}; end its "
+                "torchrun, or --to another folder"
+            )
+        time.sleep(POLL_S)
+
+
+def only_skip(ladder: Ladder) -> str:
+    """Return why the first case was skipped, where a complete campaign measured none; or nothing.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    reasons: list[str] = []
+    for launch in plan(ladder.campaign):
+        document = journal.rebuild(ladder.results.journal(launch.name))
+        if document["benchmarks"]:
+            return ""
+        reasons += [str(skip["reason"]) for skip in document[KEY]["skipped"]]
+    return next(iter(reasons), "")
+
+
+def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
+    """Return case -> world size -> median seconds per step of each launch measured so far.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    found: dict[str, dict[int, list[float]]] = {}
+    for launch in plan(ladder.campaign):
+        path = ladder.results.journal(launch.name)
+        if not journal.outcomes(path):
+            continue
+        for entry in journal.rebuild(path)["benchmarks"]:
+            try:
+                name, step_s = case_name(entry), _step_s(entry)
+            except (KeyError, TypeError, ValueError, ZeroDivisionError):
+                raise ValueError(
+                    f"{path}: a case line has no median of its steps; the journal is corrupt"
+                ) from None
+            found.setdefault(name, {}).setdefault(launch.world_size, []).append(step_s)
+    return found
+
+
+def _step_s(entry: dict[str, Any]) -> float:
+    return float(entry["stats"]["median"] / entry["extra_info"][KEY]["steps_per_round"])

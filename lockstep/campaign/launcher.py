@@ -1,0 +1,220 @@
+"""How ranks are started on this machine: the command before theirs, and their environment.
+
+Needs no torch.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from lockstep import content
+from lockstep.vocabulary.host import hostname
+from lockstep.world import process_group as world
+
+# A rank may print without end; what ends a launch stands at the end of its log.
+MAX_LOG_BYTES = 2**20
+MAX_WORDS_CHARACTERS = 300
+# What every rank imports beyond what a login node has.
+NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
+# What a GPU's driver leaves in /dev; where none is, torch need not be loaded, which takes seconds.
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
+COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+# The first import of torch from a cold, shared file system takes a minute and more.
+COUNT_TIMEOUT_S = 300.0
+# torchrun takes the variable of this name for an option that its command leaves out.
+TORCHRUN_OPTIONS = "PET_"
+
+
+@dataclass(frozen=True)
+class LeftRank:
+    """A rank that still runs: its number, and whether its process is stopped, as by SIGSTOP."""
+
+    rank: int
+    is_stopped: bool
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}{' (its process is stopped)' if self.is_stopped else ''}"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Where a launch brought nothing for so long that it was ended.
+
+    Attributes:
+        kind: Before its first case, in one, between two, or after its last one.
+        limit_s: How long it brought nothing.
+        ranks: Those that still ran, on this machine.
+        case: The case that ran, in one.
+    """
+
+    kind: Literal["start", "case", "between", "end"]
+    limit_s: float
+    ranks: tuple[LeftRank, ...]
+    case: str | None = None
+
+    def __str__(self) -> str:
+        missed = {
+            "start": "its ranks began no case within {} s",
+            "case": f"{self.case} did not end within {{}} s",
+            "between": "its ranks began no further case within {} s",
+            "end": "its ranks did not end within {} s of their last case",
+        }
+        who = ", ".join(map(str, self.ranks)) or "torchrun alone"
+        return f"{missed[self.kind].format(f'{self.limit_s:g}')}; {who} still ran"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a session of a launch ended: its last words, torchrun's exit code, and where it hung."""
+
+    words: str
+    exit_code: int = 0
+    hung: Hang | None = None
+
+
+def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
+    """Return which ranks of a launch on this machine still run."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(torchrun_pid).children()
+        return tuple(sorted(_as_ranks(children), key=lambda one: one.rank))
+    return ()
+
+
+def _as_ranks(processes: list[psutil.Process]) -> Iterator[LeftRank]:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            rank = process.environ().get("RANK", "")
+            if rank.isdecimal():
+                yield LeftRank(int(rank), process.status() == psutil.STATUS_STOPPED)
+
+
+def missing_packages() -> str:
+    """Return in words what ranks lack in this Python; nothing where they can measure."""
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if not absent:
+        return ""
+    return (
+        f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
+        "pip install 'lockstep-bench[bench]'"
+    )
+
+
+def num_gpus() -> int:
+    """Return how many GPUs a rank on this machine sees, asked of torch in a process of its own.
+
+    Raises:
+        RuntimeError: torch does not load.
+    """
+    if not any(map(os.path.exists, DRIVERS)):
+        return 0
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", COUNT_GPUS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COUNT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"torch does not load within {COUNT_TIMEOUT_S:g} s; see {sys.executable} -c "
+            "'import torch'"
+        ) from None
+    words = (asked.stdout.split() or asked.stderr.splitlines() or ["it says nothing"])[-1]
+    if asked.returncode or not words.isdecimal():
+        raise RuntimeError(f"torch does not load: {words}; install torch and torchvision as a pair")
+    return int(words)
+
+
+def torchrun(nproc: int) -> list[str]:
+    """Return the start of a command, for `-m module` to follow: `nproc` ranks of one launch.
+
+    They meet by address: the host's name, which torchrun would take, may resolve nowhere.
+
+    Raises:
+        RuntimeError: The host's name is none that can be looked up, as torchrun does all the same.
+    """
+    try:
+        socket.gethostname().encode("idna")  # as every look-up of a name begins
+    except UnicodeError:
+        raise RuntimeError(
+            f"this host's name {hostname()!r} is no host name, and torchrun does not start "
+            "under it; give the host a name of letters, digits and hyphens"
+        ) from None
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    return [sys.executable, *launcher, f"--nproc-per-node={nproc}"]
+
+
+def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict[str, str]:
+    """Return the environment of ranks on this machine, free of an outer launcher's variables.
+
+    Args:
+        environ: This process's variables.
+        threads_per_rank: CPU threads of a rank, as it will tell torch when it joins.
+    """
+    outer = {"LOCKSTEP_LAUNCHER", *world.STORE_VARIABLES, *world.VARIABLES["torchrun"]}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in outer and not name.startswith(TORCHRUN_OPTIONS)
+    }
+    # gloo would look up the host's name, which a laptop or a sandbox may not resolve.
+    if "lo" in (name for _, name in socket.if_nameindex()):
+        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    paths = [str(content.IMPORTABLE_FROM), *filter(None, [environ.get("PYTHONPATH")])]
+    return kept | {
+        "OMP_NUM_THREADS": str(threads_per_rank),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def last_words(log: Path, start: int) -> str:
+    """Return what tells why a launch ended: the ranks' own words, else torchrun's; or nothing.
+
+    Args:
+        log: The output of one launch or more.
+        start: Byte at which this launch's begins.
+    """
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
+        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+    said = re.search(r"^lockstep: (rank .*)$", text, re.MULTILINE)
+    root = re.search(
+        r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", text, re.MULTILINE | re.DOTALL
+    )
+    # Why pytest ended, in rank 0's words; of a rank that was killed it knows only the silence.
+    told = re.search(
+        r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", text, re.MULTILINE
+    )
+    if said:
+        words = said[1]
+    elif told and not (root and int(root[2]) < 0):
+        words = told[1]
+    elif root:
+        words = f"rank {root[1]} ended with {how(int(root[2]))}"
+    else:
+        return ""
+    return "".join(c if c.isprintable() else " " for c in words)[:MAX_WORDS_CHARACTERS]
+
+
+def how(exit_code: int) -> str:
+    """Return an exit code in words; subprocess gives a signal as its negative."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

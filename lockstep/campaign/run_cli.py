@@ -1,0 +1,237 @@
+"""The commands of the measuring room that a login node can start: `lockstep run`."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+# How a reason names the rank whose words follow.
+WHO = r"rank \d+ on \S+ \(.*?\)"
+
+if TYPE_CHECKING:
+    from lockstep.campaign.campaign import Campaign, Launch, LeftOut
+    from lockstep.campaign.folder import Outcome
+    from lockstep.campaign.ladder import Ladder
+
+
+def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
+
+
+def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:  # noqa: ARG001
+    return None if text is None else text.split(",")
+
+
+@click.command()
+@click.argument("campaign", default="laptop")
+@click.option(
+    "--to",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    help="Folder of results; the campaign's name is added.",
+)
+@click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
+@click.option("--repeats", type=int, help="Launches of each world size.")
+@click.option("--size", help="How much to measure: smoke, laptop, node or cluster.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
+)
+@click.option("--studies", callback=_words, metavar="NAME,NAME", help="The questions to answer.")
+@click.option(
+    "--tests",
+    callback=_words,
+    metavar="PATH,PATH",
+    help="Your own tests that ask for the fixture lockstep, in the place of studies.",
+)
+@click.option("--workload", help="Model of every training study, e.g. mlp:width=512.")
+@click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
+@click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
+@click.option("--name", help="Name of the results folder.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the launches, start none.")
+@click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
+def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: Any) -> int:
+    """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
+
+    Run again, it measures only what is missing. A world size needs as many GPUs, where there are
+    any: larger ones are left out, and the report says so.
+
+    \b
+    Examples:
+      lockstep run                                the built-in campaign `laptop`
+      lockstep run campaign.toml --dry-run        the launches it would start
+      lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
+      lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
+      lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
+    """
+    from lockstep.campaign import ladder as ladders
+    from lockstep.campaign import launcher
+    from lockstep.campaign.campaign import load, with_threads
+    from lockstep.campaign.folder import Folder
+    from lockstep.world.process_group import usable_cores
+
+    chosen = load(campaign, **_with_tests(changes))
+    folder = root / chosen.name
+    before = Folder(folder).claimed() or {}
+    chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
+    ladders.Ladder(chosen, folder).refuse()
+    absent = launcher.missing_packages()
+    if absent and not dry_run:
+        raise RuntimeError(absent)
+    chosen, left_out = (chosen, []) if absent else _within_gpus(chosen)
+    ladder = ladders.Ladder(chosen, folder, tuple(left_out))
+    if dry_run:
+        _show_plan(ladder, as_json=as_json)
+        return 0
+    with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
+        ladder = dataclasses.replace(ladder, lock=lock)
+        ladder.claim()
+        try:
+            return _measure(ladder, as_json=as_json)
+        except KeyboardInterrupt:
+            click.echo(f"{folder} keeps what is measured; the same command goes on.", err=True)
+            raise
+
+
+def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return what the options change; one's own tests take the place of the file's studies."""
+    if not changes["tests"]:
+        return changes
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(changes["tests"][0]).stem).strip("-")
+    return changes | {"studies": changes["studies"] or (), "name": changes["name"] or name}
+
+
+def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
+    """Return what this machine's GPUs can measure of a campaign, and name the rest."""
+    from lockstep.campaign.campaign import within_gpus
+    from lockstep.campaign.launcher import num_gpus
+
+    # torch takes seconds to load: not where the answer changes nothing.
+    if campaign.device == "cpu" or (campaign.device is None and max(campaign.world_sizes) == 1):
+        return campaign, []
+    chosen, left_out = within_gpus(campaign, num_gpus())
+    for one in left_out:
+        click.echo(
+            f"Left out: world size {one.world_size}, which needs {one.world_size} GPUs, and ranks "
+            f"see {one.num_gpus} on this machine; --device cpu measures it on the CPU.",
+            err=True,
+        )
+    return chosen, left_out
+
+
+def _say_waiting() -> None:
+    click.echo("Waiting for the launch that a killed run left behind to end.", err=True)
+
+
+def _show_plan(ladder: "Ladder", *, as_json: bool) -> None:
+    import shlex
+
+    missing = ladder.missing()
+    commands = {launch.name: ladder.command(launch) for launch in missing}
+    if as_json:
+        click.echo(json.dumps({"folder": str(ladder.folder), "launches": commands}, indent=1))
+        return
+    click.echo(_summary(ladder.campaign, len(missing)))
+    for command in commands.values():
+        click.echo(shlex.join(command))
+
+
+def _cases(campaign: "Campaign") -> str:
+    return _counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+
+
+def _summary(campaign: "Campaign", num_missing: int) -> str:
+    ladder = ", ".join(map(str, campaign.world_sizes))
+    return (
+        f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
+        f"{_cases(campaign)} a launch, "
+        f"{_counted(campaign.repeats, 'repeat')}; {_counted(num_missing, 'launch')} to make"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
+def _measure(ladder: "Ladder", *, as_json: bool) -> int:
+    from lockstep.campaign.ladder import only_skip
+    from lockstep.campaign.progress import View
+
+    missing = ladder.missing()
+    click.echo(_summary(ladder.campaign, len(missing)), err=True)
+    ladder.write_results()
+    outcomes = []
+    with View(ladder, missing) as view:
+        for launch in missing:
+            view.begin(launch)
+            outcomes.append(ladder.run(launch, view.advance))
+            view.end(outcomes[-1])
+    if as_json:
+        rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
+    incomplete = [outcome for outcome in outcomes if not outcome.complete]
+    for outcome in outcomes:
+        _explain(ladder, outcome)
+    click.echo(f"Results: {ladder.folder}", err=True)
+    if incomplete:
+        click.echo("The same command goes on with what is left.", err=True)
+    elif reason := only_skip(ladder):
+        why = f"for every case was skipped ({reason})"
+        click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
+        return 1
+    click.echo(f"Next: lockstep report {ladder.folder}", err=True)
+    return 1 if incomplete else 0
+
+
+def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "launch": launch.name,
+        "world_size": launch.world_size,
+        "repeat": launch.repeat,
+        "measured": outcome.measured,
+        "skipped": outcome.skipped,
+        "failed": outcome.failed,
+        "complete": outcome.complete,
+        "exit_code": outcome.ended.exit_code if outcome.ended else None,
+        "hung": outcome.ended and outcome.ended.hung and dataclasses.asdict(outcome.ended.hung),
+    }
+
+
+def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
+    log, ended = ladder.results.log_file(outcome.name), outcome.ended
+    if outcome.complete:
+        if ended and ended.exit_code:
+            said = f"complete, but it did not end well: {ended.words}"
+            click.echo(f"{outcome.name} is {said}; its output: {log}", err=True)
+        return
+    for failed in outcome.failed:
+        click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
+    # Where each case has ended, their reasons say it all.
+    is_cut = outcome.remaining or not outcome.failed
+    why = f": {ended.words}" if ended and ended.words and is_cut else ""
+    click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
+
+
+def _gist(reason: str) -> str:
+    """Return what each rank says in a reason, itself named, without its traceback."""
+    parts = re.split(rf"^(?={WHO}(?::| skips| did not)|and \d+ ranks more$)", reason, flags=re.M)
+    return "; ".join(dict.fromkeys(_own_words(part.strip()) for part in parts if part.strip()))
+
+
+def _own_words(said: str) -> str:
+    """Return who speaks and the last error of its traceback, or the last line without one."""
+    # pytest marks the lines of each error with an E; the first of them names it.
+    errors = re.findall(r"^E +(.*)\n?(?:^E(?: .*)?\n?)*", said, re.MULTILINE)
+    words = str(errors[-1]) if errors else said.splitlines()[-1]
+    who = re.match(f"{WHO}: ", said)
+    return words if who is None or words.startswith(who[0]) else who[0] + words

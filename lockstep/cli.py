@@ -1,0 +1,153 @@
+"""The command `lockstep`, assembled from one small command module per room.
+
+A command's module is loaded only when the command is asked for, so the start is quick and needs
+neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 the input is wrong;
+3 the machine failed; 130 interrupted.
+"""
+
+import importlib
+import sys
+
+import click
+
+# command -> (where it is, one line for --help), in the order a user meets them
+COMMANDS = {
+    "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
+    "doctor": ("lockstep.slurm.site_cli:doctor", "Say whether this machine can measure."),
+    "init": ("lockstep.slurm.site_cli:init", "Write a site and a campaign file for this place."),
+    "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own sbatch scripts."),
+    "plan": (
+        "lockstep.slurm.submit.submit_cli:plan",
+        "Show the Slurm jobs of a campaign and their cost.",
+    ),
+    "render": ("lockstep.slurm.submit.submit_cli:render", "Write the batch scripts of a campaign."),
+    "submit": ("lockstep.slurm.submit.submit_cli:submit", "Send a campaign's jobs to Slurm."),
+    "resume": (
+        "lockstep.slurm.submit.submit_cli:resume",
+        "Send what a campaign's jobs have not measured yet.",
+    ),
+    "status": (
+        "lockstep.slurm.status.jobs_cli:status",
+        "Say how a campaign's jobs and launches stand.",
+    ),
+    "cancel": (
+        "lockstep.slurm.status.jobs_cli:cancel",
+        "Cancel a campaign's jobs that have not ended.",
+    ),
+    "collect": (
+        "lockstep.slurm.status.jobs_cli:collect",
+        "Gather what a campaign's jobs have measured.",
+    ),
+    "report": (
+        "lockstep.report.report_cli:report",
+        "Make the scaling report of measured or imported results.",
+    ),
+    "compare": (
+        "lockstep.report.compare.compare_cli:compare",
+        "Say of each point whether B is faster than A.",
+    ),
+    "predict": (
+        "lockstep.report.predict.predict_cli:predict",
+        "Predict a world size, or recommend one.",
+    ),
+    "gate": ("lockstep.report.gate.gate_cli:gate", "Say whether results reach their targets."),
+    "import": (
+        "lockstep.report.report_cli:import_table",
+        "Read a published or hand-made table into points.",
+    ),
+    "check": (
+        "lockstep.report.check.check_cli:check",
+        "Say whether results are a valid scaling study.",
+    ),
+    "verify": (
+        "lockstep.trainer.train_cli:verify",
+        "Check that DDP trains alike at two world sizes.",
+    ),
+    "train": ("lockstep.trainer.train_cli:train", "Train a workload with DDP and keep its curves."),
+    "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
+    "system": (
+        "lockstep.machine.system_cli:system",
+        "Describe this machine, as SYSTEM.md or JSON.",
+    ),
+}
+
+EXIT_INPUT = 2
+EXIT_MACHINE = 3
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, not to list it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
+        """Return the commands in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lockstep-bench", prog_name="lockstep")
+def lockstep() -> None:
+    """Measure how PyTorch data-parallel training scales, and see why it stops.
+
+    \b
+    Examples:
+      lockstep run                      the built-in campaign, on this machine
+      lockstep run --dry-run            what that would start
+      lockstep report results/laptop    the page of its results
+      lockstep import table.csv --to results/published
+      lockstep init                     on a cluster: files for its Slurm, then doctor and submit
+    """
+
+
+def main() -> None:
+    """Run the command; errors become one sentence on stderr and an exit code."""
+    try:
+        result = lockstep.main(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        said, context = error.format_message(), getattr(error, "ctx", None)
+        if context is not None and said == context.get_help():  # what a group alone raises
+            click.echo(said, err=True)
+        else:
+            click.UsageError(_one_line(said), context).show()
+        sys.exit(EXIT_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except ValueError as error:
+        click.echo(f"Error: {_one_line(str(error))}", err=True)
+        sys.exit(EXIT_INPUT)
+    except (RuntimeError, OSError) as error:
+        click.echo(f"Error: {_one_line(_said(error))}", err=True)
+        sys.exit(EXIT_MACHINE)
+    except MemoryError:
+        click.echo("Error: there is not enough memory for this; give less, or free some", err=True)
+        sys.exit(EXIT_MACHINE)
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says; of the system's, which file it is about and why."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _one_line(text: str) -> str:
+    """Return a text without what ends its line or acts on a terminal, as names of files may."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,0 +1,154 @@
+"""Who is to blame where a case or a launch fails, concluded alike on all ranks from one list."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.world.watchdog import stacks_file
+
+EXIT_LOST = 70
+EXIT_OUT_OF_STEP = 76
+MAX_BLAMED = 8
+# What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
+# its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
+SIGNS_OF_ANOTHERS_FAULT = (
+    "gloo/",
+    "wait timeout",
+    "DistBackendError",
+    "DistNetworkError",
+    "did not answer",
+)
+
+
+def is_consequence(reason: str) -> bool:
+    """Return whether a reason, which may be a traceback, is only that another rank was lost.
+
+    The last error of it counts: on the way to a fault of its own a rank may have met others.
+    """
+    return any(sign in _last_error(reason) for sign in SIGNS_OF_ANOTHERS_FAULT)
+
+
+def _last_error(reason: str) -> str:
+    """Return the last error of a traceback as pytest shows it; of other text, all."""
+    errors: list[list[str]] = [[]]
+    for line in reason.splitlines():
+        if line.startswith("E  "):
+            errors[-1].append(line)
+        elif errors[-1]:
+            errors.append([])
+    shown = [error for error in errors if error]
+    return "\n".join(shown[-1]) if shown else reason
+
+
+def where(rank: int, ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return a rank with its host and device, from the provenance of all ranks."""
+    return f"rank {rank} on {ranks[rank]['host']} ({ranks[rank]['device']})"
+
+
+def blame(
+    found: Sequence[Mapping[str, Any] | None],
+    ranks: Sequence[Mapping[str, Any]],
+    journal_path: Path | None,
+) -> str:
+    """Return what each rank that did not pass says, with its host and device.
+
+    What a rank did itself comes first, what it only suffered from the others last.
+
+    Args:
+        found: Outcome and reason of each rank; None where it was silent.
+        ranks: The ranks' part of the provenance.
+        journal_path: Beside which silent ranks may have left their stacks.
+    """
+    said: dict[int, list[str]] = {cause: [] for cause in range(3)}
+    for rank, end in enumerate(found):
+        who = where(rank, ranks)
+        if end is None:
+            said[1].append(f"{who} did not answer in time{_its_stacks(rank, journal_path)}")
+        elif end["outcome"] == "skipped":
+            said[1].append(f"{who} skips, but not all ranks do: {end['reason']}")
+        elif end["outcome"] == "failed":
+            said[2 if is_consequence(end["reason"]) else 0].append(f"{who}: {end['reason']}")
+    texts = [text for cause in said.values() for text in cause]
+    more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
+    return "\n".join(texts[:MAX_BLAMED] + more)
+
+
+def late(
+    silent: Sequence[int],
+    ranks: Sequence[Mapping[str, Any]],
+    case: str,
+    budget_s: float,
+    journal_path: Path | None,
+) -> str:
+    """Return which ranks took longer for a case than it may take.
+
+    Args:
+        silent: Those ranks, the first of which is named in full.
+        ranks: The ranks' part of the provenance.
+        case: What they were at.
+        budget_s: How long it may take.
+        journal_path: Beside which they may have left their stacks.
+    """
+    more = f" and {len(silent) - 1} ranks more" if len(silent) > 1 else ""
+    return (
+        f"{where(silent[0], ranks)}{more} did not end {case} within its budget of {budget_s:g} s; "
+        f"raise --case-budget if it needs longer{_its_stacks(silent[0], journal_path)}"
+    )
+
+
+def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rank called other collectives than rank 0; nothing where none did.
+
+    A collective that nobody waits for does not fail where it is called: the next case would meet
+    it in place of its own. gloo counts sends and receives alike, and does not tell them apart.
+
+    Args:
+        found: How many collectives each rank has called, as "collectives"; None where it was
+            silent.
+        ranks: The ranks' part of the provenance.
+    """
+    counts = {rank: end["collectives"] for rank, end in enumerate(found) if end is not None}
+    odd = next((rank for rank, count in counts.items() if count != counts[min(counts)]), None)
+    if odd is None:
+        return ""
+    return (
+        f"{where(odd, ranks)} has called {counts[odd]} collectives since the ranks last joined, "
+        f"{where(min(counts), ranks)} {counts[min(counts)]}; every rank must call the same ones "
+        "(gloo counts sends and receives, too, but in a group of their own from new_group)"
+    )
+
+
+def parted(
+    cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
+) -> tuple[int, str] | None:
+    """Return the exit code and the reason why ranks cannot begin a case; None where they can.
+
+    The list alone decides: a rank that came too late finds itself silent in it, as all others do.
+
+    Args:
+        cases: What each rank is about to run; None where it was silent.
+        ranks: The ranks' part of the provenance.
+        timeout_s: How long they were waited for.
+    """
+    first = next(rank for rank, case in enumerate(cases) if case is not None)
+    case = cases[first]
+    astray = (rank for rank, other in enumerate(cases) if other not in (None, case))
+    if (rank := next(astray, None)) is not None:
+        return EXIT_OUT_OF_STEP, (
+            f"{where(rank, ranks)} is at {cases[rank]} while rank {first} is at {case}; nothing "
+            "measured from here on could be trusted"
+        )
+    silent = [rank for rank, other in enumerate(cases) if other is None]
+    if not silent:
+        return None
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    return EXIT_LOST, (
+        f"{where(silent[0], ranks)}{more}, awaited at {case}, did not come within "
+        f"{timeout_s:g} s; see its log"
+    )
+
+
+def _its_stacks(rank: int, journal_path: Path | None) -> str:
+    if journal_path is None:
+        return ""
+    return f"; its stacks, if it could write them: {stacks_file(journal_path, rank)}"

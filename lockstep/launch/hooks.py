@@ -1,0 +1,501 @@
+"""What pytest asks of a session that measures: options, the rank-0 rule, and each case's outcome.
+
+Only sessions that collect a measured case join a world; others do not notice this file. Where a
+session is known to measure before it collects, these hooks are there from its start, with the
+options; else `lockstep.plugin` brings them after the collection, and the defaults hold.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Generator
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import pytest
+
+from lockstep.launch import options, refusals, session
+from lockstep.launch.session import EXIT_IO, EXIT_STOPPED
+from lockstep.measure.harness import Harness
+from lockstep.vocabulary import journal, sizes
+from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.record import KEY, STUDIES, sized_name
+from lockstep.world import process_group as world
+from lockstep.world.watchdog import GRACE_S
+
+LAST_WORD_S = 2 * GRACE_S
+REFUSAL_S = 6.0  # rank 0 may still be importing torch
+# Options of pytest and its plugins that name a file, of which there is one for all ranks.
+FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
+# Plugins of pytest that write a file without being asked.
+WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
+
+# True where these hooks came after the command line was read.
+CAME_LATE = pytest.StashKey[bool]()
+SETTINGS = pytest.StashKey[options.Settings]()
+SESSION = pytest.StashKey[session.LaunchSession]()
+SKIPPED = pytest.StashKey[list[str]]()
+DESELECTED = pytest.StashKey[list[pytest.Item]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep", "Lockstep: how PyTorch DDP training scales")
+    for name, arguments in options.OPTIONS.items():
+        group.addoption(name, **arguments)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    # Before a plugin opens its file: later it would have to be taken out, which few of them bear.
+    if not _is_voice():
+        for name in FILES:
+            if hasattr(config.option, name):
+                setattr(config.option, name, None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    for study in STUDIES:
+        config.addinivalue_line("markers", f"{study}: cases of the {study} study")
+    config.addinivalue_line("markers", "cases(study): parametrize from the named size")
+    if not _is_voice():
+        _silence(config)
+    if config.pluginmanager.hasplugin("dsession") and not _is_alone():
+        # pytest-xdist would start its workers before the ranks could refuse it.
+        config.pluginmanager.unregister(name="dsession")
+
+
+def _place() -> world.Placement | None:
+    """Return this rank's place; None where joining will refuse what its launcher has set."""
+    try:
+        return world.placement()
+    except ValueError:
+        return None
+
+
+def _is_voice() -> bool:
+    """Return whether this rank prints, whichever launcher started it."""
+    place = _place()
+    return place is None or place.rank == 0  # somebody must say what is refused
+
+
+def _is_alone() -> bool:
+    place = _place()
+    return place is not None and place.world_size == 1
+
+
+def _silence(config: pytest.Config) -> None:
+    """Leave printing and writing to rank 0."""
+    config.pluginmanager.unregister(name="terminalreporter")
+    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
+    if benchmarks is not None:
+        benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
+        benchmarks.quiet = True
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ in WRITERS:
+            config.pluginmanager.unregister(plugin)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    # Once files are collected, pytest would show a wrong option as an error of each of them.
+    try:
+        options.check(session.config.option)
+        if world.placement().world_size > 1:
+            refusals.refuse_options(session.config)
+    except ValueError as error:
+        _refuse(error)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("cases")
+    if marker is None:
+        return
+    _tolerate_warnings(metafunc.config)
+    (study,) = marker.args
+    rows = sizes.rows(study, _settings(metafunc.config).size)
+    mark = getattr(pytest.mark, study)
+    params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
+    metafunc.parametrize(list(rows[0]), params)
+
+
+def _tolerate_warnings(config: pytest.Config) -> None:
+    """Show warnings, for one of another release of torch is no reason to lose a measurement."""
+    if SETTINGS not in config.stash:  # the first measured case
+        config.addinivalue_line("filterwarnings", "default")
+        warnings.simplefilter("default")  # the collection is already under the file's filters
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
+    report = yield
+    if report.outcome == "failed" and not _is_voice():
+        lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
+        _say_own(f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}")
+    elif report.outcome == "skipped":
+        collector.config.stash.setdefault(SKIPPED, []).append(f"{report.nodeid}: {_reason(report)}")
+    return report
+
+
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Let a silenced rank say why it ends the session, where `_exit` has not."""
+    code = getattr(excinfo.value, "returncode", None)
+    if isinstance(excinfo.value, pytest.Session.Interrupted):
+        return  # the launch ends in order, and rank 0 says why
+    if not _is_voice() and code not in (session.EXIT_USAGE, session.EXIT_MACHINE):
+        _say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+
+
+def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Say what broke outside a case, as a signal's handler may: a silenced rank shows nothing."""
+    _say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    measured = [item for item in items if session.is_measured(item)]
+    try:
+        refusals.refuse_own_rounds(items, world.placement().world_size)
+        left_out = config.stash.get(DESELECTED, [])
+        if left_out or measured:
+            refusals.refuse_selection(config, left_out, _settings(config).labels)
+        if measured:
+            refusals.refuse_ignored(config)
+        else:
+            _explain_empty(config, items)
+            return
+        chosen = session.of_part(measured, options.part(_option(config)))
+        if not config.option.collectonly and not _is_worker(config):
+            chosen = _begin(config, chosen)
+    except (ValueError, RuntimeError, OSError) as error:
+        if launch := config.stash.get(SESSION, None):
+            launch.close()  # refused alike on all ranks, so none takes the store from another
+            del config.stash[SESSION]
+        if isinstance(error, ValueError):
+            _refuse(error)
+        _exit(error, session.EXIT_MACHINE)
+    config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
+    items[:] = [item for item in items if item not in measured] + chosen
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if session.is_measured(item):
+            item.config.stash.setdefault(DESELECTED, []).append(item)
+
+
+def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a keyword that leaves no case, with the word that was perhaps meant."""
+    left_out = config.stash.get(DESELECTED, [])
+    keyword = config.option.keyword
+    if items or not (left_out and keyword):
+        return
+    names = (item.nodeid for item in left_out)
+    known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
+    closest = difflib.get_close_matches(keyword, known, n=1)
+    hint = f"; closest: {closest[0]}" if closest else ""
+    _refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
+
+
+def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
+    """Join the other ranks and return the cases that are left to measure."""
+    # There is one timer, the watchdog's; pytest's own plugin would cancel it at each failure.
+    if config.pluginmanager.hasplugin("faulthandler"):
+        config.pluginmanager.unregister(name="faulthandler")
+    launch = config.stash[SESSION] = session.join(_settings(config))
+    chosen = launch.prepare(expected)
+    launch.open_journal([session.case_of(item) for item in expected], _document(config))
+    for item in chosen:
+        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=session.study_of(item)))
+    return chosen
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    launch = config.stash.get(SESSION, None)
+    if launch is None or not launch.provenance:  # pytest reports a refused collection, too
+        return []
+    w, settings = launch.world, launch.settings
+    lines = [
+        f"lockstep: world size {w.world_size} on {w.num_nodes} node(s), {w.backend} on "
+        f"{', '.join(launch.provenance['device_names'])}, {w.threads_per_rank} thread(s) a rank",
+        f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
+        f"{settings.size.steps_per_round} steps), journal {settings.journal_path or '-'}",
+    ]
+    return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, or the ranks lose count
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    launch = _launch_of(item)
+    if launch is not None:
+        launch.enter(session.case_of(item))
+        if launch.ending:
+            raise item.session.Interrupted(launch.ending.reason)
+    elif session.is_measured(item) and _is_worker(item.config):
+        pytest.fail(refusals.IN_A_WORKER, pytrace=False)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is one of those that pytest-xdist shares the cases out to."""
+    return hasattr(config, "workerinput")
+
+
+def _launch_of(item: pytest.Item) -> session.LaunchSession | None:
+    return item.config.stash.get(SESSION, None) if session.is_measured(item) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    launch = _launch_of(item)
+    if launch is not None:
+        _judge(launch, item, report)
+        if call.excinfo:
+            _forget(call.excinfo.value)
+        if call.when == "teardown":
+            launch.leave()
+        if launch.ending:
+            item.session.shouldstop = launch.ending.reason
+    return report
+
+
+def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
+    """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
+    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
+    entry: dict[str, Any] = {}
+    if report.when == "call" and own == "passed":
+        entry, problem = _record(launch, case, benchmark)
+        if problem:
+            report.outcome, report.longrepr = "failed", problem
+    report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
+    if report.outcome == "skipped":
+        launch.pending = {"kind": "skip", "case": case, "reason": reason}
+    elif report.outcome == "failed":
+        if is_first:
+            launch.keep({"kind": "fail", "case": case, "reason": reason})
+        _drop_timings(benchmark)
+        if launch.world.world_size > 1 or own == "passed":
+            report.longrepr = reason
+    elif entry:
+        launch.pending = entry
+
+
+def _record(launch: session.LaunchSession, case: str, benchmark: Any) -> tuple[dict[str, Any], str]:
+    """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
+    if not _measured(benchmark):
+        return {}, "it recorded nothing; call harness.record" if launch.journals else ""
+    stats, size = benchmark.stats, launch.world.world_size
+    stats.name, stats.fullname = (sized_name(one, size) for one in (stats.name, stats.fullname))
+    entry = {"kind": "case", "case": case, "benchmark": stats.as_dict()}
+    try:
+        return journal.fixed(entry), ""
+    except (TypeError, ValueError) as error:
+        return {}, f"the journal cannot keep what it recorded: {error}"
+
+
+def _measured(benchmark: Any) -> bool:
+    return benchmark is not None and bool(benchmark.stats)
+
+
+def _forget(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold, such as a process group to be built again."""
+    seen = set[int]()  # `raise ... from` may close a chain of causes to a ring
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # pytest keeps them
+        vars(sys).pop(name, None)
+
+
+def _drop_timings(benchmark: Any) -> None:
+    # pytest-benchmark would show the timings of a case that failed after them, or elsewhere.
+    if benchmark is not None and benchmark.stats:
+        benchmark.has_error = True
+        benchmark.stats.stats.data.clear()
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)
+
+
+@pytest.hookimpl(optionalhook=True)  # sessions that measure nothing may leave the plugin out
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
+    launch = config.stash.get(SESSION, None)
+    if launch is not None and launch.journal is not None:
+        rebuilt = journal.rebuild(launch.journal.path)
+        output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    launch = session.config.stash.get(SESSION, None)
+    skipped = session.config.stash.get(SKIPPED, [])
+    if launch is None and skipped and not _is_voice():
+        _say_own(f"skips all that it could measure: {skipped[0]}")
+    if launch is not None and not _write_json(session.config, launch):
+        session.exitstatus = EXIT_IO
+    # That nothing was measured is a warning, which as an error would hide what failed.
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        try:
+            return (yield)
+        finally:
+            if launch is not None:
+                _leave(session.config, launch)
+
+
+def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
+    """Write the JSON in pytest-benchmark's place, and return whether that went well.
+
+    It would write none where a resume has nothing left to measure, and empties an older one before
+    it knows that the disk has room.
+    """
+    path = launch.settings.result_path
+    if launch.journal is None or path is None or (path.exists() and not path.is_file()):
+        return True  # what is no file, such as /dev/stdout, cannot be replaced
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
+    benchmarks.json = None
+    kept = launch.journal.path
+    try:
+        if journal.outcomes(kept):
+            journal.write_result(kept, path.resolve())
+            benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        sys.stderr.write("\n")  # after the line of dots
+        _say(
+            f"--benchmark-json {path} cannot be written: {why}; the cases are kept in {kept}: "
+            f"run again with --resume --journal={kept}"
+        )
+        return False
+    return True
+
+
+def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:
+    _flush(config)
+    if launch.ending is None and launch.broken:
+        launch.end(EXIT_IO, launch.broken)
+    if launch.ending is None:
+        launch.part()
+    if launch.ending:
+        _end(launch)
+    launch.close()
+
+
+def _end(launch: session.LaunchSession) -> NoReturn:
+    """End this process with the code that says why, whatever the ranks still wait for."""
+    assert launch.ending is not None
+    code = launch.ending.code
+    try:
+        if code == EXIT_STOPPED:
+            # Once one rank has ended, a launcher kills those still on their way out, and with them
+            # the exit code. All that is to be written is: they end at once, together.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            launch.close()
+        else:
+            _last_word(launch)
+    finally:
+        os._exit(code)
+
+
+def _last_word(launch: session.LaunchSession) -> None:
+    """Say why, also where there is no summary, and let rank 0 and the watchdogs go first."""
+    assert launch.ending is not None
+    launch.watchdog.arm(launch.patience_s)  # nobody may read what is said here
+    launch.ending.say()
+    time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)
+    launch.watchdog.close(launch.end_s)
+
+
+def _flush(config: pytest.Config) -> None:
+    """Let out what rank 0 says: a launcher ends all ranks as soon as one has ended."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.flush()
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, benchmark: Any) -> Harness:
+    """Return the same as `lockstep` does."""
+    return harness_of(request.node, benchmark)
+
+
+def harness_of(item: pytest.Item, benchmark: Any) -> Harness:
+    """Return what a case measures with: the world, the rounds, and a place for its record."""
+    return item.config.stash[SESSION].harness(item, benchmark)
+
+
+def _refuse(error: ValueError) -> NoReturn:
+    """End the session with one sentence, said by rank 0 alone."""
+    if _is_voice():
+        raise pytest.UsageError(str(error)) from error
+    _exit(error, session.EXIT_USAGE)
+
+
+def _exit(error: Exception, returncode: int) -> NoReturn:
+    if not _is_voice():
+        rank = world.placement().rank
+        if str(error).startswith(f"rank {rank} "):  # what no other rank may know
+            _say(str(error))
+        # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
+        time.sleep(REFUSAL_S)
+        # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
+        # there, had no such reason to end.
+        if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
+            _say(f"rank {rank} on {hostname()}: {error}")
+    pytest.exit(str(error), returncode=returncode)
+
+
+def _say_own(words: str) -> None:
+    """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
+    sys.stderr.write("\n")
+    _say(f"rank {world.placement().rank} on {hostname()}: {words}")
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"lockstep: {sentence}\n")
+    sys.stderr.flush()
+
+
+def _settings(config: pytest.Config) -> options.Settings:
+    if SETTINGS not in config.stash:
+        config.stash[SETTINGS] = options.read(_option(config))
+    return config.stash[SETTINGS]
+
+
+def _option(config: pytest.Config) -> Any:
+    """Return the session's options; ours have their defaults where nobody could give them."""
+    if not config.stash.get(CAME_LATE, False):
+        return config.option
+    return argparse.Namespace(**vars(config.option) | options.defaults())
+
+
+def _document(config: pytest.Config) -> dict[str, Any]:
+    """Return the head of pytest-benchmark's JSON, as its own hooks make it."""
+    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
+    commit_info = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    from pytest_benchmark import __version__
+
+    return {
+        "machine_info": benchmarks.get_machine_info() | {"node": hostname()},
+        "commit_info": commit_info,
+        "datetime": datetime.now(UTC).isoformat(),
+        "version": __version__,
+    }

@@ -1,0 +1,279 @@
+"""The options of a launch: what pytest is told, checked, and equal on all ranks."""
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.machine import provenance
+from lockstep.measure.harness import Goal
+from lockstep.vocabulary import sizes
+
+MAX_SEED = 2**32
+MAX_LIMIT_S = 1e6  # more than any job has
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks of a launch; equal on all ranks.
+
+    Attributes:
+        size_name: One of `sizes.SIZES`.
+        size: That size with the options' changes.
+        device: cpu, cuda, or None for CUDA where there is one.
+        timeout_s: Time-out of a collective and of the control plane.
+        budget_s: Within this a case ends, its set-up and teardown included.
+        threads_per_rank: Threads of a rank; None for its share of the cores.
+        seed: Seed of parameters and data.
+        result_path: Where pytest-benchmark writes its JSON; None for nowhere.
+        journal_path: Where finished cases are kept; None keeps none.
+        resume: Leave out the cases the journal already holds.
+        skip_failed: With resume, leave out those that failed, too, and the one in flight.
+        after: How the session before this one ended, which the case it had in flight failed with.
+        goal: When a case has enough rounds; None for the fixed number.
+        part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
+        stop_file: Once this file exists, the launch ends before its next case; None for never.
+        data_root: Folder for data files.
+        labels: What the launcher calls this launch (campaign, launch, repeat).
+    """
+
+    size_name: str
+    size: sizes.Size
+    device: str | None
+    timeout_s: float
+    budget_s: float
+    threads_per_rank: int | None
+    seed: int
+    result_path: Path | None
+    journal_path: Path | None
+    resume: bool
+    skip_failed: bool
+    after: str
+    goal: Goal | None
+    part: tuple[int, int] | None
+    stop_file: Path | None
+    data_root: Path
+    labels: dict[str, str]
+
+
+class PrecisionAction(argparse.Action):
+    """Take a precision of numbers, or in per cent that of the measurement."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the option, or pytest-benchmark's."""
+        if values in sizes.PRECISIONS:
+            namespace.precision = values
+        elif (per_cent := re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]+)?)%", values)) and float(
+            per_cent[1]
+        ):
+            namespace.benchmark_precision = float(per_cent[1]) / 100
+        else:
+            known = ", ".join(sizes.PRECISIONS)
+            parser.error(f"argument {option_string}: {values!r} is not one of {known}, nor N%")
+
+
+# option -> arguments of addoption
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--size": {
+        "choices": list(sizes.SIZES),
+        "help": "how much to measure (node on GPUs, else laptop)",
+    },
+    "--device": {"choices": ["cpu", "cuda"], "help": "device (cuda where there is one)"},
+    "--workload": {"help": "model of every training study, e.g. resnet50 or mlp:width=512"},
+    "--precision": {
+        "action": PrecisionAction,
+        "metavar": "{" + ",".join(sizes.PRECISIONS) + "}",
+        "help": "precision where it is not the question; N%% instead, such as 1%%, asks for rounds "
+        "until the mean's margin of error is that small (--benchmark-precision)",
+    },
+    "--global-batch": {"type": int, "help": "batch of all ranks in the strong study"},
+    "--local-batch": {"type": int, "help": "batch per rank in the other studies"},
+    "--rounds": {"type": int, "help": "timed rounds of each case"},
+    "--warmup-rounds": {"type": int, "help": "untimed rounds before them"},
+    "--steps-per-round": {"type": int, "help": "steps in a round"},
+    "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
+    "--comm-timeout": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "time a collective waits for a missing rank (300, or a third of --case-budget)",
+    },
+    "--case-budget": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "time a case may take, set-up and teardown included (900, or 3 x --comm-timeout)",
+    },
+    "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
+    "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
+    "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
+    "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
+    "--after": {
+        "default": "",
+        "metavar": "TEXT",
+        "help": "with --skip-failed: how the session before ended; the case it was in failed so",
+    },
+    "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
+    "--stop-file": {
+        "type": Path,
+        "metavar": "PATH",
+        "help": "end in order, with exit code 75, before the next case once this file exists",
+    },
+    "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
+    "--label": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "a fact of the launcher's to keep with the results",
+    },
+}
+
+
+def defaults() -> dict[str, Any]:
+    """Return the options of a command line that gives none, name -> value."""
+    return {
+        name.removeprefix("--").replace("-", "_"): arguments.get(
+            "default", False if arguments.get("action") == "store_true" else None
+        )
+        for name, arguments in OPTIONS.items()
+    }
+
+
+def read(option: Any) -> Settings:
+    """Return what a command line asks for.
+
+    Raises:
+        ValueError: An option's value is not allowed.
+    """
+    size_name = option.size or _default_size(option.device)
+    timeout_s, budget_s = _limits(option)
+    return Settings(
+        size_name=size_name,
+        size=sizes.adapt(sizes.find(size_name), **_changes(option)),
+        device=option.device,
+        timeout_s=timeout_s,
+        budget_s=budget_s,
+        threads_per_rank=option.threads_per_rank,
+        seed=option.seed,
+        result_path=Path(option.benchmark_json) if option.benchmark_json else None,
+        journal_path=_journal_path(option),
+        resume=option.resume,
+        skip_failed=option.skip_failed,
+        after=option.after,
+        goal=_goal(option),
+        part=part(option),
+        stop_file=option.stop_file,
+        data_root=option.data_root,
+        labels=_labels(option),
+    )
+
+
+def check(option: Any) -> None:
+    """Refuse a value that is not allowed, whatever is measured.
+
+    Raises:
+        ValueError: The first such option.
+    """
+    for judge in (_changes, _labels, part, _limits, _seed, _files):
+        judge(option)
+
+
+def _changes(option: Any) -> dict[str, Any]:
+    """Return what the options change in the size, checked."""
+    changes = {name: getattr(option, name) for name in sizes.CHANGES}
+    sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
+    return changes
+
+
+def _limits(option: Any) -> tuple[float, float]:
+    """Return the seconds of a collective and of a case; the first must be able to fail before."""
+    timeout_s, budget_s = option.comm_timeout, option.case_budget
+    for name, given in (("--comm-timeout", timeout_s), ("--case-budget", budget_s)):
+        if given is not None and not 0 < given <= MAX_LIMIT_S:
+            raise ValueError(f"{name} {given:g} must be above 0 and at most {MAX_LIMIT_S:.0f} s")
+    if timeout_s is None:
+        timeout_s = 300.0 if budget_s is None else min(300.0, budget_s / 3)
+    if budget_s is None:
+        budget_s = 3 * timeout_s
+    if timeout_s >= budget_s:
+        raise ValueError(
+            f"--case-budget {budget_s:g} is not above the {timeout_s:g} s of --comm-timeout"
+        )
+    return float(timeout_s), float(budget_s)
+
+
+def _goal(option: Any) -> Goal | None:
+    margin = option.benchmark_precision
+    return None if margin is None else Goal(margin, option.benchmark_confidence)
+
+
+def _seed(option: Any) -> int:
+    if not 0 <= option.seed < MAX_SEED:
+        raise ValueError(f"--seed {option.seed} is not from 0 to {MAX_SEED - 1}")
+    return int(option.seed)
+
+
+def _files(option: Any) -> None:
+    """Refuse what names no file, and one file for both: the JSON would replace the journal."""
+    # Sessions that measure nothing may leave pytest-benchmark out.
+    path, result = option.journal, getattr(option, "benchmark_json", None)
+    for name, given in (("--journal", path), ("--benchmark-json", result)):
+        if given and not given.name:
+            raise ValueError(f"{name} {given} names no file; give the path of one")
+    if path and result and os.path.realpath(path) == os.path.realpath(result):
+        raise ValueError(f"--journal and --benchmark-json are both {path}; give each its own file")
+
+
+def _labels(option: Any) -> dict[str, str]:
+    for label in option.label:
+        if "=" not in label:
+            raise ValueError(f"--label {label!r} is not NAME=VALUE")
+        name = label.partition("=")[0]
+        if provenance.names_a_secret(name):
+            raise ValueError(f"--label {name}=... names a secret, and labels stay in the results")
+    return dict(label.split("=", 1) for label in option.label)
+
+
+def part(option: Any) -> tuple[int, int] | None:
+    """Return (K, N) for the K-th of N parts, None for all cases."""
+    return None if option.part is None else _parse_part(option.part)
+
+
+def _journal_path(option: Any) -> Path | None:
+    """Return where finished cases go: as asked, beside the JSON, or a folder of their own."""
+    if option.benchmark_disable:
+        return None
+    if option.journal:
+        return Path(option.journal)
+    if option.benchmark_json:
+        return Path(option.benchmark_json).with_suffix(".journal.jsonl")
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("results") / "pytest" / stamp / "journal.jsonl"
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    """Read `K/N`, K from 1 to N.
+
+    Raises:
+        ValueError: It is written otherwise.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    number, num_parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= num_parts:
+        raise ValueError(f"--part {text!r} is not K/N with K from 1 to N, such as 3/27")
+    return number, num_parts
+
+
+def _default_size(device: str | None) -> str:
+    """Return the size that suits the device: node where there is a GPU, laptop elsewhere."""
+    import torch
+
+    has_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
+    return "node" if has_gpu else "laptop"

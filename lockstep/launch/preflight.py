@@ -1,0 +1,299 @@
+"""What the ranks settle before the first case: the same cases, known hosts, results that pool.
+
+Every refusal is raised on all ranks alike: AgreedError for what was asked, RuntimeError for what
+the machine did.
+"""
+
+import hashlib
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.launch.refusals import AgreedError
+from lockstep.machine import provenance
+from lockstep.vocabulary import journal
+from lockstep.vocabulary.environment import steers_torch
+from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.record import KEY, pooling_facts
+from lockstep.world.control import Control
+from lockstep.world.process_group import World
+
+if TYPE_CHECKING:
+    from lockstep.launch.options import Settings
+
+# More than ranks may be apart in starting to answer; dates of results and of Slurm then disagree.
+MAX_CLOCK_OFFSET_S = 60.0
+
+
+def compare(control: Control, case_ids: Sequence[str], settings: "Settings") -> None:
+    """Refuse ranks that run other software, collected other cases, or were given other options.
+
+    Raises:
+        AgreedError: The first difference, and the rank that has it.
+        RuntimeError: A rank did not answer, or runs in another image or other software.
+    """
+    mine = {"digest": _digest(case_ids, settings), "software": provenance.rank_software()}
+    there = control.exchange_all("collected", mine)
+    for rank, found in enumerate(there):
+        _refuse_software(rank, found["software"], there[0]["software"])
+    if all(found["digest"] == there[0]["digest"] for found in there):
+        return
+    # Only now the long lists, to name what differs.
+    lists = control.exchange_all("collected/cases", [list(case_ids), _comparable(settings)])
+    for rank, (ids, options) in enumerate(lists):
+        _refuse_difference(rank, ids, lists[0][0], options, lists[0][1])
+
+
+def refuse_alike(control: Control, problem: str) -> None:
+    """Refuse on all ranks what any of them cannot do.
+
+    Args:
+        control: The launch's.
+        problem: This rank's, as a sentence; empty where it has none.
+
+    Raises:
+        AgreedError: The first problem, with its rank and host where others have none or another.
+        RuntimeError: A rank did not answer.
+    """
+    there = control.exchange_all("problems", [problem, hostname()])
+    if all(said == there[0][0] for said, _ in there):
+        if problem:
+            raise AgreedError(problem)
+        return
+    rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
+    raise AgreedError(f"rank {rank} on {host}: {said}; give every rank the same files and options")
+
+
+def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:
+    for name in (name for name in of_rank_0 if own.get(name) != of_rank_0[name]):
+        raise RuntimeError(
+            f"rank {rank} runs with {name} {own.get(name)}, rank 0 with {of_rank_0[name]}; start "
+            "every rank from the same image and checkout"
+        )
+
+
+def _digest(case_ids: Sequence[str], settings: "Settings") -> str:
+    content = json.dumps([list(case_ids), _comparable(settings)], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _comparable(settings: "Settings") -> dict[str, Any]:
+    """Return the settings that must be equal; paths may differ where hosts mount them apart."""
+    paths = ("journal_path", "result_path")
+    facts = asdict(settings) | {name: getattr(settings, name) is not None for name in paths}
+    return {name: facts[name] for name in facts if name not in ("data_root", "stop_file", "after")}
+
+
+def refuse_shared_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse two ranks on one GPU, which NCCL cannot serve and no number could be trusted of.
+
+    Raises:
+        RuntimeError: Two ranks have the same GPU.
+    """
+    seen: dict[str, int] = {}
+    for rank, facts in enumerate(ranks):
+        if (uuid := facts["gpu_uuid"]) and seen.setdefault(uuid, rank) != rank:
+            raise RuntimeError(
+                f"ranks {seen[uuid]} and {rank} on {facts['host']} share one GPU ({uuid}); start "
+                "one rank per GPU"
+            )
+
+
+def _refuse_difference(
+    rank: int, ids: list[str], ids_0: list[str], options: dict[str, Any], options_0: dict[str, Any]
+) -> None:
+    if ids != ids_0:
+        differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
+        raise AgreedError(
+            f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
+            f"the first difference is {differing[0]}; give every rank the same files and options"
+        )
+    for name in (name for name in options_0 if options[name] != options_0[name]):
+        raise AgreedError(
+            f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
+            "give every rank the same options"
+        )
+
+
+def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
+    """Return the launch's provenance, every rank's part in it, equal on all ranks."""
+    own = provenance.rank_facts(world.rank, world.local_rank, world.device)
+    ranks = control.exchange_all("provenance", own | {"clock_s": time.time()})
+    for rank in ranks:  # all were let go at once by the exchange before
+        rank["clock_offset_s"] = round(rank["clock_s"] - ranks[0]["clock_s"], 3)
+    ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]
+    refuse_shared_devices(ranks)
+    # Rank 0's view of the software stands for all; hashing the image once is enough.
+    launch = provenance.launch_facts(seed, sys.argv) if world.rank == 0 else {}
+    launch = control.exchange("software", launch)[0]
+    return provenance.launch_provenance(launch, ranks) | {
+        "backend": world.backend,
+        "threads_per_rank": world.threads_per_rank,
+    }
+
+
+def cores_beside(ranks: Sequence[Mapping[str, Any]], rank: int) -> int:
+    """Return how many cores the ranks on one rank's host may run on together."""
+    there = (other["cores"] for other in ranks if other["host"] == ranks[rank]["host"])
+    return len(set[int]().union(*there))
+
+
+def launch_flags(facts: dict[str, Any]) -> list[str]:
+    """Return what is known against any result of a launch from its provenance."""
+    flags = []
+    for host in sorted({rank["host"] for rank in facts["ranks"]}):
+        ranks = [rank for rank in facts["ranks"] if rank["host"] == host]
+        cores = cores_beside(ranks, 0)
+        threads = sum(rank["num_threads"] for rank in ranks)
+        if threads > cores:
+            flags.append(f"oversubscribed: {threads} threads of ranks on {cores} cores")
+    if len(facts["device_names"]) > 1:
+        flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
+    if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
+    flags += _log_flag(facts["environment"])
+    flags += _dropped_flag(facts.get("dropped_environment", []))
+    flags += _clock_flags(facts["ranks"])
+    if facts["git_dirty"]:
+        flags.append("the suite's checkout holds changes that are not committed")
+    return sorted(set(flags))
+
+
+def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the hosts whose clocks are off: durations are not, for each rank times its own."""
+    for rank in ranks:
+        if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S:
+            yield f"the clock of {rank['host']} is {rank['clock_offset_s']:.0f} s off rank 0's"
+
+
+def _dropped_flag(names: Sequence[str]) -> Iterator[str]:
+    """Yield the settings of torch that a job's script made and the image did not get."""
+    dropped = sorted(filter(steers_torch, names))
+    if dropped:
+        yield f"the image did not get {', '.join(dropped)}; set it in the site's [env]"
+
+
+def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is to be said of NCCL's log, where each collective writes into it.
+
+    Without a choice of its own NCCL's INFO tells of starting alone ("Environment Variables", NCCL
+    user guide), and TRACE of every call whatever is chosen.
+    """
+    level = environ.get("NCCL_DEBUG", "").upper()
+    chosen = environ.get("NCCL_DEBUG_SUBSYS", "")
+    told = set(chosen.upper().split(",")) & {"ALL", "COLL"}
+    if level == "TRACE" or (level == "INFO" and told):
+        said = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
+        yield f"{said} logs every collective, which takes time"
+
+
+def measured_with(world: World, settings: "Settings") -> dict[str, Any]:
+    """Return what must be equal before a session goes on with another's journal."""
+    return {
+        "world_size": world.world_size,
+        "num_nodes": world.num_nodes,
+        "threads_per_rank": world.threads_per_rank,
+        "seed": settings.seed,
+        **asdict(settings.size),
+    }
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an earlier session of a launch has left.
+
+    Attributes:
+        done: Case -> outcome; `begin` for the one in flight.
+        order_seed: Seed of the order of cases; None where it is unknown.
+    """
+
+    done: dict[str, str] = field(default_factory=dict)
+    order_seed: int | None = None
+
+
+def order_seed(control: Control, before: Before) -> int:
+    """Return the seed of the order of cases: that of the session resumed, or a new one of rank 0.
+
+    Raises:
+        RuntimeError: A rank did not answer.
+    """
+    drawn: int = control.exchange_all("order", secrets.randbits(32))[0]
+    return drawn if before.order_seed is None else before.order_seed
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a session measures with that goes on with an earlier one's journal.
+
+    Attributes:
+        facts: What `measured_with` returned.
+        provenance: Of this session.
+        sources: Case -> digest of what it measures.
+    """
+
+    facts: dict[str, Any]
+    provenance: dict[str, Any]
+    sources: dict[str, str | None]
+
+
+def done_before(control: Control, path: Path, now: Now) -> Before:
+    """Return what the journal to resume holds.
+
+    Rank 0 alone reads: a shared file system may show the others an older file.
+
+    Raises:
+        AgreedError: The journal is corrupt, or was measured with something that does not pool.
+    """
+    answer: dict[str, Any] = {}
+    if control.rank == 0:
+        try:
+            answer = asdict(_resumable(path, now))
+        except ValueError as error:
+            answer = {"refused": str(error)}
+    answer = control.exchange("done", answer)[0]
+    if "refused" in answer:
+        raise AgreedError(answer["refused"])
+    return Before(**answer)
+
+
+def _resumable(path: Path, now: Now) -> Before:
+    done = journal.outcomes(path)
+    if case := journal.in_flight(path):
+        done[case] = "begin"
+    if not done:
+        return Before()
+    block = journal.rebuild(path)[KEY]
+    for name in ("provenance", "measured_with"):
+        if not isinstance(block.get(name), dict):
+            raise ValueError(
+                f"{path}: a launch line has {name} {str(block.get(name))[:80]!r}, which is no "
+                "dict; the journal is corrupt, so measure into another folder"
+            )
+    # What went through JSON holds lists where we have tuples.
+    wanted = json.loads(json.dumps(pooling_facts(now.provenance) | now.facts))
+    found = pooling_facts(block["provenance"]) | block["measured_with"]
+    for name in (name for name in wanted if found.get(name) != wanted[name]):
+        raise ValueError(
+            f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
+            "results that differ in it are not pooled: measure into another folder"
+        )
+    _refuse_other_source(path, now.sources)
+    return Before(done, block.get("order_seed"))
+
+
+def _refuse_other_source(path: Path, sources: Mapping[str, str | None]) -> None:
+    """Refuse to go on where what a case measures was edited since; one name would be two models."""
+    for case, entry in journal.measured(path).items():
+        record = entry.get("extra_info", {}).get(KEY, {})
+        then, now = record.get("workload_sha256"), sources.get(case)
+        if then and now and then != now:
+            raise ValueError(
+                f"{path} holds {case}, measured with another source of workload "
+                f"{record.get('workload')} (workload_sha256 {then[:12]}, now {now[:12]}); put the "
+                "source back, or measure into another folder"
+            )

@@ -1,0 +1,125 @@
+"""Memory of a rank, of its device on a GPU or of its host on a CPU: what is free, the peak."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from lockstep.vocabulary.host import hostname
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+# version -> limit, use, and the file pages in it that the kernel takes back (cgroups(7))
+_CGROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_(?:in)?active_file (\d+)$"),
+    2: ("memory.max", "memory.current", r"^(?:in)?active_file (\d+)$"),
+}
+
+
+def refuse_beyond(
+    exchange: Callable[[str, Any], list[Any]],
+    needed: Mapping[str, int],
+    device: "torch.device",
+    ranks_per_node: int,
+) -> None:
+    """Refuse on all ranks, before any of it is made, what one of them has no room for.
+
+    Args:
+        exchange: Takes a name and this rank's value, returns every rank's.
+        needed: What for -> bytes, of this rank.
+        device: Where it is to be.
+        ranks_per_node: Ranks that share a host's memory.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    free = free_bytes(device, ranks_per_node)
+    there = exchange(f"room for {', '.join(needed)}", [dict(needed), free, hostname()])
+    for rank, (wanted, left, host) in enumerate(there):
+        if sum(wanted.values()) > left:
+            parts = " and ".join(f"{size / GIB:.1f} GiB for {w}" for w, size in wanted.items())
+            raise ValueError(
+                f"rank {rank} on {host} needs {parts}, but {_room(device, left)}; choose a smaller "
+                "model, a smaller batch or less data"
+            )
+
+
+def _room(device: "torch.device", left: int) -> str:
+    if device.type == "cuda":
+        return f"{left / GIB:.1f} GiB of its GPU are free"
+    return f"its share of what is free on its host, or left to its job, is {left / GIB:.1f} GiB"
+
+
+def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
+    """Return what one rank may still take: of its device on a GPU, of its share on a host."""
+    if device.type == "cuda":
+        import torch
+
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    on_host: int = psutil.virtual_memory().available
+    return min([on_host, *left_in_groups()]) // ranks_per_node
+
+
+def left_in_groups() -> list[int]:
+    """Return what each control group of this process leaves it, as that of a Slurm step does."""
+    with contextlib.suppress(OSError):
+        return [left for folder in _groups() for left in _left(*folder)]
+    return []
+
+
+def _groups() -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of each group this process is in, and of those above."""
+    for line in CGROUP.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            version, root = 2, CGROUP_ROOT
+        elif "memory" in controllers.split(","):
+            version, root = 1, CGROUP_ROOT / "memory"
+        else:
+            continue
+        own = root / path.lstrip("/")
+        yield from ((version, above) for above in (own, *own.parents) if above.is_relative_to(root))
+
+
+def _left(version: int, folder: Path) -> Iterator[int]:
+    limit, use, pages = _CGROUP_FILES[version]
+    # A container may not see the group's folder, and the uppermost has no limit.
+    with contextlib.suppress(OSError, ValueError):
+        allowed, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, use))
+        stat = (folder / "memory.stat").read_text(encoding="ascii")
+        yield allowed - used + sum(map(int, re.findall(pages, stat, re.MULTILINE)))
+
+
+def reset_peak(device: "torch.device") -> None:
+    """Forget the peak so far, so that the next reading is this case's own."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    # Where /proc is read-only, the reading is the process's own peak.
+    with contextlib.suppress(OSError):
+        # 5 resets the peak resident size (proc_pid_clear_refs(5)).
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes(device: "torch.device") -> int | None:
+    """Return the peak since the last reset in bytes, None where the system does not tell."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None

@@ -1,0 +1,370 @@
+"""Where a result comes from: the software, the machine, the image and the settings of a launch.
+
+Everything is read, nothing asked for. A fact that cannot be read is None: a missing git, a
+driver that does not answer or an image out of reach never stops a measurement. torch is imported
+only where a rank is described, so that a login node can use the rest.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from lockstep import content
+from lockstep.machine import nvml
+from lockstep.vocabulary.environment import NAMES, steers_torch
+from lockstep.vocabulary.host import hostname
+
+if TYPE_CHECKING:
+    import torch
+
+DISTRIBUTION = "lockstep-bench"
+
+SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+HIDDEN = "***"
+SLURM_NAMES = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_PARTITION",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NNODES",
+    "SLURM_STEP_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+)
+# What a launch has only where its ranks drive GPUs; a CUDA build of torch on a CPU used none.
+GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
+
+GIT_TIMEOUT_S = 20
+# Apptainer writes into every image when, and of what, it was built.
+# Whose code decides what is measured.
+MEASURING_ROOMS = ("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch")
+IMAGE_LABELS = Path("/.singularity.d/labels.json")
+
+
+def rank_facts(rank: int, local_rank: int, device: "torch.device") -> dict[str, Any]:
+    """Describe one rank: who it is, what it runs on and which cores it may use.
+
+    Args:
+        rank: Rank in the process group.
+        local_rank: Rank on its host.
+        device: The device the rank computes on.
+    """
+    import torch
+
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    uuid = getattr(gpu, "uuid", None)
+    return {
+        "rank": rank,
+        "local_rank": local_rank,
+        "host": hostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "device_name": gpu.name if gpu else cpu_model(),
+        "cpu_model": cpu_model(),
+        "gpu_uuid": f"GPU-{uuid}" if uuid else None,
+        "driver": driver_version() if gpu else None,
+        "cores": usable_cores(),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def rank_software() -> dict[str, Any]:
+    """Return what must be equal on all ranks: the image, the suite and what it runs on."""
+    import torch
+
+    return {
+        "image built": _sha256(IMAGE_LABELS),
+        "Python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "suite": suite_sha256(),
+    }
+
+
+def suite_sha256() -> str:
+    """Return the digest of the suite's measuring code, by whichever path this rank reads it."""
+    digest = hashlib.sha256()
+    folders = [content.ROOT / "bench", *(content.PACKAGE / room for room in MEASURING_ROOMS)]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
+    """Describe the launch as seen from rank 0.
+
+    Args:
+        seed: The seed the launch was started with.
+        command: The command line, one argument per item.
+    """
+    return (
+        {"lockstep_version": lockstep_version(), "seed": seed, "command": without_secrets(command)}
+        | git_facts(content.IMPORTABLE_FROM)
+        | software_facts()
+        | torch_facts()
+        | machine_facts()
+        | image_facts(os.environ)
+        | {"suite_sha256": suite_sha256()}
+        | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
+        | {"dropped_environment": os.environ.get("LOCKSTEP_DROPPED", "").split()}
+    )
+
+
+def launch_provenance(
+    launch: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Merge what rank 0 knows of the launch with what each rank knows of itself.
+
+    Args:
+        launch: What `launch_facts` returned on rank 0.
+        ranks: What `rank_facts` returned on each rank, in rank order.
+
+    Returns:
+        The provenance of the launch. Its GPU facts are None where every rank runs on a CPU; a
+        mixed set of drivers or devices is kept whole, so that it never pools with a uniform one.
+    """
+    drivers = sorted({rank["driver"] for rank in ranks if rank["driver"]})
+    on_gpu = any(rank["device"] != "cpu" for rank in ranks)
+    return {
+        **launch,
+        "driver": ", ".join(drivers) or None,
+        **({} if on_gpu else dict.fromkeys(GPU_FACTS)),
+        "device_names": sorted({rank["device_name"] for rank in ranks}),
+        "ranks": [dict(rank) for rank in ranks],
+    }
+
+
+def software_facts() -> dict[str, Any]:
+    """Return the versions of the interpreter, the libraries around torch, and the system."""
+    return {
+        "python": platform.python_version(),
+        "torchvision": package_version("torchvision"),
+        "numpy": package_version("numpy"),
+        "pytest": package_version("pytest"),
+        "pytest_benchmark": package_version("pytest-benchmark"),
+        "os": os_name(),
+        "kernel": platform.release(),
+        "driver": driver_version(),
+    }
+
+
+def torch_facts() -> dict[str, Any]:
+    """Return the versions torch was built with, its threads and its collective backend."""
+    import torch
+
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": _cudnn_version(torch.backends.cudnn.version()),
+        "nccl": _nccl_version(),
+        "backend": torch.distributed.get_backend() if distributed else None,
+        "threads_per_rank": torch.get_num_threads(),
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return this host's name, processor, logical cores and memory in bytes."""
+    return {
+        "hostname": hostname(),
+        "cpu_model": cpu_model(),
+        "cores_per_node": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def lockstep_version() -> str | None:
+    """Return the version of the code that runs: of its checkout, else of the installation."""
+    pyproject = content.IMPORTABLE_FROM / "pyproject.toml"
+    if pyproject.is_file():
+        return str(tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["version"])
+    return package_version(DISTRIBUTION)
+
+
+def package_version(distribution: str) -> str | None:
+    """Return an installed distribution's version, or None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_facts(root: Path) -> dict[str, Any]:
+    """Return commit and dirtiness of the suite: its checkout's, else what its image was built of.
+
+    Dirty means that tracked files differ from the commit; results lying about do not count.
+    """
+    top = _git(root, "rev-parse", "--show-toplevel")
+    # An installation inside somebody else's checkout must not borrow that checkout's commit.
+    if top is None or Path(top) != root.resolve():
+        return _built_of(root)
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return {
+        "git_commit": _git(root, "rev-parse", "HEAD"),
+        "git_dirty": None if changes is None else bool(changes),
+    }
+
+
+def _built_of(root: Path) -> dict[str, Any]:
+    """Return what an image's builder left: a commit, with `-dirty` after it where files differed.
+
+    The file `COMMIT` stands beside the suite it speaks of; the variable `LOCKSTEP_COMMIT` of an
+    image would also speak of a checkout bound into it, so it counts for none.
+    """
+    text = read_text(root / "COMMIT")
+    if text is None and not (root / ".git").exists():
+        text = os.environ.get("LOCKSTEP_COMMIT")
+    found = re.fullmatch(r"([0-9a-f]{7,64})(-dirty)?", text or "")
+    if not found:
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": found[1], "git_dirty": found[2] is not None}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints, or None where git is absent or refuses.
+
+    A job often runs as another user than the checkout's owner, or in a user namespace, which git
+    calls dubious: reading is harmless, so every directory counts as safe.
+    """
+    command = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-C", str(root), *arguments]
+    # A git hook exports GIT_DIR, which would point every answer at the hook's repository.
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=variables, timeout=GIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that steer torch and its communication, secrets left out."""
+    return {
+        name: _homeless(variables[name])
+        for name in sorted(variables)
+        if steers_torch(name) and not names_a_secret(name)
+    }
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """Return a command line as it may be shown: no value of a secret, no home folder's path.
+
+    `--label=token=x`, `--api-key=x`, and `x` after a word `--api-key`, are secrets by their names.
+    """
+    shown: list[str] = []
+    follows = False
+    for word in map(_homeless, command):
+        *names, value = word.split("=")
+        secret = next((i for i, name in enumerate(names, 1) if names_a_secret(name)), 0)
+        open_word = "=".join((*names[:secret], HIDDEN)) if secret else word
+        shown.append(HIDDEN if follows else open_word)
+        follows = not names and word.startswith("--") and names_a_secret(value)
+    return shown
+
+
+def _homeless(text: str) -> str:
+    """Return a text with the user's home folder as `~`: its path names the user."""
+    home = os.path.expanduser("~").rstrip("/")  # noqa: PTH111, which raises without a home
+    return re.sub(rf"(?<![\w/]){re.escape(home)}(?=/|$)", "~", text) if len(home) > 1 else text
+
+
+def names_a_secret(name: str) -> bool:
+    """Return whether a variable's name suggests a secret value."""
+    return name not in NAMES and any(word in name.upper() for word in SECRET_WORDS)
+
+
+def slurm_facts(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the Slurm job's and step's variables; empty outside a job."""
+    return {name: variables[name] for name in SLURM_NAMES if name in variables}
+
+
+def image_facts(variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Return path and SHA-256 of the container image; None outside one.
+
+    A job script that hashed the image once exports `LOCKSTEP_IMAGE_SHA256`, which spares each
+    launch from reading gigabytes again. It counts only inside a container: left over in a shell,
+    it would label a run outside the image.
+    """
+    path = variables.get("APPTAINER_CONTAINER") or variables.get("SINGULARITY_CONTAINER")
+    if not path:
+        return {"image_path": None, "image_sha256": None}
+    digest = variables.get("LOCKSTEP_IMAGE_SHA256") or _sha256(Path(path))
+    return {"image_path": path, "image_sha256": digest}
+
+
+def _sha256(path: Path) -> str | None:
+    """Return a file's SHA-256, read in pieces, or None where it is no readable file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def usable_cores() -> list[int]:
+    """Return the cores this process may run on, or all of them where the system has no masks."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cpu_model() -> str:
+    """Return the processor's name, or the architecture where the system gives none."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo") or "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def os_name() -> str:
+    """Return the distribution's name and version, or the platform where it has none."""
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform(terse=True)
+
+
+def driver_version() -> str | None:
+    """Return the NVIDIA driver's version, from NVML or the kernel module; None without one."""
+    return nvml.driver_version() or _kernel_driver_version()
+
+
+def _kernel_driver_version() -> str | None:
+    """Return the version the loaded kernel module reports, for sites without nvidia-ml-py."""
+    text = read_text("/proc/driver/nvidia/version") or ""
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _cudnn_version(number: int | None) -> str | None:
+    """Return cuDNN's version as a text: 91002 is 9.10.2, and 8902 was 8.9.2."""
+    if number is None:
+        return None
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _nccl_version() -> str | None:
+    """Return the version of the NCCL that torch uses, or None where it has none."""
+    import torch
+
+    try:
+        parts = torch.cuda.nccl.version()
+    except (AttributeError, RuntimeError):
+        return None
+    return ".".join(str(part) for part in parts)
+
+
+def read_text(path: str | Path) -> str | None:
+    """Return a small system file's text without surrounding space, or None if unreadable."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,364 @@
+"""What a machine is, read from the machine: the entries of SYSTEM.md.
+
+Nothing is filled in by hand: a fact that cannot be read is None, and a dash in the text. Works
+where torch is not installed, such as on a login node.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lockstep import content
+from lockstep.machine import provenance
+from lockstep.vocabulary.journal import write_atomically
+
+TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
+DASH = "-"
+COMMAND_TIMEOUT_S = 20
+GIB = 2**30
+MIB = 2**20
+
+SYSTEM_FOLDER = Path("/sys")
+
+
+def system_facts(folder: Path) -> dict[str, Any]:
+    """Return everything an entry shows of this machine.
+
+    Args:
+        folder: Where results are written; its file system's type is recorded.
+    """
+    return {
+        "hostname": provenance.machine_facts()["hostname"],
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": hardware_facts(),
+        "network": network_facts(SYSTEM_FOLDER / "class"),
+        "software": software_facts(),
+        "partitions": slurm_partitions(),
+        "settings": settings_facts(folder),
+    }
+
+
+def hardware_facts() -> dict[str, Any]:
+    """Return processor, memory in bytes, and GPUs."""
+    processors = SYSTEM_FOLDER / "devices/system"
+    packages = processors.glob("cpu/cpu[0-9]*/topology/physical_package_id")
+    machine = provenance.machine_facts()
+    return {
+        "cpu_model": machine["cpu_model"],
+        "sockets": len({provenance.read_text(package) for package in packages}) or None,
+        "cores": psutil.cpu_count(logical=False),
+        "hardware_threads": psutil.cpu_count(),
+        "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
+        "memory_bytes": machine["memory_bytes"],
+        "gpus": gpus(),
+    }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Return name, memory in bytes and driver of each GPU, as nvidia-smi or torch sees them."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
+    listing = _output([*query, "--format=csv,noheader,nounits"])
+    return parse_gpus(listing) if listing else _torch_gpus()
+
+
+def parse_gpus(listing: str) -> list[dict[str, Any]]:
+    """Read lines of nvidia-smi: name, memory in MiB, driver."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
+    return [
+        {
+            "name": name,
+            "memory_bytes": int(memory) * MIB if memory.isdecimal() else None,
+            "driver": driver,
+        }
+        for name, memory, driver in rows
+    ]
+
+
+def _torch_gpus() -> list[dict[str, Any]]:
+    """Return the GPUs torch sees; those of another maker have no nvidia-smi."""
+    torch = _torch()
+    if torch is None or not torch.cuda.is_available():
+        return []
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [
+        {"name": device.name, "memory_bytes": device.total_memory, "driver": None}
+        for device in devices
+    ]
+
+
+def network_facts(classes: Path) -> dict[str, Any]:
+    """Return the network interfaces of this machine and their link rates.
+
+    Args:
+        classes: The kernel's folder of device classes, /sys/class.
+
+    Returns:
+        `interfaces`, name and Gbit/s of each that hardware stands behind, and `infiniband`,
+        device, port, state, rate and link layer of each port (Ethernet there means RoCE).
+    """
+    hardware = [
+        path
+        for path in sorted((classes / "net").glob("*"))
+        if (path / "device").exists() or (path / "bonding").exists()
+    ]
+    ports = sorted((classes / "infiniband").glob("*/ports/*"))
+    return {
+        "interfaces": [
+            {"name": path.name, "speed_gbit_per_s": _speed_gbit_per_s(path)} for path in hardware
+        ],
+        "infiniband": [
+            {"device": port.parents[1].name, "port": port.name}
+            | {key: provenance.read_text(port / key) for key in ("state", "rate", "link_layer")}
+            for port in ports
+        ],
+    }
+
+
+def _speed_gbit_per_s(interface: Path) -> float | None:
+    """Return a link's rate; the kernel gives Mbit/s, and -1 or an error where it has none."""
+    speed = provenance.read_text(interface / "speed") or ""
+    return int(speed) / 1000 if speed.isdecimal() else None
+
+
+def software_facts() -> dict[str, Any]:
+    """Return the versions of the system, of torch and what it was built with, and of the tools."""
+    apptainer = _output(["apptainer", "--version"]) or _output(["singularity", "--version"])
+    slurm = _output(["sinfo", "--version"])
+    commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
+    versions = provenance.software_facts()
+    return {
+        "os": versions["os"],
+        "kernel": versions["kernel"],
+        "driver": versions["driver"],
+        "python": versions["python"],
+        **_torch_versions(),
+        "torchvision": versions["torchvision"],
+        "slurm": slurm.split()[-1] if slurm else None,
+        "apptainer": apptainer.split()[-1] if apptainer else None,
+        "lockstep": provenance.lockstep_version(),
+        "lockstep_commit": commit,
+    }
+
+
+def _torch_versions() -> dict[str, Any]:
+    """Return torch's version, the libraries of its build, and which back ends can be used."""
+    names = ("torch", "cuda", "cudnn", "nccl", "cuda_usable", "gloo_usable")
+    torch = _torch()
+    if torch is None:
+        return dict.fromkeys(names)
+    distributed = torch.distributed.is_available()
+    facts = provenance.torch_facts() | {
+        "cuda_usable": torch.cuda.is_available(),
+        "gloo_usable": distributed and torch.distributed.is_gloo_available(),
+    }
+    return {name: facts[name] for name in names}
+
+
+def _torch() -> Any:
+    """Return torch, or None where it is missing or its libraries do not load."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):
+        return None
+
+
+def slurm_partitions() -> list[dict[str, Any]]:
+    """Return the cluster's partitions as sinfo lists them; empty without Slurm."""
+    listing = _output(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"])
+    return parse_partitions(listing) if listing else []
+
+
+def parse_partitions(listing: str) -> list[dict[str, Any]]:
+    """Read sinfo's lines: partition, nodes, processors and MiB of a node, generic resources."""
+    names = ("partition", "num_nodes", "cpus_per_node", "memory_mib_per_node", "gres")
+    rows = [line.split("|") for line in listing.splitlines()]
+    return [
+        {name: None if cell == "(null)" else cell for name, cell in zip(names, row, strict=True)}
+        for row in rows
+    ]
+
+
+def settings_facts(folder: Path) -> dict[str, Any]:
+    """Return what changes speed without changing a version."""
+    processor = SYSTEM_FOLDER / "devices/system/cpu/cpu0"
+    huge_pages = provenance.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", huge_pages or "")
+    return {
+        "environment": provenance.environment(os.environ),
+        "cpu_governor": provenance.read_text(processor / "cpufreq/scaling_governor"),
+        "transparent_hugepages": chosen[1] if chosen else None,
+        "file_system": file_system(folder),
+    }
+
+
+def file_system(folder: Path) -> str | None:
+    """Return the type of the file system a folder lies on, such as ext4, lustre or nfs4."""
+    where = folder.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    holding = [mount for mount in (where, *where.parents) if mount in mounts]
+    return mounts[holding[0]] if holding else None
+
+
+def _output(command: Sequence[str]) -> str | None:
+    """Return what a command prints, or None where it is absent, fails or does not answer."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def to_markdown(facts: Mapping[str, Any]) -> str:
+    """Return the entry of one machine: a second-level section headed by its host name."""
+    sections = {
+        "Hardware": _hardware_rows(facts["hardware"]),
+        "Network": _network_rows(facts["network"]),
+        "Software": _software_rows(facts["software"]),
+        "Slurm partitions": _partition_rows(facts["partitions"]),
+        "Settings": _settings_rows(facts["settings"]),
+    }
+    tables = [f"### {title}\n\n{_table(rows)}" for title, rows in sections.items() if rows]
+    head = f"## {facts['hostname']}\n\nRead on {facts['date']}."
+    return "\n\n".join([head, *tables]) + "\n"
+
+
+def _hardware_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the rows on processor, memory and GPUs, equal GPUs counted together."""
+    alike = Counter((gpu["name"], gpu["memory_bytes"]) for gpu in facts["gpus"])
+    cards = [f"{number} x {name}, {_gib(memory)}" for (name, memory), number in alike.items()]
+    return [
+        ("CPU", facts["cpu_model"]),
+        ("Sockets", facts["sockets"]),
+        ("Cores", facts["cores"]),
+        ("Hardware threads", facts["hardware_threads"]),
+        ("NUMA nodes", facts["numa_nodes"]),
+        ("Memory", _gib(facts["memory_bytes"])),
+        ("GPUs", "; ".join(cards) or "none"),
+    ]
+
+
+def _network_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return a row for each interface and InfiniBand port."""
+    interfaces = [
+        (f"Interface {link['name']}", _with_unit(link["speed_gbit_per_s"], "Gbit/s"))
+        for link in facts["interfaces"]
+    ]
+    ports = [
+        (f"{port['device']} port {port['port']}", _present(port, "link_layer", "rate", "state"))
+        for port in facts["infiniband"]
+    ]
+    return interfaces + (ports or [("InfiniBand", "no InfiniBand")])
+
+
+def _software_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return a row for each version."""
+    return [
+        ("Operating system", facts["os"]),
+        ("Kernel", facts["kernel"]),
+        ("NVIDIA driver", facts["driver"]),
+        ("Python", facts["python"]),
+        ("torch", facts["torch"]),
+        ("torchvision", facts["torchvision"]),
+        ("CUDA of this torch", facts["cuda"]),
+        ("cuDNN of this torch", facts["cudnn"]),
+        ("NCCL of this torch", facts["nccl"]),
+        ("Usable from torch", _usable(facts)),
+        ("Slurm", facts["slurm"]),
+        ("Apptainer", facts["apptainer"]),
+        ("Lockstep", _present(facts, "lockstep", "lockstep_commit")),
+    ]
+
+
+def _usable(facts: Mapping[str, Any]) -> str | None:
+    """Return which of CUDA and gloo torch can use here, or None without torch."""
+    if facts["torch"] is None:
+        return None
+    answers = {True: "yes", False: "no"}
+    return f"cuda: {answers[facts['cuda_usable']]}, gloo: {answers[facts['gloo_usable']]}"
+
+
+def _partition_rows(partitions: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """Return a row for each kind of node in each partition."""
+    return [
+        (
+            part["partition"],
+            f"{part['num_nodes']} nodes of {part['cpus_per_node']} CPUs, "
+            f"{part['memory_mib_per_node']} MiB, GRES {part['gres'] or 'none'}",
+        )
+        for part in partitions
+    ]
+
+
+def _settings_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the kernel's settings, the file system, and one row for each variable."""
+    return [
+        ("CPU governor", facts["cpu_governor"]),
+        ("Transparent huge pages", facts["transparent_hugepages"]),
+        ("File system of the working directory", facts["file_system"]),
+        *sorted(facts["environment"].items()),
+    ]
+
+
+def _table(rows: Sequence[tuple[str, Any]]) -> str:
+    """Return a Markdown table of two columns."""
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
+    return "\n".join(["| Fact | Value |", "|---|---|", *lines])
+
+
+def _cell(value: Any) -> str:
+    """Return a value as table text: a dash where unknown, and no markup of its own."""
+    text = " ".join(str("" if value is None else value).split())
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") or DASH
+
+
+def _gib(size_bytes: int | None) -> str:
+    """Return a size in GiB, or a dash."""
+    return DASH if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
+
+
+def _with_unit(value: float | None, unit: str) -> str | None:
+    """Return a number with its unit, or None."""
+    return None if value is None else f"{value:g} {unit}"
+
+
+def _present(facts: Mapping[str, Any], *names: str) -> str | None:
+    """Return the facts that are known, joined."""
+    return ", ".join(str(facts[name]) for name in names if facts[name]) or None
+
+
+def merge_entry(text: str, entry: str) -> str:
+    """Return a SYSTEM.md with one machine's entry replaced, or added at its end.
+
+    Args:
+        text: The file so far; empty for a new one.
+        entry: What `to_markdown` returned; its first line, the host name, says what to replace.
+    """
+    head, *entries = re.split(r"^(?=## )", text or TITLE, flags=re.MULTILINE)
+    heading = entry.partition("\n")[0]
+    places = [i for i, old in enumerate(entries) if old.partition("\n")[0].rstrip() == heading]
+    if places:
+        entries[places[0]] = entry
+    else:
+        entries.append(entry)
+    return "\n\n".join(part.strip("\n") for part in (head, *entries) if part.strip()) + "\n"
+
+
+def write_entry(path: Path, entry: str) -> None:
+    """Put one machine's entry into a SYSTEM.md; a reader finds the old file or the new."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_atomically(path, merge_entry(old, entry))

@@ -1,0 +1,1 @@
+"""How a case is measured: rounds, training steps, collectives and data loading."""

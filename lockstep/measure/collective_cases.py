@@ -1,0 +1,122 @@
+"""The collectives, each a record of what to call, over one harness.
+
+Message size is nccl-tests' S: the buffer of all-reduce, broadcast and reduce; the whole gathered
+buffer of all-gather; the whole input of reduce-scatter (doc/PERFORMANCE.md).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lockstep.measure.harness import Harness
+from lockstep.vocabulary import metrics
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES = 4  # float32
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: its call, and the value it must give.
+
+    Attributes:
+        call: Runs it; takes the whole buffer (S bytes) and this rank's part of it.
+        result: Which of the two buffers holds the result: "whole" or "part".
+        expected: Given that rank r puts in r + 1: "sum" of all ranks, "root" for rank 0's value,
+            "ranks" for every rank's in turn.
+        root_only: Whether only rank 0 is given the result.
+    """
+
+    call: "Callable[[torch.Tensor, torch.Tensor], object]"
+    result: str
+    expected: str
+    root_only: bool = False
+
+    def expected_values(self, world_size: int) -> list[float]:
+        """Return the values of the result's equal stretches."""
+        given = [float(rank + 1) for rank in range(world_size)]
+        return {"sum": [sum(given)], "root": given[:1], "ranks": given}[self.expected]
+
+
+def _table() -> dict[str, Collective]:
+    from torch import distributed as dist
+
+    return {
+        "all_reduce": Collective(lambda whole, _: dist.all_reduce(whole), "whole", "sum"),
+        "broadcast": Collective(lambda whole, _: dist.broadcast(whole, 0), "whole", "root"),
+        "reduce": Collective(lambda whole, _: dist.reduce(whole, 0), "whole", "sum", True),
+        "all_gather": Collective(dist.all_gather_into_tensor, "whole", "ranks"),
+        "reduce_scatter": Collective(
+            lambda whole, part: dist.reduce_scatter_tensor(part, whole), "part", "sum"
+        ),
+    }
+
+
+def measure_collective(harness: Harness, *, collective: str, message_bytes: int) -> None:
+    """Time one collective at one message size, back to back.
+
+    Raises:
+        RuntimeError: The collective gave a wrong result.
+    """
+    import pytest
+    import torch
+
+    table = _table()
+    chosen = table[collective]
+    n = harness.world.world_size
+    if n == 1:
+        pytest.skip("a collective needs two ranks; at one nothing crosses a link")
+    size = harness.size
+    harness = replace(harness, size=replace(size, steps_per_round=size.collective_steps_per_round))
+    # A whole number of elements per rank, as nccl-tests does; the size used is recorded.
+    part_elements = max(1, message_bytes // ITEM_BYTES // n)
+    whole = torch.zeros(part_elements * n, device=harness.device)
+    part = torch.zeros(part_elements, device=harness.device)
+    _check(harness, "before", chosen, whole, part)
+    whole.zero_()  # zeros stay zeros however often they are summed
+    part.zero_()
+    rank_round_s = harness.time(lambda: chosen.call(whole, part))
+    _check(harness, "after", chosen, whole, part)
+    used_bytes = whole.numel() * ITEM_BYTES
+    harness.record(
+        rank_round_s,
+        workload=collective,
+        scaling=None,
+        sample_unit="bytes",
+        samples_per_step=used_bytes,
+        checks={"result_is_right": True},
+        details=_bandwidth(collective, used_bytes, n, harness.step_s(rank_round_s)),
+    )
+
+
+def _bandwidth(
+    collective: str, message_bytes: int, world_size: int, time_s: float
+) -> dict[str, float | None]:
+    algbw = metrics.algbw_gb_per_s(message_bytes, time_s)
+    factor = metrics.busbw_factor(collective, world_size)
+    return {
+        "message_bytes": message_bytes,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": None if factor is None else algbw * factor,
+    }
+
+
+def _check(
+    harness: Harness, when: str, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
+) -> None:
+    """Run the collective once on known values; every rank learns whether all results are right."""
+    rank, n = harness.world.rank, harness.world.world_size
+    whole.fill_(rank + 1)
+    part.fill_(rank + 1)
+    chosen.call(whole, part)
+    found = (whole if chosen.result == "whole" else part).view(-1)
+    expected = found.new_tensor(chosen.expected_values(n))
+    is_right = bool((found.view(len(expected), -1) == expected[:, None]).all())
+    holds_result = rank == 0 or not chosen.root_only
+    answers = harness.exchange(f"check {when}", is_right or not holds_result)
+    if not all(answers):
+        raise RuntimeError(
+            f"rank {answers.index(False)} holds a wrong result, expected {expected.tolist()}"
+        )

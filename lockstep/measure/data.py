@@ -1,0 +1,367 @@
+"""Data sets for the loader cases and the trainer, made or downloaded once per shared folder.
+
+A data set is a map-style sequence of (image, class). One process of all ranks on all hosts fetches
+what is missing, under a lock file in the data root; the others wait there and find it complete.
+Letters: N images, C channels, H height, W width.
+"""
+
+import contextlib
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from lockstep.vocabulary import files
+from lockstep.workloads import Workload
+
+NAMES = ("digits", "synthetic", "mnist", "cifar10")
+LOCK_NAME = ".lockstep.lock"
+STAGING_PREFIX = ".lockstep-staging-"
+
+# scikit-learn's digits: 1,797 images; 357 held out leaves 1,440, which many batches divide.
+DIGITS_HELD_OUT = 357
+_SPLIT_SEED = 0
+# A crop moves an image of 32 pixels by up to 4, as He et al. (arXiv:1512.03385, 4.2) do on CIFAR.
+_CROP_SHARE = 8
+_MEMMAP_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a trainer needs: one data set to learn from, another to be judged on."""
+
+    train: "Dataset[tuple[torch.Tensor, Any]]"
+    validation: "Dataset[tuple[torch.Tensor, Any]]"
+
+
+class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
+    """Images of eight bits and their classes, as tensors between -1 and 1.
+
+    Args:
+        images: uint8, shape (N, C, H, W); an array in memory or a mapped file.
+        labels: Integers, shape (N,).
+        shape: The shape of an item; the image's own by default, (C*H*W,) flattens it, and three
+            channels repeat a grey one.
+        augment: Crop a shifted window from the padded image, and mirror every other image.
+
+    Raises:
+        ValueError: The images cannot take that shape.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        shape: tuple[int, ...] | None = None,
+        augment: bool = False,
+    ) -> None:
+        self.images = images
+        self.labels = labels
+        self.shape = shape or tuple(images.shape[1:])
+        self.augment = augment
+        _check_shape(tuple(images.shape[1:]), self.shape)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = torch.from_numpy(np.array(self.images[index]))
+        if self.augment:
+            image = augmented(image)
+        if self.shape[0] == 3 * len(image):
+            image = image.repeat(3, 1, 1)
+        return image.reshape(self.shape) / 127.5 - 1, int(self.labels[index])
+
+
+def _check_shape(image: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    grey_to_colour = image[0] == 1 and wanted == (3, *image[1:])
+    if not grey_to_colour and np.prod(image) != np.prod(wanted):
+        raise ValueError(
+            f"images of shape {image} do not fit a model that takes {wanted}; choose a workload "
+            f"for {image}, or one that takes ({np.prod(image)},)"
+        )
+
+
+def augmented(image: torch.Tensor) -> torch.Tensor:
+    """Return a random crop of the zero-padded image (C, H, W), mirrored half of the time."""
+    _, height, width = image.shape
+    padding = max(1, height // _CROP_SHARE)
+    padded = torch.nn.functional.pad(image, (padding,) * 4)
+    top, left = torch.randint(2 * padding + 1, (2,)).tolist()
+    window = padded[:, top : top + height, left : left + width]
+    return window.flip(2) if torch.rand(()) < 0.5 else window
+
+
+class MemmapImages(ImageDataset):
+    """Images in a mapped file, read from storage as they are asked for.
+
+    Workers that are spawned map the file themselves instead of receiving its content.
+
+    Args:
+        folder: Where `write_memmap` put the files.
+        augment: As in `ImageDataset`.
+    """
+
+    def __init__(self, folder: Path, augment: bool = False) -> None:
+        self.folder = folder
+        super().__init__(*_map(folder), augment=augment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "augment": self.augment}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _map(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    return np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy")
+
+
+def write_memmap(
+    folder: Path,
+    num_images: int,
+    shape: tuple[int, int, int] = (3, 32, 32),
+    num_classes: int = 10,
+    seed: int = 0,
+) -> Path:
+    """Write generated images for `MemmapImages`, once; return the folder.
+
+    Raises:
+        ValueError: The folder already holds images of another number or shape.
+    """
+    with locked(folder):
+        if not (folder / "labels.npy").exists():
+            with staging(folder) as stage:
+                _write_images(stage, num_images, shape, num_classes, seed)
+    found = np.load(folder / "images.npy", mmap_mode="r").shape
+    if found != (num_images, *shape):
+        raise ValueError(
+            f"{folder} holds images of shape {found}, not {(num_images, *shape)}; "
+            "remove it or choose another folder"
+        )
+    return folder
+
+
+def _write_images(
+    folder: Path, num_images: int, shape: tuple[int, int, int], num_classes: int, seed: int
+) -> None:
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", mode="w+", dtype=np.uint8, shape=(num_images, *shape)
+    )
+    labels = np.empty(num_images, dtype=np.int64)
+    for start in range(0, num_images, _MEMMAP_CHUNK):
+        part = slice(start, min(start + _MEMMAP_CHUNK, num_images))
+        images[part], labels[part] = generated(part.stop - start, shape, num_classes, seed, start)
+    images.flush()
+    np.save(folder / "labels.npy", labels)
+
+
+def generated(
+    num_images: int,
+    shape: tuple[int, ...] = (3, 32, 32),
+    num_classes: int = 10,
+    seed: int = 0,
+    start: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (N, C, H, W) in uint8 and classes (N,) that a model can learn to tell apart.
+
+    Each class is one pattern under noise.
+
+    Args:
+        num_images: N.
+        shape: (C, H, W).
+        num_classes: Classes, in turn over the images.
+        seed: Fixes the patterns; images differ by seed and `start`.
+        start: Index of the first image, so that a large set can be made in pieces.
+    """
+    patterns = np.random.default_rng(seed).integers(0, 128, (num_classes, *shape), np.uint8)
+    noise = np.random.default_rng((seed, start)).integers(0, 128, (num_images, *shape), np.uint8)
+    labels = (np.arange(num_images) + start) % num_classes
+    return patterns[labels] + noise, labels
+
+
+def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic: int) -> Splits:
+    """Return a data set for a workload, fetched first if it must be.
+
+    Args:
+        name: One of `NAMES`; `synthetic` is made by the workload itself.
+        root: Where downloads go, a folder that all ranks see.
+        workload: Its batches give the shape of an input.
+        augment: Whether training images are augmented.
+        num_synthetic: Items of the synthetic training set; a quarter as many to validate.
+
+    Raises:
+        ValueError: No such data set, or its images do not fit the workload.
+        RuntimeError: It is not there and cannot be downloaded, or its checksum is wrong.
+    """
+    if name not in NAMES:
+        raise ValueError(f"no data set {name!r}; choose from {', '.join(NAMES)}")
+    if name == "synthetic":
+        return _synthetic(workload, num_synthetic)
+    inputs, _ = workload.make_batch(1, torch.device("cpu"), None)
+    shape = tuple(inputs.shape[1:])
+    train, validation = _digits() if name == "digits" else torchvision_arrays(name, root)
+    return Splits(ImageDataset(*train, shape, augment), ImageDataset(*validation, shape))
+
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _synthetic(workload: Workload, num_items: int) -> Splits:
+    generator = torch.Generator().manual_seed(_SPLIT_SEED)
+    cpu = torch.device("cpu")
+    train, validation = (
+        TensorDataset(*workload.make_batch(number, cpu, generator))
+        for number in synthetic_sizes(num_items)
+    )
+    return Splits(train, validation)  # type: ignore[arg-type]
+
+
+def synthetic_sizes(num_items: int) -> tuple[int, int]:
+    """Return how many synthetic items there are to train on, and to validate."""
+    return num_items, max(1, num_items // 4)
+
+
+def _digits() -> tuple[Arrays, Arrays]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = (digits.images[:, None] * 15).astype(np.uint8)  # grey levels are 0 to 16
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(images))
+    held_out, rest = order[:DIGITS_HELD_OUT], order[DIGITS_HELD_OUT:]
+    return (images[rest], digits.target[rest]), (images[held_out], digits.target[held_out])
+
+
+def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
+    """Return training and validation arrays of `mnist` or `cifar10`, downloaded if missing.
+
+    Raises:
+        RuntimeError: Not there and not to be had, or a checksum is wrong.
+    """
+    source = _source(name)
+    if not source.is_complete(root):
+        with locked(root):
+            if not source.is_complete(root):
+                _fetch(source, root)
+    return source.arrays(root, True), source.arrays(root, False)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A torchvision data set: its class, and its archives as (path below the root, MD5)."""
+
+    dataset: Callable[..., Any]
+    archives: tuple[tuple[str, str], ...]
+
+    def is_complete(self, root: Path) -> bool:
+        """Return whether torchvision finds all its files, by checksum where it has one."""
+        try:
+            self.dataset(root, train=False, download=False)
+        except RuntimeError:
+            return False
+        return True
+
+    def arrays(self, root: Path, train: bool) -> Arrays:
+        """Return images (N, C, H, W) and classes (N,)."""
+        found = self.dataset(root, train=train, download=False)
+        images = np.asarray(found.data)
+        planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+        return planes, np.asarray(found.targets)
+
+
+def _source(name: str) -> Source:
+    from torchvision.datasets import CIFAR10, MNIST
+
+    if name == "cifar10":
+        return Source(CIFAR10, ((CIFAR10.filename, CIFAR10.tgz_md5),))
+    return Source(MNIST, tuple((f"MNIST/raw/{file}", md5) for file, md5 in MNIST.resources))
+
+
+def _fetch(source: Source, root: Path) -> None:
+    """Download into a staging folder, starting from the archives the user put there."""
+    _check_archives(source, root)
+    with staging(root) as stage:
+        for name, _ in source.archives:
+            if (root / name).exists():
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                (stage / name).symlink_to((root / name).resolve())
+        try:
+            source.dataset(stage, train=False, download=True)
+        except (RuntimeError, OSError) as error:
+            _check_archives(source, stage)
+            raise RuntimeError(_missing(source, root, error)) from error
+
+
+def _check_archives(source: Source, folder: Path) -> None:
+    from torchvision.datasets.utils import calculate_md5
+
+    for name, expected in source.archives:
+        if (folder / name).exists() and (found := calculate_md5(folder / name)) != expected:
+            raise RuntimeError(
+                f"{Path(name).name} has the MD5 checksum {found} instead of {expected}: it is "
+                "incomplete or was altered; remove it and download it again"
+            )
+
+
+def _missing(source: Source, root: Path, error: Exception) -> str:
+    names = ", ".join(Path(name).name for name, _ in source.archives)
+    folder = (root / source.archives[0][0]).parent
+    reason = str(error).strip().splitlines()[-1]  # torchvision tells one per mirror
+    return (
+        f"the data set is not in {root} and cannot be downloaded ({reason}); "
+        f"put {names} into {folder}"
+    )
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the lock of a shared folder: one process of all hosts at a time.
+
+    Raises:
+        RuntimeError: The folder cannot be written, or its file system has no locks.
+        ValueError: The lock is no regular file.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(files.opened_lock(root / LOCK_NAME))
+        except OSError as error:
+            raise RuntimeError(
+                f"{root} cannot be written ({error.strerror}); choose another data root, "
+                "or put the data there beforehand"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, however that happens
+        except OSError as error:
+            raise RuntimeError(
+                f"{root} cannot be locked ({error.strerror}); choose a data root on a file system "
+                "with locks, which Lustre has where it is mounted with -o flock"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def staging(root: Path) -> Iterator[Path]:
+    """Give a folder whose files move below `root`, each at once, only if all were made.
+
+    To be used under `locked`, so whatever stands in older staging folders is a dead process's.
+    """
+    for leftover in root.glob(f"{STAGING_PREFIX}*"):
+        shutil.rmtree(leftover)
+    stage = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=root))
+    try:
+        yield stage
+        for file in sorted(path for path in stage.rglob("*") if path.is_file()):
+            if not file.is_symlink():
+                target = root / file.relative_to(stage)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    finally:
+        shutil.rmtree(stage)

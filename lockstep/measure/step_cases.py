@@ -1,0 +1,235 @@
+"""How a training step is measured: build, warm up, time, then check that it trained."""
+
+import gc
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lockstep import workloads
+from lockstep.machine import hardware, memory
+from lockstep.measure.harness import Harness
+from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.sizes import check_global_batch
+from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.measure.train_step import TrainStep
+    from lockstep.workloads import Workload
+
+LEARNING_RATE = 0.01
+# What a step stands on: no sample is read, decoded or copied to the device in the timed region.
+BASIS = {"data": "synthetic", "input": "not timed", "optimizer": "SGD"}
+
+
+def measure_training(
+    harness: Harness,
+    *,
+    workload: str,
+    precision: str,
+    local_batch: int | None = None,
+    global_batch: int | None = None,
+    bucket_cap_mb: float | None = None,
+    accumulation: int = 1,
+    no_sync: bool = True,
+) -> None:
+    """Measure DDP training steps of a workload on synthetic data that stays on the device.
+
+    Args:
+        harness: The case's view of the launch.
+        workload: Name of the model, see `lockstep.workloads`.
+        precision: fp32, tf32, bf16 or fp16; skipped where the hardware cannot do it.
+        local_batch: Samples per rank and update; give this or `global_batch`.
+        global_batch: Samples of all ranks per update.
+        bucket_cap_mb: DDP's own parameter; None leaves DDP's default.
+        accumulation: Micro-batches that one update is split into.
+        no_sync: Synchronise gradients on the last micro-batch only.
+
+    Raises:
+        ValueError: The batch does not divide by the ranks, or a rank has no room for what it
+            would hold, or `make_batch` returned another number of items than asked.
+        RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
+    """
+    from lockstep.measure.train_step import StepConfig
+
+    _skip_unless_supported(harness, precision)
+    model = workloads.make(workload)
+    if local_batch is None:
+        assert global_batch is not None
+        local_batch = check_global_batch(global_batch, harness.world.world_size)
+    config = StepConfig(
+        precision=precision,
+        bucket_cap_mb=bucket_cap_mb,
+        accumulation=accumulation,
+        no_sync=no_sync,
+        lr=LEARNING_RATE,
+    )
+    step, inputs, targets = _build(harness, model, config, local_batch)
+    loss_first = float(step.run(inputs, targets))
+    rank_round_s = harness.time(lambda: step.run(inputs, targets))
+    checks = _check(harness, step, loss_first, float(step.run(inputs, targets)))
+    with step.ddp.no_sync():
+        alone_s, stragglers = harness.alone(lambda: step.run(inputs, targets))
+    harness.record(
+        rank_round_s,
+        scaling="strong" if global_batch is not None else "weak",
+        checks=checks,
+        details=_details(step, alone_s),
+        flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision), *stragglers],
+        **_facts(harness, model, precision, local_batch),
+    )
+
+
+def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int) -> dict[str, Any]:
+    """Return what follows from the model, the batch and the device, for `CaseRecord`."""
+    items = local_batch * harness.world.world_size
+    return {
+        "workload": model.name,
+        "precision": precision,
+        "local_batch": local_batch,
+        "global_batch": items,
+        "sample_unit": model.sample_unit,
+        "samples_per_step": items * model.samples_per_item,
+        "flop_per_sample": _flop_per_sample(model),
+        "peak_flop_per_s": _peak(harness.device, precision),
+    }
+
+
+def _skip_unless_supported(harness: Harness, precision: str) -> None:
+    import pytest
+
+    from lockstep.measure.train_step import unsupported
+
+    gc.collect()  # what the last case left is free once all ranks have done so
+    # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
+    found = harness.exchange("support", {"reason": unsupported(precision, harness.device)})
+    reasons = [rank["reason"] for rank in found if rank["reason"]]
+    if reasons:
+        pytest.skip(reasons[0])
+
+
+def _build(
+    harness: Harness, model: "Workload", config: Any, local_batch: int
+) -> "tuple[TrainStep, torch.Tensor, torch.Tensor]":
+    import torch
+
+    from lockstep.measure.train_step import TrainStep
+
+    memory.refuse_beyond(
+        harness.exchange,
+        {
+            f"the model {model.name}": model_bytes(model, config.momentum > 0),
+            f"its batch of {local_batch}": batch_bytes(model, local_batch),
+        },
+        harness.device,
+        harness.world.ranks_per_node,
+    )
+    # Parameters are equal on all ranks, data is each rank's own.
+    torch.manual_seed(harness.seed)
+    step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
+    generator = torch.Generator(harness.device)
+    generator.manual_seed(harness.seed + 1 + harness.world.rank)
+    inputs, targets = model.make_batch(local_batch, harness.device, generator)
+    _refuse_other_batch(harness, model, local_batch, len(inputs))
+    return step, inputs, targets
+
+
+def _refuse_other_batch(harness: Harness, model: "Workload", asked: int, returned: int) -> None:
+    """Refuse a batch of another size than asked for: throughput counts what was asked."""
+    for rank, given in enumerate(harness.exchange("batch", returned)):
+        if given != asked:
+            raise ValueError(
+                f"make_batch of workload {model.name} was asked for {asked} items and returned "
+                f"{given} on rank {rank}; return as many items as its first argument says"
+            )
+
+
+def _check(
+    harness: Harness, step: "TrainStep", loss_first: float, loss_last: float
+) -> dict[str, Any]:
+    """Return what the ranks found, or raise: a fast wrong case is a failed case."""
+    from lockstep.measure.train_step import parameter_checksum
+
+    found = harness.exchange(
+        "checks",
+        {
+            "first": loss_first,
+            "last": loss_last,
+            "parameters": parameter_checksum(step.ddp),
+            "host": hostname(),
+        },
+    )
+    first = sum(rank["first"] for rank in found) / len(found)
+    last = sum(rank["last"] for rank in found) / len(found)
+    if not (math.isfinite(first) and math.isfinite(last)):
+        raise RuntimeError(
+            f"the loss is not finite on {_where_not_finite(found)}: {first} at the first step, "
+            f"{last} at the last"
+        )
+    if harness.measures and last >= first:
+        raise RuntimeError(f"the loss did not fall: {first:.4f} at the first step, {last:.4f} last")
+    other = [rank for rank, one in enumerate(found) if one["parameters"] != found[0]["parameters"]]
+    if other:
+        raise RuntimeError(
+            f"{_listed(found, other)} holds other parameters than rank 0 on {found[0]['host']} "
+            "after equal updates"
+        )
+    return {"loss_first": first, "loss_last": last, "parameters_equal": True}
+
+
+def _where_not_finite(found: list[dict[str, Any]]) -> str:
+    """Return the ranks whose loss was first not finite; one step later all ranks have its NaN."""
+    for name in ("first", "last"):
+        ranks = [rank for rank, one in enumerate(found) if not math.isfinite(one[name])]
+        if ranks:
+            return "every rank" if len(ranks) == len(found) else _listed(found, ranks)
+    return "the mean of all ranks"
+
+
+def _listed(found: list[dict[str, Any]], ranks: list[int]) -> str:
+    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    return f"rank {ranks[0]} on {found[ranks[0]]['host']}{more}"
+
+
+def _details(step: "TrainStep", alone_s: list[list[float]]) -> dict[str, Any]:
+    from lockstep.measure.train_step import bucket_bytes, gradient_bytes
+
+    return {
+        "bucket_bytes": bucket_bytes(step.ddp),
+        "gradient_bytes": gradient_bytes(step.ddp),
+        "alone_step_s": list(map(median, alone_s)),
+        "rank_alone_s": alone_s,
+        "basis": BASIS,
+    }
+
+
+def _flop_per_sample(model: "Workload") -> float | None:
+    flop = flop_per_item(model)
+    return None if flop is None else flop / model.samples_per_item
+
+
+def _peak(device: "torch.device", precision: str) -> float | None:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return hardware.peak_flop_per_s(torch.cuda.get_device_name(device), precision)
+
+
+def _dtype_flags(step: "TrainStep", precision: str) -> list[str]:
+    """Return a flag where parameters are not fp32, which every precision here keeps them in."""
+    found = sorted({str(p.dtype) for p in step.ddp.parameters() if p.is_floating_point()})
+    if found == ["torch.float32"]:
+        return []
+    return [
+        f"the parameters are {', '.join(found)}, where precision {precision} keeps them in "
+        "torch.float32"
+    ]
+
+
+def _flags(device: "torch.device", precision: str) -> list[str]:
+    from lockstep.measure.train_step import emulated
+
+    reason = emulated(precision, device)
+    return [reason] if reason else []

@@ -1,0 +1,135 @@
+"""How a round is timed.
+
+An untimed entry barrier; then `steps_per_round` steps that run freely; one device synchronisation;
+the clock stops. Each rank keeps its own durations; nothing inside the timed region synchronises
+with the host. On a GPU the clock is a pair of CUDA events on the current stream, on a CPU the
+host's monotonic clock.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.world.process_group import World
+
+T = TypeVar("T")
+
+
+def time_rounds(
+    world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
+) -> list[float]:
+    """Return this rank's seconds per round, shape (num_rounds,)."""
+    clock = _event_round if world.device.type == "cuda" else _host_round
+    with _no_garbage_collection():
+        return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
+
+
+def time_steps(
+    world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
+) -> list[float]:
+    """Return this rank's seconds per step, shape (rounds * steps_per_round,).
+
+    The steps run as freely as in `time_rounds`; each is timed, which adds a reading of the clock.
+    """
+    clock = _event_steps if world.device.type == "cuda" else _host_steps
+    with _no_garbage_collection():
+        found = [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
+    return [seconds for steps in found for seconds in steps]
+
+
+def synchronise(device: "torch.device") -> None:
+    """Wait until the device has done all it was given."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _round(world: "World", clock: Callable[..., T], step: Callable[[], Any], n: int) -> T:
+    from torch import distributed
+
+    if world.world_size > 1:
+        distributed.barrier(
+            device_ids=[world.device.index] if world.device.type == "cuda" else None
+        )
+    synchronise(world.device)
+    return clock(step, n)
+
+
+def _host_round(step: Callable[[], Any], n: int) -> float:
+    start = time.perf_counter()
+    for _ in range(n):
+        step()
+    return time.perf_counter() - start
+
+
+def _host_steps(step: Callable[[], Any], n: int) -> list[float]:
+    marks = [time.perf_counter()]
+    for _ in range(n):
+        step()
+        marks.append(time.perf_counter())
+    return [end - start for start, end in pairwise(marks)]
+
+
+def _event_steps(step: Callable[[], Any], n: int) -> list[float]:
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    marks[-1].synchronize()
+    return [float(start.elapsed_time(end)) / 1e3 for start, end in pairwise(marks)]
+
+
+def _event_round(step: Callable[[], Any], n: int) -> float:
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(n):
+        step()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    # A collection inside a round would be charged to whichever rank it struck.
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class ReplayClock:
+    """A timer for pytest-benchmark that replays durations already measured.
+
+    `pedantic` reads its timer twice a round. Replaying our own durations, the maximum over ranks,
+    keeps its statistics, JSON and compare, and leaves rounds and synchronisation to us.
+    """
+
+    __name__ = "slowest_rank"
+
+    def __init__(self) -> None:
+        self._readings: Iterator[float] = iter(())
+
+    def load(self, round_s: list[float]) -> None:
+        """Take the durations that the next `pedantic` call is to see."""
+        self._readings = iter([reading for duration in round_s for reading in (0.0, duration)])
+
+    def __call__(self) -> float:
+        """Return the next reading in seconds."""
+        return next(self._readings)

@@ -1,0 +1,282 @@
+"""The one training step that every case measures and the trainer takes.
+
+A step is one optimizer update over the local batch: forward, backward with DDP's all-reduce, and
+SGD. Nothing in it synchronises with the host, so steps run freely until the caller stops the clock.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.vocabulary.sizes import PRECISIONS
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
+_AMPERE = (8, 0)
+_CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """What a step does.
+
+    Attributes:
+        precision: One of `sizes.PRECISIONS`. fp32 forbids TF32; bf16 and fp16 are autocast.
+        bucket_cap_mb: DDP's bucket size in MiB; None leaves DDP's default.
+        accumulation: Micro-batches per update.
+        no_sync: All-reduce on the last micro-batch only; False synchronises on every one, the
+            common mistake, to show its cost.
+        lr: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: L2 penalty of SGD.
+    """
+
+    precision: str = "fp32"
+    bucket_cap_mb: float | None = None
+    accumulation: int = 1
+    no_sync: bool = True
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can do.
+
+        Raises:
+            ValueError: An unknown precision, or a number out of range.
+        """
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
+            )
+        if self.accumulation < 1:
+            raise ValueError(f"accumulation must be at least 1, got {self.accumulation}")
+        if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
+            raise ValueError(f"bucket_cap_mb must be positive, got {self.bucket_cap_mb}")
+
+
+class TrainStep:
+    """A model in DDP with its optimizer, ready to take steps.
+
+    Making one sets torch's global precision switches, so a step never inherits those of the one
+    made before it; two steps of different precision must not be interleaved. Run inside
+    `step.ddp.no_sync()`, a step does everything but the gradient all-reduce.
+
+    Args:
+        model: The model, already on `device`.
+        loss: Takes outputs and targets, returns the mean over the batch.
+        config: What the step does.
+        device: The rank's device. The default process group must be initialised.
+
+    Raises:
+        RuntimeError: The device cannot compute in the precision asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        config: StepConfig,
+        device: torch.device,
+    ) -> None:
+        if reason := unsupported(config.precision, device):
+            raise RuntimeError(reason)
+        set_precision_switches(config.precision)
+        self.config = config
+        self.device = device
+        self.loss = loss
+        self.ddp = _wrap(model, config, device)
+        # fused: the only SGD that skips a step of overflowed fp16 gradients without asking the host
+        self.optimizer = torch.optim.SGD(
+            self.ddp.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=device.type == "cuda",
+        )
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+
+    def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Do one optimizer update over the local batch.
+
+        Args:
+            inputs: First dimension is the local batch.
+            targets: Likewise.
+
+        Returns:
+            The mean loss of this rank's batch before the update, a detached scalar on the device.
+
+        Raises:
+            ValueError: The local batch does not split into equal micro-batches.
+        """
+        pieces = self.config.accumulation
+        if len(inputs) % pieces:
+            raise ValueError(
+                f"a local batch of {len(inputs)} does not split into {pieces} equal micro-batches; "
+                "choose an accumulation that divides it"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        if pieces == 1:
+            # A step of a fraction of a millisecond notices every operation that is not needed.
+            loss = self._micro_step(inputs, targets, is_last=True)
+        else:
+            loss = self._accumulate(inputs.chunk(pieces), targets.chunk(pieces))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+    def _accumulate(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        last = len(inputs) - 1
+        losses = [
+            self._micro_step(*batch, is_last=index == last)
+            for index, batch in enumerate(zip(inputs, targets, strict=True))
+        ]
+        return torch.stack(losses).sum()
+
+    def _micro_step(
+        self, inputs: torch.Tensor, targets: torch.Tensor, is_last: bool
+    ) -> torch.Tensor:
+        keep_local = self.config.no_sync and not is_last
+        with self.ddp.no_sync() if keep_local else contextlib.nullcontext():
+            with self.autocast():
+                loss = self.loss(self.ddp(inputs), targets)
+                if self.config.accumulation > 1:
+                    loss = loss / self.config.accumulation
+            torch.autograd.backward(self.scaler.scale(loss))
+        return loss.detach()
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which this precision computes; validation needs it too."""
+        return _autocast(self.config.precision, self.device)
+
+
+def _wrap(model: nn.Module, config: StepConfig, device: torch.device) -> DistributedDataParallel:
+    # Passed only when asked for: an explicit cap also changes DDP's small first bucket.
+    cap: dict[str, Any] = {}
+    if config.bucket_cap_mb is not None:
+        cap["bucket_cap_mb"] = config.bucket_cap_mb
+    if device.type == "cuda":
+        return DistributedDataParallel(model, device_ids=[device], **cap)
+    return DistributedDataParallel(model, **cap)
+
+
+def _autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    if precision in _AUTOCAST:
+        return torch.amp.autocast(device.type, dtype=_AUTOCAST[precision])
+    return contextlib.nullcontext()
+
+
+def set_precision_switches(precision: str) -> None:
+    """Set torch's global matrix-product and convolution precision for one of `sizes.PRECISIONS`.
+
+    Only tf32 lets single-precision products run in TF32; all others demand full fp32 for what
+    autocast leaves in fp32.
+    """
+    allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
+def unsupported(precision: str, device: torch.device) -> str | None:
+    """Return why this rank's hardware cannot compute in a precision, or None if it can."""
+    if device.type != "cuda":
+        return refusal(precision, None)
+    if torch.version.hip:
+        return (
+            "tf32 needs an NVIDIA GPU; this rank runs on an AMD GPU"
+            if precision == "tf32"
+            else None
+        )
+    return refusal(precision, torch.cuda.get_device_capability(device))
+
+
+def unsupported_anywhere(precision: str, device: torch.device) -> str | None:
+    """Return the first rank's reason not to compute in a precision; a collective call.
+
+    A skip may rest only on what all ranks know: in a mixed cluster one of them may be older.
+    """
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, unsupported(precision, device))
+    return next((reason for reason in reasons if reason), None)
+
+
+def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
+    """Return why an NVIDIA GPU of a compute capability, or a CPU (None), lacks a precision."""
+    if precision == "fp16" and capability is None:
+        return "fp16 needs a GPU; this rank runs on a CPU, which has no fp16 path worth measuring"
+    # A CPU may compute bf16 (see `emulated`); TF32 exists on NVIDIA GPUs only.
+    exempt = ("fp32", "fp16") if capability else ("fp32", "bf16")
+    if precision in exempt or (capability is not None and capability >= _AMPERE):
+        return None
+    here = f"capability {capability[0]}.{capability[1]}" if capability else "a CPU"
+    return (
+        f"{precision} needs an NVIDIA GPU of compute capability 8.0 or newer; "
+        f"this rank runs on {here}"
+    )
+
+
+def emulated(precision: str, device: torch.device) -> str | None:
+    """Return a flag if the device computes a precision in software, else None.
+
+    A CPU whose flags cannot be read (no /proc/cpuinfo) is not accused.
+    """
+    if precision != "bf16" or device.type != "cpu":
+        return None
+    return bf16_emulation(_cpu_flags())
+
+
+def bf16_emulation(cpu_flags: frozenset[str]) -> str | None:
+    """Return the flag of a CPU whose instruction sets (as in /proc/cpuinfo) lack bf16."""
+    if not cpu_flags or cpu_flags & _CPU_FLAGS_BF16:
+        return None
+    return "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line for line in lines if line.lower().startswith(("flags", "features")))
+    return frozenset(next(flags, "").partition(":")[2].split())
+
+
+def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
+    """Return the size of DDP's gradient buckets in bytes, in the order they are reduced.
+
+    DDP regroups its buckets in the order gradients became ready after the first backward, and notes
+    it in the third forward: after three steps these are the buckets in use, at any world size.
+    Before that they are the initial guess, one bucket of everything.
+    """
+    # DDP says this nowhere else.
+    facts = ddp._get_ddp_logging_data()  # noqa: SLF001
+    sizes = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).split(",") if size.strip()]
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes one step's all-reduce carries: every trained parameter's gradient, once."""
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
+
+
+def parameter_checksum(model: nn.Module) -> str:
+    """Return the SHA-256 of the parameters' bytes, buffers left aside; synchronises the device."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

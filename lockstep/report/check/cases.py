@@ -1,0 +1,89 @@
+"""Rules about single results: precision, buckets, checks, flags, and where a number comes from."""
+
+import re
+from collections.abc import Iterator
+from textwrap import shorten
+from typing import Any
+
+from lockstep.report.check.evidence import Evidence, Hit, hit
+from lockstep.report.load.results import UNEQUAL
+from lockstep.report.page.settings import equal_buckets
+from lockstep.report.words.formats import listed
+
+FELL_BACK = re.compile(r"emulat|fell back|fall(s|en)? back|fallback", re.IGNORECASE)
+LONGEST_NOTE = 90
+LOSSES = ("loss_first", "loss_last")
+# What other rules say of the same results, in more words.
+TOLD = re.compile(rf"{UNEQUAL}|oversubscribed|logged images_per_sec|{FELL_BACK.pattern}")
+
+
+def fell_back(evidence: Evidence) -> Iterator[Hit]:
+    """A case was computed in another precision than the one asked for."""
+    for one in evidence.series:
+        for point in one.points:
+            row = point.rows[0]
+            asked = row.factors.get("precision")
+            flag = next((flag for flag in point.flags if FELL_BACK.search(flag)), None)
+            used = row.checks.get("precision", row.precision)
+            if asked not in (None, used) or used != row.precision:
+                wanted = asked or row.precision
+                yield hit("other-precision", one, point.world_size, asked=wanted, used=used)
+            elif flag:
+                yield hit("flag", one, point.world_size, flag=flag)
+
+
+def same_buckets(evidence: Evidence) -> Iterator[Hit]:
+    """Two bucket sizes gave DDP the very same buckets."""
+    buckets = [one for one in evidence.measured if one.row.study == "bucket"]
+    for workload, caps, sizes in equal_buckets(buckets):
+        cases = [one.case for one in buckets if one.row.workload == workload]
+        values = {"caps": listed(caps), "workload": workload}
+        yield Hit("equal-buckets", values, tuple(cases), tuple(sizes))
+
+
+def above_peak(evidence: Evidence) -> Iterator[Hit]:
+    """More floating point operations per second than the device has."""
+    for one in evidence.series:
+        for point in one.points:
+            found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
+            if found > 1:
+                yield hit("over-peak", one, point.world_size, factor=found)
+
+
+def wrong_result(evidence: Evidence) -> Iterator[Hit]:
+    """A check of the result, made outside the timed region, did not hold, or the loss rose."""
+    for one in evidence.series:
+        for point in one.points:
+            for row in point.rows:
+                failed = sorted(name for name, held in row.checks.items() if held is False)
+                place = (one, point.world_size)
+                if failed:
+                    yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
+                if any(row.checks.get(name, 0.0) is None for name in LOSSES):
+                    yield hit("loss-unknown", *place, launches=[row.launch])
+                if _loss_rose(row.checks):
+                    yield hit("loss-rose", *place, launches=[row.launch])
+
+
+def _loss_rose(checks: dict[str, Any]) -> bool:
+    first, last = checks.get("loss_first"), checks.get("loss_last")
+    return isinstance(first, int | float) and isinstance(last, int | float) and last > first
+
+
+def flagged(evidence: Evidence) -> Iterator[Hit]:
+    """A result carries a flag that no other rule speaks of."""
+    for one in evidence.series:
+        for point in one.points:
+            for flag in point.flags:
+                if not TOLD.search(flag):
+                    names = [row.launch for row in point.rows if flag in row.flags]
+                    yield hit("flag", one, point.world_size, launches=names, flag=flag)
+
+
+def not_measured(evidence: Evidence) -> Iterator[Hit]:
+    """A table holds what was expected or aimed at."""
+    for one in evidence.series:
+        if one.row.origin == "target":
+            notes = evidence.table(one).get("notes") or [""]
+            said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
+            yield hit("targets", one, note=said)

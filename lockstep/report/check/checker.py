@@ -1,0 +1,327 @@
+"""The table of rules, and what they find in a set of results.
+
+A rule is one function of this package and one row of `TABLE`: name, level, why it matters, what
+to do. An error makes the set no valid scaling study until it is mended; a warning limits what may
+be concluded from it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lockstep.report.check import cases, entries, identical, launches, published, wording, work
+from lockstep.report.check import ladders as ladder
+from lockstep.report.check import points as sizes
+from lockstep.report.check.evidence import Evidence, Hit
+from lockstep.report.load.results import Results, Row
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing to look for.
+
+    Attributes:
+        why: What comes of it.
+        action: What to do.
+    """
+
+    name: str
+    level: Level
+    why: str
+    action: str
+    check: "Callable[[Evidence], Iterator[Hit]]"
+
+    @property
+    def what(self) -> str:
+        """What is looked for, in one sentence."""
+        return (self.check.__doc__ or "").strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a set of results breaks, and what it has found where.
+
+    Attributes:
+        hit: The fact with its values, and the cases, world sizes and launches it concerns.
+        why: What comes of it.
+    """
+
+    rule: str
+    level: Level
+    hit: Hit
+    why: str
+    action: str
+
+    @property
+    def where(self) -> str:
+        """Which cases, world sizes and launches it concerns, in words."""
+        return wording.where(self.hit)
+
+    @property
+    def message(self) -> str:
+        """What was found, and what comes of it, in a sentence without its full stop."""
+        return f"{wording.fact(self.hit)}: {self.why}"
+
+    def touches(self, row: Row) -> bool:
+        """Tell whether a result is concerned: by its case and world size, else by its launch.
+
+        A point pools its launches, so what is wrong in one of them concerns all.
+        """
+        hit = self.hit
+        if not (hit.cases or hit.world_sizes):
+            return not hit.launches or row.launch in hit.launches
+        in_cases = not hit.cases or row.case in hit.cases
+        return in_cases and (not hit.world_sizes or row.world_size in hit.world_sizes)
+
+    def record(self) -> dict[str, Any]:
+        """Return the finding as `--json` prints it."""
+        hit = self.hit
+        return {
+            "rule": self.rule, "level": self.level, "kind": hit.kind, "cases": list(hit.cases),
+            "world_sizes": list(hit.world_sizes), "launches": list(hit.launches),
+            "values": dict(hit.values), "where": self.where, "message": self.message,
+            "action": self.action,
+        }  # fmt: skip
+
+
+TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], ...] = (
+    (
+        "constant-work", "error", "the points do different work, and no ratio compares them",
+        "measure every size with one batch: the global batch for strong scaling, the local for "
+        "weak", work.constant_work,
+    ),
+    (
+        "fixed-epochs-as-strong", "error",
+        "each rank's work per step stays, so the steps get fewer and not smaller",
+        "call it fixed-epochs, or measure with one global batch", work.sold_as_strong,
+    ),
+    (
+        "fixed-epochs", "warning", "neither strong nor weak scaling, and the training differs",
+        "quote both views, and compare the accuracy reached, too", work.fixed_epochs,
+    ),
+    (
+        "samples-time", "error", "throughput times time must be samples, or one of them is wrong",
+        "rebuild the file from its journal, or measure again", work.samples_time,
+    ),
+    (
+        "doubled-world-size", "error",
+        "the samples of all ranks are counted once per rank, so more ranks look faster",
+        "divide by the world size: throughput is samples of all ranks / time",
+        work.doubled_world_size,
+    ),
+    (
+        "contradiction", "error", "both cannot be true of one run",
+        "find out which was measured, and leave the other out", work.contradiction,
+    ),
+    (
+        "unit", "error", "no machine differs so much from itself, and every ratio is wrong",
+        "look at the units of both, and bring in or measure the wrong one again",
+        launches.other_unit,
+    ),
+    (
+        "ranks-missing", "error", "a round lasts as long as its slowest rank, which may be missing",
+        "rebuild the file from its journal, or measure again", entries.ranks_missing,
+    ),
+    (
+        "alone-longer", "error", "the part cannot take longer than the whole, so one time is wrong",
+        "measure the case again", entries.alone_longer,
+    ),
+    (
+        "launch-disagrees", "error", "one of them names another experiment",
+        "find out which is true, and measure the other again", entries.launch_disagrees,
+    ),
+    (
+        "shared-gpu", "error", "the ranks take turns, and more ranks look slower than they are",
+        "give each rank a GPU of its own", launches.shared_gpu,
+    ),
+    (
+        "published-ratio", "error", "both cannot be true of one table",
+        "find out which the source measured, and correct the other", published.published_ratio,
+    ),
+    (
+        "truncated-batch", "error", "a step trains fewer samples than its label says",
+        "choose a global batch that every world size divides", work.truncated_batch,
+    ),
+    (
+        "small-batch", "warning",
+        "the fixed costs of a step, launching kernels and meeting the other ranks, rule it",
+        "enlarge the local batch, and look at the utilisation of the devices", work.small_batch,
+    ),
+    (
+        "super-linear", "warning",
+        "more than each rank can do alone: a slow baseline, a cache, or other work",
+        "measure the baseline again beside this size, and say which of them it is",
+        ladder.super_linear,
+    ),
+    (
+        "ladder-gap", "warning", "where the curve bends between them is not known",
+        "measure the sizes between, doubling at most", ladder.ladder_gap,
+    ),
+    (
+        "no-baseline", "warning", "losses below it are hidden from every ratio",
+        "measure one rank, or name the baseline beside each ratio", ladder.no_baseline,
+    ),
+    (
+        "break", "warning", "one curve through all points would describe neither side of it",
+        "look for its cause there: a node's edge, a slow link, a shared file system",
+        ladder.broken_curve,
+    ),
+    (
+        "outlier", "warning", "scaling curves bend downward, so this point was held up",
+        "measure it again, in new launches, before any curve is drawn through it", ladder.outlier,
+    ),
+    (
+        "mixed-provenance", "error", "a difference between them is not one of world size",
+        "report them apart, or measure all with one image on one kind of node",
+        launches.mixed_provenance,
+    ),
+    (
+        "mixed-cases", "error", "one curve would join different experiments",
+        "report them apart", launches.mixed_cases,
+    ),
+    (
+        "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",
+        "set --threads-per-rank to the cores over the ranks, or measure fewer ranks",
+        launches.oversubscription,
+    ),
+    (
+        "unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
+        "measure every size with one --threads-per-rank", launches.unequal_ranks,
+    ),
+    (
+        "no-repeat", "warning", "nothing is known of the noise, so there is no interval",
+        "measure at least 3 launches of every point: repeats = 3", launches.no_repeat,
+    ),
+    (
+        "uneven-repeats", "warning", "was one measured until it pleased?",
+        "measure all points equally often, in turn", launches.uneven_repeats,
+    ),
+    (
+        "launches-apart", "warning", "the point is none of them, and no curve through it holds",
+        "find out what differs between them, and measure the point again", launches.disagree,
+    ),
+    (
+        "duplicate", "error", "a copy is no repeat, and makes the interval too small",
+        "remove the copy", launches.same_twice,
+    ),
+    (
+        "copied-rounds", "error", "a copy is no repeat, and makes the interval too small",
+        "remove the copy", entries.scaled_copies,
+    ),
+    (
+        "duplicate-line", "error", "a line written twice is no repeat, and hides the noise",
+        "remove one of the lines", published.line_twice,
+    ),
+    (
+        "repeat-holes", "warning", "were the best launches kept?",
+        "keep every launch, or say which were left out and why", sizes.repeat_holes,
+    ),
+    (
+        "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
+        "send each repeat in a job of its own: share_job = false", sizes.shared_job,
+    ),
+    (
+        "uneven-rounds", "warning", "were rounds left out?",
+        "measure every launch with the same --rounds", sizes.uneven_rounds,
+    ),
+    (
+        "cold-start", "warning", "the mean and the cost hold what happens once",
+        "measure with more --warmup-rounds", entries.cold_start,
+    ),
+    (
+        "identical-work", "warning", "what separates them is no setting, and no effect of one",
+        "measure with more --warmup-rounds, and trust no smaller difference between cases",
+        identical.identical_work,
+    ),
+    (
+        "circumstances", "warning", "a difference between world sizes may be one of them",
+        "measure all sizes in turn, on the same hosts, with one commit and environment",
+        sizes.circumstances,
+    ),
+    (
+        "too-few-steps", "warning", "one late step changes the result",
+        "measure with more --rounds", launches.too_few_steps,
+    ),
+    (
+        "unfinished-launch", "error", "what failed last may be what is slow",
+        "run the campaign again: it goes on where it stopped", launches.unfinished,
+    ),
+    (
+        "journal-only", "warning", "what its session wrote at its end is not what is there",
+        "find out what became of the file; keep the journal, it holds all cases",
+        launches.journal_only,
+    ),
+    (
+        "unreadable-launch", "error", "its points are left out of every number",
+        "restore the file, or measure the launch again", launches.unreadable,
+    ),
+    (
+        "failed-case", "error", "a curve of what survived flatters",
+        "mend its cause and run the campaign again", launches.failed,
+    ),
+    (
+        "missing-case", "error", "points left out without a reason may be the bad ones",
+        "run the campaign again: it measures what is missing", launches.missing,
+    ),
+    (
+        "precision-fell-back", "error", "the label names a speed that this hardware does not have",
+        "leave the case out, or measure where the precision exists", cases.fell_back,
+    ),
+    (
+        "duplicate-buckets", "warning", "a difference between them is noise",
+        "keep one of them, or choose sizes below the model's gradients", cases.same_buckets,
+    ),
+    (
+        "above-peak", "error", "no device does that: operations, time or peak are wrong",
+        "look at the FLOP of a sample, the device's name and the clock", cases.above_peak,
+    ),
+    (
+        "wrong-result", "error", "a fast wrong case is a failed case",
+        "mend it and measure again", cases.wrong_result,
+    ),
+    (
+        "flagged", "warning", "a flagged point is no evidence for a proposal",
+        "remove the cause and measure the point again", cases.flagged,
+    ),
+    (
+        "not-measured", "error", "what is hoped for must not stand among what was measured",
+        "keep targets in a file of their own, and measure", cases.not_measured,
+    ),
+)  # fmt: skip
+RULES = tuple(Rule(*row) for row in TABLE)
+
+
+def check(results: Results) -> list[Finding]:
+    """Return what is wrong with a set of results, errors first, in the order of the rules.
+
+    Args:
+        results: What `lockstep.report.load.reading.gather` read, conflicts included.
+    """
+    evidence = Evidence(results)
+    found = [_finding(rule, hit) for rule in RULES for hit in _merged(rule.check(evidence))]
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that make a number wrong or not comparable."""
+    return [one for one in findings if one.level == "error"]
+
+
+def _merged(hits: Iterator[Hit]) -> list[Hit]:
+    """Return hits with those that differ in their launches alone as one."""
+    alike: dict[str, list[Hit]] = {}
+    for hit in hits:
+        alike.setdefault(repr(replace(hit, launches=())), []).append(hit)
+    return [
+        replace(
+            same[0], launches=tuple(dict.fromkeys(name for hit in same for name in hit.launches))
+        )
+        for same in alike.values()
+    ]
+
+
+def _finding(rule: Rule, hit: Hit) -> Finding:
+    return Finding(rule.name, rule.level, hit, rule.why, wording.ACTIONS.get(hit.kind, rule.action))

@@ -1,0 +1,111 @@
+"""Rules about cases as they are stored: the rounds of each rank, and what the launch says."""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from lockstep.report.check.evidence import Entry, Evidence, Hit
+from lockstep.report.load.results import Launch
+from lockstep.vocabulary import metrics
+
+# The fastest rank's step without communication over the slowest round's step: beyond the noise of
+# few steps, the part would be longer than the whole.
+LONGER = 1.25
+# A first round so many times the longest of the others, in every launch, is no noise.
+COLD = 2.0
+# Of three rounds in one launch the first is the longest by chance in a third.
+FEWEST_ROUNDS = 6
+# Rounds of two launches in one proportion to so many digits are one measurement.
+DIGITS = 7
+
+
+def ranks_missing(evidence: Evidence) -> Iterator[Hit]:
+    """A case holds the rounds of more or fewer ranks than it ran on."""
+    for entry in evidence.entries:
+        held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
+        if held != size:
+            yield _hit("ranks-missing", entry, held=held, size=size)
+
+
+def alone_longer(evidence: Evidence) -> Iterator[Hit]:
+    """A step without communication takes longer than the whole step, beyond all its rounds."""
+    for entry in evidence.entries:
+        alone = entry.block.get("details", {}).get("alone_step_s")
+        step_s = max(_rounds(entry)) / entry.block["steps_per_round"]
+        if entry.block["world_size"] > 1 and alone and min(alone) > LONGER * step_s:
+            yield _hit("alone-longer", entry, alone_s=min(alone), step_s=step_s)
+
+
+def launch_disagrees(evidence: Evidence) -> Iterator[Hit]:
+    """A case names another world size or number of hosts than its launch."""
+    for entry in evidence.entries:
+        for fact, known in _of_launch(entry.launch).items():
+            value = entry.block.get(fact)
+            if known is not None and value != known:
+                yield _hit("launch-disagrees", entry, fact=fact, value=value, known=known)
+        own, ranked = set(entry.block.get("rank_hosts") or []), _hosts(entry.launch)
+        # A launch that was resumed may have moved; a flag of the result says so.
+        if own and ranked and own != ranked and len(entry.launch.facts.get("sessions") or []) < 2:
+            yield _hit(
+                "launch-disagrees", entry, fact="hosts", value=sorted(own), known=sorted(ranked)
+            )
+    for launch in evidence.results.launches:
+        ranks = launch.provenance.get("ranks") or []
+        size = launch.facts.get("world_size")
+        if ranks and size and len(ranks) != size:
+            values = {"ranks": len(ranks), "size": size}
+            yield Hit("ranks-listed", values, launches=(launch.name,))
+
+
+def _of_launch(launch: Launch) -> dict[str, int | None]:
+    """Return what a launch says that its cases say, too; hosts as its ranks name them."""
+    nodes = len(_hosts(launch)) or launch.facts.get("num_nodes")
+    return {"world_size": launch.facts.get("world_size"), "num_nodes": nodes}
+
+
+def _hosts(launch: Launch) -> set[str]:
+    ranks = launch.provenance.get("ranks") or []
+    return {str(rank["host"]) for rank in ranks if rank.get("host")}
+
+
+def cold_start(evidence: Evidence) -> Iterator[Hit]:
+    """The first round is the longest by far in every launch of a point."""
+    for (case, size), entries in _points(evidence).items():
+        rounds = [_rounds(entry) for entry in entries]
+        if sum(map(len, rounds)) < FEWEST_ROUNDS or min(map(len, rounds)) < 2:
+            continue
+        if all(first > COLD * max(others) for first, *others in rounds):
+            factor = median(first / median(others) for first, *others in rounds)
+            yield Hit("cold-start", {"factor": factor}, (case,), (size,))
+
+
+def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
+    """Rounds of two launches stand in one proportion: the one is the other, multiplied."""
+    shapes: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in evidence.entries:
+        rounds = _rounds(entry)
+        shape = tuple(round(one / rounds[0], DIGITS) for one in rounds)
+        if len(set(shape)) > 2:
+            shapes.setdefault((entry.case, shape), []).append(entry)
+    for (case, _), entries in shapes.items():
+        # Equal to the last digit is what `duplicate` names by their numbers.
+        if len({_rounds(entry)[0] for entry in entries}) > 1:
+            sizes = tuple(dict.fromkeys(int(one.block["world_size"]) for one in entries))
+            names = tuple(one.launch.name for one in entries)
+            yield Hit("scaled-copy", {"count": len(entries)}, (str(case),), sizes, names)
+
+
+def _points(evidence: Evidence) -> dict[tuple[str, int], list[Entry]]:
+    points: dict[tuple[str, int], list[Entry]] = {}
+    for entry in evidence.entries:
+        points.setdefault((entry.case, int(entry.block["world_size"])), []).append(entry)
+    return points
+
+
+def _rounds(entry: Entry) -> list[float]:
+    return metrics.slowest_rank(entry.block["rank_round_s"])
+
+
+def _hit(kind: str, entry: Entry, **values: Any) -> Hit:
+    size = int(entry.block["world_size"])
+    return Hit(kind, values, (entry.case,), (size,), (entry.launch.name,))

@@ -1,0 +1,111 @@
+"""What the rules of a check look at, and the record of what they find."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from lockstep.report.compute.scaling import Point, Series, series_of
+from lockstep.report.load.results import Launch, Results
+from lockstep.report.load.sources import document
+from lockstep.vocabulary.record import KEY, case_name
+
+# Studies whose points are meant to be compared over world sizes.
+LADDERS = ("strong", "weak", "imported")
+# Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
+APART = 1.25
+# No noise and no fault makes a launch so many times as fast as another; a unit does.
+UNIT = 100.0
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a rule has found, as a record; `lockstep.report.check.wording` turns it into a sentence.
+
+    Attributes:
+        kind: Which fact it is, a key of `wording.FACTS`.
+        values: The numbers and names of the fact, by the names that its sentence uses.
+        cases: Cases or tables concerned; empty where all of the launches or sizes are.
+        world_sizes: World sizes concerned; empty where all are.
+        launches: Launches concerned; empty where all are. Hits that differ in nothing else are one.
+        is_table: Whether the cases are imported tables.
+        path: The file concerned, where no launch is.
+    """
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = ()
+    launches: tuple[str, ...] = ()
+    is_table: bool = False
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A case as its file has it, with the numbers that the file says follow from it."""
+
+    launch: Launch
+    case: str
+    block: dict[str, Any]
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A set of results and its series, conflicts among them included."""
+
+    results: Results
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """Return the series of all cases whose launches mean the same by them."""
+        mixed = {conflict.case for conflict in self.results.conflicts}
+        return series_of(row for row in self.results.rows if row.case not in mixed)
+
+    @cached_property
+    def measured(self) -> list[Series]:
+        """Return the series that were measured by launches."""
+        return [one for one in self.series if one.row.origin == "measured"]
+
+    @cached_property
+    def ladders(self) -> list[Series]:
+        """Return the series of two sizes or more that are meant to show scaling."""
+        return [one for one in self.series if one.row.study in LADDERS and len(one.points) > 1]
+
+    def table(self, series: Series) -> dict[str, Any]:
+        """Return what an imported table says of itself; empty where it has another name."""
+        return self.results.tables.get(series.case, {})
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Return the cases of all launches as they are stored; the files are read once more.
+
+        Raises:
+            ValueError: A file can no longer be read.
+        """
+        known = {(row.launch, row.case) for row in self.results.rows}
+        return [
+            Entry(launch, case, block, entry["stats"])
+            for launch in self.results.launches
+            for entry in document(launch.path)["benchmarks"]
+            if (launch.name, case := case_name(entry)) in known
+            and (block := (entry.get("extra_info") or {}).get(KEY))
+        ]
+
+
+def hit(kind: str, series: Series, *sizes: int, launches: Sequence[str] = (), **values: Any) -> Hit:
+    """Return what was found in a series, at these world sizes or at all."""
+    is_table = series.row.origin != "measured"
+    return Hit(kind, values, (series.case,), sizes, tuple(launches), is_table)
+
+
+def are_apart(point: Point) -> bool:
+    """Tell whether launches of one point are no repeats of one another, so far apart they lie."""
+    return max(point.rates) > APART * min(point.rates)
+
+
+def batches(series: Series, name: str) -> list[int]:
+    """Return a batch at each size where all points know it, else nothing."""
+    found = [getattr(point.rows[0], name) for point in series.points]
+    return found if None not in found else []

@@ -1,0 +1,98 @@
+"""Rules about a curve over world sizes: its sizes, its shape, and points that do not fit it."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.predict.models import TOLERANCE, breaks, growth_interval
+from lockstep.report.words.formats import percent_span
+
+# Between neighbouring sizes; beyond it a curve is drawn through what nobody measured.
+WIDEST_STEP = 2.0
+# By so much a point may lie below the line through its neighbours: a curve that bends downward,
+# as scaling curves do, lies above it.
+OUTLIER = 0.15
+
+
+def super_linear(evidence: Evidence) -> Iterator[Hit]:
+    """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
+    for one in evidence.ladders:
+        for point in one.points:
+            # What `unit` names is no efficiency.
+            if point is one.base or point.parallel_efficiency > UNIT:
+                continue
+            grown, factor = _growth(one, point, one.base), point.world_size / one.baseline
+            span = (grown[0] / factor, grown[1] / factor) if grown else None
+            low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
+            if low > 1:
+                kind = "efficiency" if span else "efficiency-alone"
+                yield hit(
+                    kind, one, point.world_size, efficiency=point.parallel_efficiency,
+                    span=percent_span(span),
+                )  # fmt: skip
+
+
+def _growth(series: Series, point: Point, other: Point) -> Interval | None:
+    """Return the interval of a ratio of rates that holds with those of the series' other points."""
+    return growth_interval(point.rates, other.rates, len(series.points) - 1)
+
+
+def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
+    """Neighbouring sizes lie further apart than a factor of two."""
+    for one in evidence.ladders:
+        for small, large in pairwise(point.world_size for point in one.points):
+            if large > WIDEST_STEP * small:
+                yield hit("gap", one, small, large, small=small, large=large)
+
+
+def no_baseline(evidence: Evidence) -> Iterator[Hit]:
+    """The smallest size of a curve is above 1."""
+    for one in evidence.ladders:
+        if one.baseline > 1:
+            yield hit("baseline", one, one.baseline, size=one.baseline)
+
+
+def broken_curve(evidence: Evidence) -> Iterator[Hit]:
+    """Throughput falls, saturates, or drops at one size as it does at no other."""
+    for one in evidence.ladders:
+        sizes = [point.world_size for point in one.points]
+        nodes = [point.rows[0].num_nodes or 0 for point in one.points]
+        repeats = [point.rates for point in one.points]
+        odd = {point.world_size for _, point, _ in _dips(one)}
+        for size, what in breaks(sizes, repeats, nodes if all(nodes) else None):
+            index = sizes.index(size)
+            # Where launches disagree, nobody knows which of them the curve goes through.
+            if size not in odd and not any(map(are_apart, one.points[index - 1 : index + 1])):
+                yield hit("curve", one, size, what=what)
+
+
+def outlier(evidence: Evidence) -> Iterator[Hit]:
+    """A point lies well below the line through its neighbours, and the next is well again."""
+    for one in evidence.ladders:
+        for left, point, right in _dips(one):
+            expected = _between(left, right, point.world_size)
+            yield hit(
+                "odd-point", one, point.world_size, loss=1 - point.rate / expected,
+                left=left.world_size, right=right.world_size,
+            )  # fmt: skip
+
+
+def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
+    """Yield each odd point between its neighbours."""
+    points = series.points
+    for left, point, right in zip(points, points[1:], points[2:], strict=False):
+        low = point.rate < (1 - OUTLIER) * _between(left, right, point.world_size)
+        # Below all before it, or with all after it as low, stands a break and no odd point.
+        grown = right.rate / point.rate / (right.world_size / point.world_size)
+        recovers = point.rate > left.rate and grown > 1 + TOLERANCE
+        if low and recovers and not any(map(are_apart, (left, point, right))):
+            yield left, point, right
+
+
+def _between(left: Point, right: Point, size: int) -> float:
+    """Return the rate at a size on the straight line, of logarithms, through two points."""
+    share = math.log(size / left.world_size) / math.log(right.world_size / left.world_size)
+    return math.exp((1 - share) * math.log(left.rate) + share * math.log(right.rate))

@@ -1,0 +1,241 @@
+"""Rules about launches: what they have in common, where they ran, how many there are."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
+from lockstep.report.check.work import BATCHES
+from lockstep.report.compute.scaling import Point
+from lockstep.report.load import gaps
+from lockstep.report.load.gaps import Gap
+from lockstep.report.load.results import COPY, UNEQUAL, Launch, Row
+from lockstep.report.load.sources import JOURNAL
+
+# Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
+FEWEST_STEPS = 10
+# A point with so many times the launches of another shifts what is known of the curve to itself.
+UNEVEN = 2
+# A flag of `lockstep.report.compute.diagnosis.of_launches`.
+FAR = re.compile("outlier: launch")
+
+
+def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
+    """Launches differ in torch, CUDA, NCCL, driver, image or device."""
+    for conflict in evidence.results.conflicts:
+        if conflict.case is None and conflict.fact != COPY:
+            values = {"fact": conflict.fact, "both": conflict.values}
+            yield Hit("provenance-differs", values, launches=conflict.launches)
+
+
+def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
+    """One case name means another workload, precision or scaling in another launch."""
+    for conflict in evidence.results.conflicts:
+        if conflict.case is not None and conflict.fact not in BATCHES:
+            yield Hit(
+                "case-differs", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
+                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
+            )  # fmt: skip
+
+
+def oversubscription(evidence: Evidence) -> Iterator[Hit]:
+    """The ranks of a host have more threads than it has cores for them."""
+    for launch in evidence.results.launches:
+        for host, threads, cores in _crowds(launch):
+            if threads > cores:
+                values = {"host": host, "threads": threads, "cores": cores}
+                yield Hit("crowded", values, launches=(launch.name,))
+
+
+def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
+    """Yield (host, threads of its ranks, cores they may use) where both are known."""
+    known = launch.provenance
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for rank in known.get("ranks") or []:
+        hosts.setdefault(str(rank.get("host")), []).append(rank)
+    for host, ranks in hosts.items():
+        each = (rank.get("num_threads", known.get("threads_per_rank")) for rank in ranks)
+        threads = [count for count in each if isinstance(count, int)]
+        cores = {str(core) for rank in ranks for core in _listed(rank.get("cores"))}
+        count = len(cores) or known.get("cores_per_node")
+        if isinstance(count, int) and count and len(threads) == len(ranks):
+            yield host, sum(threads), count
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
+    """CPU ranks had more threads in one launch than in another."""
+    for one in evidence.series:
+        for flag in one.base.flags:
+            if flag.startswith(UNEQUAL):
+                yield hit("unequal-threads", one, threads=flag.removeprefix(f"{UNEQUAL}: "))
+
+
+def no_repeat(evidence: Evidence) -> Iterator[Hit]:
+    """A measured point has one launch."""
+    for one in evidence.measured:
+        sizes = [point.world_size for point in one.points if point.num_launches == 1]
+        if sizes:
+            yield hit("one-launch", one, *sizes, count=len(sizes))
+
+
+def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
+    """One point of a series has more than twice the launches of another."""
+    for one in evidence.measured:
+        counts = {point.world_size: point.num_launches for point in one.points}
+        fewest = min(counts, key=counts.__getitem__)
+        most = max(counts, key=counts.__getitem__)
+        if counts[most] > UNEVEN * counts[fewest]:
+            yield hit(
+                "launch-counts", one, fewest, most, fewest=counts[fewest], at_fewest=fewest,
+                most=counts[most], at_most=most,
+            )  # fmt: skip
+
+
+def same_twice(evidence: Evidence) -> Iterator[Hit]:
+    """A launch is given twice, or two launches hold the very same rounds."""
+    for conflict in evidence.results.conflicts:
+        if conflict.fact == COPY:
+            name, first = conflict.values
+            yield Hit("read-twice", {"name": name, "first": first}, path=conflict.where)
+    for one in evidence.series:
+        for point in one.points:
+            seen: dict[tuple[Any, ...], list[str]] = {}
+            # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
+            for row in (row for row in point.rows if row.stddev_step_s is not None):
+                seen.setdefault(_numbers(row), []).append(row.launch)
+            for names in seen.values():
+                if len(names) > 1:
+                    yield hit("same-numbers", one, point.world_size, names=names)
+
+
+def other_unit(evidence: Evidence) -> Iterator[Hit]:
+    """Launches of one point, or ranks of two sizes, differ as much as units do."""
+    for one in evidence.series:
+        for point in one.points:
+            slow, fast = _ends(point)
+            if fast.rate > UNIT * slow.rate:
+                yield hit(
+                    "unit", one, point.world_size, fast=fast.launch, slow=slow.launch,
+                    factor=fast.rate / slow.rate,
+                )  # fmt: skip
+    for one in evidence.ladders:
+        for left, right in pairwise(one.points):
+            each = {point.world_size: point.rate / point.world_size for point in (left, right)}
+            low, high = sorted(each, key=each.__getitem__)
+            if each[high] > UNIT * each[low]:
+                yield hit(
+                    "unit-of-size", one, *each, fast=high, slow=low, factor=each[high] / each[low]
+                )
+
+
+def _ends(point: Point) -> tuple[Row, Row]:
+    """Return the slowest and the fastest launch of a point."""
+    rows = sorted(point.rows, key=lambda row: row.rate)
+    return rows[0], rows[-1]
+
+
+def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
+    """Two ranks of a launch computed on one GPU."""
+    for launch in evidence.results.launches:
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for rank in launch.provenance.get("ranks") or []:
+            if rank.get("gpu_uuid"):
+                place = (str(rank.get("host")), str(rank["gpu_uuid"]))
+                ranks.setdefault(place, []).append(rank.get("rank"))
+        for (host, gpu), shared in ranks.items():
+            if len(shared) > 1:
+                values = {"host": host, "gpu": gpu, "ranks": shared}
+                yield Hit("shared-gpu", values, launches=(launch.name,))
+
+
+def disagree(evidence: Evidence) -> Iterator[Hit]:
+    """Launches of one point lie further apart than by a quarter."""
+    for one in evidence.series:
+        for point in one.points:
+            slow, fast = _ends(point)
+            if fast.rate > UNIT * slow.rate:
+                continue
+            # Of five launches or more a flag names those that are far from the others.
+            if are_apart(point) and not any(map(FAR.match, point.flags)):
+                yield hit(
+                    "apart", one, point.world_size, fast=fast.launch, slow=slow.launch,
+                    excess=fast.rate / slow.rate - 1,
+                )  # fmt: skip
+
+
+def _numbers(row: Row) -> tuple[Any, ...]:
+    spread = (row.min_step_s, row.max_step_s, row.stddev_step_s)
+    return (row.rate, row.mean_step_s, *spread, row.time_s)
+
+
+def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
+    """A launch times fewer steps than say something about a step."""
+    for one in evidence.measured:
+        found = {point.world_size: min(_steps(row) for row in point.rows) for point in one.points}
+        few = {size: steps for size, steps in found.items() if steps < FEWEST_STEPS}
+        if few:
+            steps = sorted(set(few.values()))
+            yield hit("few-steps", one, *few, steps=steps, fewest=FEWEST_STEPS)
+
+
+def _steps(row: Row) -> int:
+    """Return the timed steps of a launch; those of others' benchmarks are not counted in steps."""
+    return row.rounds * row.steps_per_round if row.rounds and row.steps_per_round else FEWEST_STEPS
+
+
+def unfinished(evidence: Evidence) -> Iterator[Hit]:
+    """A launch did not reach the end of its session."""
+    for launch in evidence.results.launches:
+        if not launch.complete:
+            expected = len(launch.facts.get("expected") or []) or launch.num_cases
+            values = {"held": launch.num_cases, "expected": expected}
+            yield Hit("early-end", values, launches=(launch.name,))
+
+
+def journal_only(evidence: Evidence) -> Iterator[Hit]:
+    """A launch reached its end, and yet was read from its journal."""
+    for launch in evidence.results.launches:
+        if launch.complete and launch.path.name == JOURNAL:
+            yield Hit("from-journal", launches=(launch.name,))
+
+
+def unreadable(evidence: Evidence) -> Iterator[Hit]:
+    """A launch of the campaign, or a case of a launch, cannot be read."""
+    results = evidence.results
+    planned = results.campaign.get("launches", [])
+    sizes = {str(one.get("name")): one.get("world_size") for one in planned}
+    launches = {launch.path.parent: launch for launch in results.launches}
+    for one in results.unread:
+        launch = launches.get(one.path.parent) if one.case else None
+        size = launch.facts.get("world_size") if launch else sizes.get(one.path.parent.name)
+        yield Hit(
+            "unread", {"reason": one.reason}, (one.case,) if one.case else (),
+            (size,) if size else (), (launch.name,) if launch else (),
+            path="" if launch else str(one.path),
+        )  # fmt: skip
+
+
+def failed(evidence: Evidence) -> Iterator[Hit]:
+    """A case failed."""
+    for gap in gaps.gaps(evidence.results):
+        if gap.kind == "failed":
+            yield _gap(gap)
+
+
+def missing(evidence: Evidence) -> Iterator[Hit]:
+    """A case or a launch was planned and there is nothing of it."""
+    for gap in gaps.gaps(evidence.results):
+        if gap.kind != "failed" and gap.can_be_filled:
+            yield _gap(gap)
+
+
+def _gap(gap: Gap) -> Hit:
+    return Hit(
+        gap.kind, {"reason": gap.reason}, (gap.case,) if gap.case else (),
+        (gap.world_size,) if gap.world_size else (), (gap.launch,),
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Rules about a published table alone: its own ratios, and lines that stand there twice."""
+
+from collections.abc import Iterator, Mapping
+
+from lockstep.report.check.evidence import Evidence, Hit, hit
+from lockstep.report.compute.scaling import Series
+from lockstep.report.load.results import Row
+from lockstep.report.words.formats import TIME_UNITS
+
+# Published numbers are rounded.
+ROUNDED = 0.05
+SPEEDUPS = ("speedup", "speed_up", "speed-up")
+EFFICIENCIES = ("efficiency", "parallel_efficiency")
+# Repeats that agree to so many digits are one measurement, written down twice.
+DIGITS = 4
+# An efficiency above it is written in per cent.
+LARGEST_FRACTION = 2.0
+
+
+def published_ratio(evidence: Evidence) -> Iterator[Hit]:
+    """A table's own column of speed-up or efficiency is not what its values give."""
+    for one in evidence.ladders:
+        computed = {p.world_size: p.speedup for p in one.points}
+        yield from _held_against("speed-up", one, _column(one, SPEEDUPS), computed)
+        computed = {p.world_size: p.parallel_efficiency for p in one.points}
+        published = _column(one, EFFICIENCIES)
+        if max(published.values(), default=0) > LARGEST_FRACTION:
+            published = {size: value / 100 for size, value in published.items()}
+        yield from _held_against("efficiency", one, published, computed)
+
+
+def _column(series: Series, names: tuple[str, ...]) -> dict[int, float]:
+    """Return the column of a table that has one of these names, by world size."""
+    found = {}
+    for point in series.points:
+        details = {name.lower(): value for name, value in point.rows[0].details.items()}
+        text = next((str(details[name]) for name in names if name in details), "")
+        number = text.strip().removesuffix("%").removesuffix("x").strip()
+        if number.replace(".", "", 1).isdecimal() and float(number) > 0:
+            found[point.world_size] = float(number)
+    return found
+
+
+def _held_against(
+    ratio: str, series: Series, published: Mapping[int, float], computed: Mapping[int, float]
+) -> Iterator[Hit]:
+    base = published.get(series.baseline, 1.0)
+    for size, value in published.items():
+        own = value / base
+        if abs(own / computed[size] - 1) > ROUNDED:
+            yield hit(
+                "published-ratio", series, size, ratio=ratio, published=own,
+                computed=computed[size], baseline=series.baseline,
+            )  # fmt: skip
+
+
+def line_twice(evidence: Evidence) -> Iterator[Hit]:
+    """A line of a table stands there twice, equal to a digit that no repeat would be."""
+    for one in evidence.series:
+        if one.row.origin == "measured":
+            continue
+        unit = TIME_UNITS.get(str(evidence.table(one).get("unit")), 1.0)
+        for point in one.points:
+            lines: dict[tuple[str, str], list[str]] = {}
+            for row in point.rows:
+                lines.setdefault((_value(row, unit), str(row.details)), []).append(row.launch)
+            for (value, _), names in lines.items():
+                if len(names) > 1 and _digits(value) >= DIGITS:
+                    yield hit("same-line", one, point.world_size, names=names)
+
+
+def _value(row: Row, unit: float) -> str:
+    """Return the value of a line as it was written, as far as it is known."""
+    seconds = row.time_s or row.step_s
+    return f"{row.rate:.12g}" if seconds is None else f"{seconds / unit:.12g}"
+
+
+def _digits(number: str) -> int:
+    """Return how many digits of a number say something: 3 of 0.0241, 1 of 1000."""
+    return len(number.partition("e")[0].replace(".", "").strip("0"))

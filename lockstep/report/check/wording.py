@@ -1,0 +1,161 @@
+"""The sentences of `lockstep check`: from the record of what a rule has found to English."""
+
+from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from lockstep.report.check.evidence import Hit
+from lockstep.report.words.formats import counted, number, percent, ratio
+from lockstep.report.words.lines import plain
+
+MILLI = 1e3
+_SPECS: dict[str, Callable[[Any], str]] = {
+    "percent": lambda value: f"{percent(value)} %",
+    "ratio": ratio,
+    "ms": lambda seconds: f"{number(seconds * MILLI)} ms",
+    "in_ms": lambda seconds: number(seconds * MILLI),
+    "rank": lambda count: counted(count, "rank"),
+    "core": lambda count: counted(count, "core"),
+    "launch": lambda count: counted(count, "launch"),
+    "case": lambda count: counted(count, "case"),
+    "point": lambda count: counted(count, "point"),
+}
+
+
+class _Words(Formatter):
+    """`str.format` that writes a list as 1, 2 and 4, and knows the units of a report."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, list | tuple):
+            return joined([self.format_field(one, format_spec) for one in value])
+        if format_spec in _SPECS:
+            return _SPECS[format_spec](value)
+        return str(format(value, format_spec)) if format_spec else str(value)
+
+
+# Each kind of fact, with the values of its hit.
+FACTS = {
+    "mixed-batch": "{fact} is {both}",
+    "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
+    "uneven-steps": "a step counts {factor:.3g} times the samples that its global batch holds at "
+    "world size {baseline}",
+    "called-strong": "called strong scaling, but the global batch is {batches} at world size "
+    "{sizes}",
+    "compared-as-strong": "compared by its total time, but the global batch is {batches} at world "
+    "size {sizes}",
+    "short-steps": "{added_s:ms} are added to a step of {step_s:ms} by running on {sizes} ranks",
+    "truncated": "a global batch of {asked} on {size} ranks is {local} each, {trained} in all",
+    "stored-throughput": "stored throughput times time is {factor:.4g} times the samples",
+    "stored-statistic": "the stored {statistic} is {factor:.4g} times that of its rounds",
+    "stored-doubled": "stored throughput is {size} times samples / time",
+    "samples-of-table": "throughput grows {grown:ratio} times, but the speed-up is "
+    "{speedups:ratio}, since the samples are {samples}",
+    "logged-doubled": "the logged rate is {factor:.3g} times what the epoch times allow",
+    "table-doubled": "throughput times the time of table {time_table} is {factor:.3g} times the "
+    "samples",
+    "steps-doubled": "a step counts its global batch {factor:.3g} times",
+    "speed-ups-differ": "throughput grows {grown:ratio} times from {base} to {size}, but the time "
+    "says {time_grown:ratio} times",
+    "efficiency": "efficiency is {efficiency:percent} ({span} %)",
+    "efficiency-alone": "efficiency is {efficiency:percent}, without an interval",
+    "gap": "no size between {small} and {large} was measured",
+    "baseline": "the smallest size is {size}, so efficiency there is 1 by definition",
+    "curve": "{what}",
+    "odd-point": "{loss:percent} below the line through {left} and {right}",
+    "provenance-differs": "they differ in {fact}: {both}",
+    "case-differs": "its {fact} is {both}",
+    "crowded": "{threads} threads of ranks share {cores:core}",
+    "unequal-threads": "{threads}",
+    "one-launch": "{count:point} with one launch",
+    "launch-counts": "{fewest:launch} at {at_fewest}, {most} at {at_most}",
+    "read-twice": "launch {name} is already read from {first}",
+    "same-numbers": "{names} hold the same numbers",
+    "apart": "{fast} is {excess:percent} faster than {slow}",
+    "few-steps": "{steps} timed steps a launch, fewer than {fewest}",
+    "early-end": "ended early, with {held} of {expected:case}",
+    "from-journal": "its result.json is missing, cut short or older, so its journal was read",
+    "unread": "{reason}",
+    "failed": "failed: {reason}",
+    "no-result": "expected, but the launch holds no result",
+    "not-run": "the launch was planned and left no result",
+    "other-precision": "{asked} was asked for, {used} was computed",
+    "flag": "{flag}",
+    "equal-buckets": "bucket_cap_mb {caps} gave the same buckets",
+    "over-peak": "{factor:.2f} times the datasheet peak",
+    "check-failed": "{names} did not hold",
+    "loss-unknown": "the loss is NaN or infinite",
+    "loss-rose": "the loss rose over the timed steps",
+    "targets": "its numbers are targets{note}",
+    "ranks-missing": "it holds the rounds of {held:rank}, but ran on {size}",
+    "alone-longer": "the step without communication takes {alone_s:ms}, longer than the longest "
+    "whole step, {step_s:ms}",
+    "launch-disagrees": "its {fact} is {value}, but its launch has {known}",
+    "ranks-listed": "it lists {ranks:rank}, but its world size is {size}",
+    "shared-gpu": "ranks {ranks} are on one GPU, {gpu}",
+    "unit": "{fast} is {factor:.0f} times as fast as {slow}: is one of them in another unit, such "
+    "as milliseconds for seconds?",
+    "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as at {slow}: is "
+    "one of them in another unit, such as milliseconds for seconds?",
+    "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
+    "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
+    "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
+    "repeat-holes": "repeats {gone} are missing beside {there}",
+    "one-job": "{count} repeats ran in job {job}",
+    "round-counts": "the launches hold {counts} rounds",
+    "cold-start": "the first round takes {factor:.1f} times as long as the others in every launch",
+    "identical-work": "both do identical work, and {slow} takes {factor:.2f} times as long as "
+    "{fast} ({low:.2f} to {high:.2f}, over {count:launch})",
+    "scaled-copy": "their rounds are in one proportion to the last digit",
+    "published-ratio": "its {ratio} over {baseline} is stated as {published:ratio}, but its values "
+    "give {computed:ratio}",
+    "same-line": "{names} hold the same value to the last digit",
+}
+# What to do where the rule's own action does not fit.
+ACTIONS = {
+    "samples-of-table": "correct the samples, or the scaling: strong keeps them, weak multiplies "
+    "them by n",
+}
+
+
+def fact(hit: Hit) -> str:
+    """Return what was found, in a sentence."""
+    if hit.kind == "fixed":
+        return plain(_fixed(hit.values))
+    return plain(_Words().vformat(FACTS[hit.kind], (), hit.values))
+
+
+def _fixed(values: Mapping[str, Any]) -> str:
+    """Return what is fixed in epochs, with as much of it as a table gives."""
+    parts = ["local batch and epochs are fixed"]
+    if values["batches"]:
+        parts.append(", so the global batch is {batches} at world size {sizes}")
+    parts.append("; the speed-up of the total time at {last} is {speedup:ratio}")
+    if values["samples"]:
+        parts.append("; {samples} samples were trained")
+    if values["steps_s"]:
+        parts.append("; a step takes {steps_s:in_ms} ms, so each rank keeps {kept:percent} of its")
+        parts.append(" speed")
+    return _Words().vformat("".join(parts), (), values)
+
+
+def where(hit: Hit) -> str:
+    """Return which cases, world sizes, launches or file a hit concerns."""
+    names = hit.values.get("workload") or joined(
+        [f"table {case}" if hit.is_table else case for case in hit.cases]
+    )
+    sizes = f"world size {', '.join(map(str, hit.world_sizes))}" if hit.world_sizes else ""
+    noun = "launch" if len(hit.launches) == 1 else "launches"
+    places = [
+        " at ".join(filter(None, (names, sizes))),
+        f"table {hit.values['other_table']}" if "other_table" in hit.values else "",
+        f"host {hit.values['host']}" if "host" in hit.values else "",
+        f"{noun} {joined(hit.launches)}" if hit.launches else "",
+        hit.path,
+    ]
+    return plain(", ".join(filter(None, places)))
+
+
+def joined(values: Sequence[object]) -> str:
+    """Return values as text: 1, 2 and 4."""
+    texts = [str(value) for value in values]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

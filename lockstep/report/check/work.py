@@ -1,0 +1,318 @@
+"""Rules about the work done: the same at every point, counted once, and what its time says."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from statistics import fmean, median
+from typing import Any
+
+from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, hit
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.vocabulary import metrics
+
+BATCHES = ("local_batch", "global_batch", "samples_per_step")
+# Stored numbers are copies of one another; published ones are rounded.
+EXACT = 1e-6
+ROUNDED = 0.05
+# Launching kernels and the latency of an all-reduce take the order of a millisecond whatever the
+# batch, so a step shorter than ten of them has little room to hide it.
+SHORT_STEP_S = 0.010
+# Loss of parallel efficiency, per step, from which that shows.
+NOTABLE_LOSS = 0.1
+
+
+def constant_work(evidence: Evidence) -> Iterator[Hit]:
+    """The batch that strong or weak scaling fixes is another at another size or repeat."""
+    for conflict in evidence.results.conflicts:
+        if conflict.fact in BATCHES and conflict.case is not None:
+            yield Hit(
+                "mixed-batch", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
+                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
+            )  # fmt: skip
+    for one in evidence.ladders:
+        name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
+        kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []
+        if len(set(kept)) > 1 and not _fixed_local(one):
+            scaling = one.row.scaling
+            yield hit("uneven-batch", one, *_sizes(one), scaling=scaling, fact=name, batches=kept)
+        yield from _uneven_steps(one)
+
+
+def _uneven_steps(series: Series) -> Iterator[Hit]:
+    """Yield sizes at which a step holds more or fewer samples of each item of its batch."""
+    shares = _samples_per_item(series)
+    for size, share in shares.items():
+        factor = share / next(iter(shares.values()))
+        if abs(factor - 1) > EXACT and not _is_size(factor, size / series.baseline, EXACT):
+            yield hit("uneven-steps", series, size, factor=factor, baseline=series.baseline)
+
+
+def _samples_per_item(series: Series) -> dict[int, float]:
+    rows = {point.world_size: point.rows[0] for point in series.points}
+    return {
+        size: row.samples_per_step / row.global_batch
+        for size, row in rows.items()
+        if row.samples_per_step and row.global_batch
+    }
+
+
+def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
+    """The local batch is fixed while the total time is compared as strong scaling."""
+    for one in evidence.ladders:
+        times = one.base.time_s is not None and one.row.scaling is None
+        if (one.row.scaling == "strong" or times) and _fixed_local(one):
+            kind = "called-strong" if one.row.scaling else "compared-as-strong"
+            yield hit(kind, one, batches=_whole(one), sizes=_sizes(one))
+
+
+def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
+    """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
+    for one in evidence.ladders:
+        if one.row.scaling == "fixed-epochs":
+            yield hit("fixed", one, **(_growth(one) | _step_view(one)))
+
+
+def _growth(series: Series) -> dict[str, Any]:
+    """Return batches and samples at each size, empty where unknown or equal, and the speed-up."""
+    last = series.points[-1]
+    samples = [round(p.time_s * p.throughput_samples_per_s) for p in series.points
+               if p.time_s and p.throughput_samples_per_s]  # fmt: skip
+    dropped = len(samples) == len(series.points) and len(set(samples)) > 1
+    return {
+        "batches": _whole(series), "sizes": _sizes(series), "last": last.world_size,
+        "speedup": last.speedup, "samples": samples if dropped else [],
+    }  # fmt: skip
+
+
+def _step_view(series: Series) -> dict[str, Any]:
+    """Return the steps and the speed that each rank keeps, empty where a point has no step."""
+    steps = [p.step_s for p in series.points if p.step_s]
+    kept = [p.time_ratio for p in series.points if p.time_ratio and p.world_size > series.baseline]
+    known = kept and len(steps) == len(series.points)
+    return {"steps_s": steps, "kept": kept} if known else {"steps_s": [], "kept": []}
+
+
+def small_batch(evidence: Evidence) -> Iterator[Hit]:
+    """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
+    for one in evidence.ladders:
+        base, last = one.base.step_s, one.points[-1].time_ratio
+        if base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS:
+            above = [p for p in one.points if p.world_size > one.baseline and p.step_s]
+            added = [(point.step_s or 0) - base for point in above]
+            sizes = [point.world_size for point in above]
+            yield hit("short-steps", one, *sizes, added_s=added, step_s=base, sizes=sizes)
+
+
+def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
+    """The global batch does not divide by the ranks, so that a step trains fewer samples."""
+    for one in evidence.series:
+        for point in one.points:
+            row = point.rows[0]
+            named = row.factors.get("global_batch")
+            asked = (named if isinstance(named, int) else None) or row.global_batch or 0
+            local = row.local_batch or asked // point.world_size
+            if asked and asked != local * point.world_size:
+                yield hit(
+                    "truncated", one, point.world_size, asked=asked, size=point.world_size,
+                    local=local, trained=local * point.world_size,
+                )  # fmt: skip
+
+
+def samples_time(evidence: Evidence) -> Iterator[Hit]:
+    """Stored throughput times time is not the samples, or parts from a table's speed-up."""
+    for entry in evidence.entries:
+        factor = _stored_factor(entry)
+        if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
+            yield _stored(entry, "stored-throughput", factor=factor)
+            continue
+        for statistic, found in _statistic_factors(entry).items():
+            if not _is_one(found):
+                yield _stored(entry, "stored-statistic", statistic=statistic, factor=found)
+    for one in evidence.ladders:
+        yield from _parted(one)
+
+
+def _parted(series: Series) -> Iterator[Hit]:
+    """Yield a table of times whose throughput grows otherwise than its speed-up does."""
+    points = [p for p in series.points if p.time_s and p.throughput_samples_per_s]
+    base = series.base.throughput_samples_per_s
+    if series.row.origin == "measured" or len(points) < len(series.points) or not base:
+        return
+    grown = {p.world_size: (p.throughput_samples_per_s or 0.0) / base for p in points}
+    apart = [p for p in points if abs(grown[p.world_size] / p.speedup - 1) > ROUNDED]
+    if apart:
+        samples = [round((p.time_s or 0.0) * (p.throughput_samples_per_s or 0.0)) for p in points]
+        yield hit(
+            "samples-of-table", series, *(p.world_size for p in apart), samples=samples,
+            grown=[grown[p.world_size] for p in apart], speedups=[p.speedup for p in apart],
+        )  # fmt: skip
+
+
+def _stored(entry: Entry, kind: str, **values: Any) -> Hit:
+    size = int(entry.block["world_size"])
+    return Hit(kind, values, (entry.case,), (size,), (entry.launch.name,))
+
+
+def _is_one(factor: float) -> bool:
+    """Tell whether a factor is 1; one that is no number is not."""
+    return abs(factor - 1) <= EXACT
+
+
+def _stored_factor(entry: Entry) -> float:
+    """Return stored throughput times the rounds' time over the rounds' samples; 1 if not stored."""
+    block = entry.block
+    rounds = metrics.slowest_rank(block["rank_round_s"])
+    samples = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
+    stored = block.get("mean_throughput_samples_per_s", block.get("throughput_samples_per_s"))
+    return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
+
+
+def _statistic_factors(entry: Entry) -> dict[str, float]:
+    """Return what is stored of the rounds over what they say, where it is stored."""
+    rounds = metrics.slowest_rank(entry.block["rank_round_s"])
+    stored = {
+        "mean": (entry.stats.get("mean"), fmean(rounds)),
+        "median": (entry.stats.get("median"), median(rounds)),
+        "elapsed_s": (entry.block.get("elapsed_s"), sum(rounds)),
+    }
+    return {
+        name: float(given / true)
+        for name, (given, true) in stored.items()
+        if isinstance(given, int | float)
+    }
+
+
+def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
+    """Samples of all ranks were multiplied by the world size once more."""
+    for entry in evidence.entries:
+        if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
+            size = entry.block["world_size"]
+            yield _stored(entry, "stored-doubled", size=size)
+    for one in evidence.series:
+        yield from _doubled_steps(one)
+        for point in one.points:
+            for row in point.rows:
+                factor = row.details.get("logged_over_true")
+                if isinstance(factor, float) and _is_size(factor, point.world_size, ROUNDED):
+                    names = (row.launch,)
+                    yield hit(
+                        "logged-doubled", one, point.world_size, launches=names, factor=factor
+                    )
+    for (time, rate), factors in _twins(evidence):
+        for size, (factor, grown) in factors.items():
+            if _is_size(factor, grown, ROUNDED):
+                yield hit("table-doubled", rate, size, time_table=time.case, factor=factor)
+
+
+def _doubled_steps(series: Series) -> Iterator[Hit]:
+    shares = _samples_per_item(series)
+    for size, share in shares.items():
+        factor = share / next(iter(shares.values()))
+        if _is_size(factor, size / series.baseline, EXACT):
+            yield hit("steps-doubled", series, size, factor=factor)
+
+
+def contradiction(evidence: Evidence) -> Iterator[Hit]:
+    """Two tables of one study, or of one import that says no more, give other speed-ups."""
+    for (time, rate), factors in _twins(evidence):
+        for size, (factor, grown) in factors.items():
+            if abs(factor - 1) > ROUNDED and not _is_size(factor, grown, ROUNDED):
+                base = min(factors)
+                yield hit(
+                    "speed-ups-differ", rate, size, other_table=time.case, base=base, size=size,
+                    grown=_grown(rate, size, base), time_grown=_grown(time, size, base),
+                )  # fmt: skip
+
+
+def _grown(series: Series, size: int, base: int) -> float:
+    points = {point.world_size: point for point in series.points}
+    return points[size].rate / points[base].rate
+
+
+Twin = tuple[tuple[Series, Series], dict[int, tuple[float, float]]]
+
+
+def _twins(evidence: Evidence) -> Iterator[Twin]:
+    """Yield tables of time and of throughput of one study, with what their product says.
+
+    The product is the samples: over those of the time's own table where it knows them, else over
+    those at the smallest size. Beside it stands how far the size has grown.
+    """
+    cited = [one for one in evidence.ladders if one.row.origin != "measured"]
+    pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
+    for time, rate in pairs:
+        rivals = [pair for pair in pairs if pair[0] is time or pair[1] is rate]
+        # What no source ties together is a pair where nothing else could be.
+        if _are_stated(evidence, time, rate) or len(rivals) == 1:
+            yield (time, rate), _factors(time, rate)
+
+
+def _may_be_twins(evidence: Evidence, time: Series, rate: Series) -> bool:
+    """Tell whether nothing stated parts a table of times from one of throughput."""
+    if time.base.time_s is None or rate.base.time_s is not None:
+        return False
+    one, two = evidence.table(time), evidence.table(rate)
+    stated = [
+        (one.get("source"), two.get("source")), (_model(time, one), _model(rate, two)),
+        (time.row.precision, rate.row.precision), (time.row.scaling, rate.row.scaling),
+    ]  # fmt: skip
+    # Without a scaling, times are taken for those of fixed work.
+    if any(a and b and a != b for a, b in stated) or (None, "weak") in stated:
+        return False
+    together = one.get("path") == two.get("path") and _sizes(time) == _sizes(rate)
+    return time.row.origin == rate.row.origin and (together or _are_stated(evidence, time, rate))
+
+
+def _are_stated(evidence: Evidence, time: Series, rate: Series) -> bool:
+    """Tell whether one source gives both tables, of one workload."""
+    source = evidence.table(time).get("source")
+    same = source == evidence.table(rate).get("source")
+    return bool(source) and same and time.row.workload == rate.row.workload
+
+
+def _model(series: Series, facts: dict[str, Any]) -> object:
+    """Return a table's model, empty where it gives none; early imports tell it by the workload."""
+    return facts.get("model", series.row.workload)
+
+
+def _sizes(series: Series) -> list[int]:
+    return [point.world_size for point in series.points]
+
+
+def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
+    """Return (samples over what they must be, sizes over the smallest) at each common size."""
+    pairs = {p.world_size: (p, q) for p in time.points for q in rate.points
+             if p.world_size == q.world_size}  # fmt: skip
+    if not pairs:
+        return {}
+    base = min(pairs)
+    known = all(p.throughput_samples_per_s and q.throughput_samples_per_s
+                for p, q in pairs.values())  # fmt: skip
+    if known:
+        return {size: (_over(q, p), float(size)) for size, (p, q) in pairs.items()}
+    first = pairs[base][1].rate / pairs[base][0].rate
+    return {size: (q.rate / p.rate / first, size / base) for size, (p, q) in pairs.items()}
+
+
+def _over(one: Point, two: Point) -> float:
+    return (one.throughput_samples_per_s or 0.0) / (two.throughput_samples_per_s or 1.0)
+
+
+def _is_size(factor: float, size: float, tolerance: float) -> bool:
+    """Tell whether a factor is the number of ranks, and there is more than one."""
+    return size > 1 and abs(factor / size - 1) <= tolerance
+
+
+def _fixed_local(series: Series) -> bool:
+    """Tell whether the global batch grows as the ranks do."""
+    whole = _whole(series)
+    each = {b / n for b, n in zip(whole, _sizes(series), strict=True)} if whole else set()
+    return len(each) == 1
+
+
+def _whole(series: Series) -> list[int]:
+    """Return the global batch at each size, from the local where no point gives it."""
+    local = batches(series, "local_batch")
+    grown = (
+        [batch * size for batch, size in zip(local, _sizes(series), strict=True)] if local else []
+    )
+    return batches(series, "global_batch") or grown

@@ -1,0 +1,351 @@
+"""Two sets of results, point by point: faster, slower, the same, or not enough evidence.
+
+A point is a case at one world size on one layout; its ratio is the median of B's rates over that of
+A's, one rate per launch, so a ratio above 1 means that B is faster. The interval is of geometric
+means, over launches or, where a side has several, over Slurm jobs. One rule, for all to check:
+
+    error   = family_error(p-values of all points whose spread of launches is known)
+    interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
+                           that of all points (lockstep.report.compute.statistics)
+    `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
+    `faster`, `slower`     else, where the interval leaves 1 out
+    `not-enough-evidence`  else, and wherever a side has fewer than two launches, or the launches
+                           of both are equal to the last digit and no two other points tell a spread
+
+The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
+differs, at most 5 % of families of points hold a `faster` or `slower`
+(`tests/figures_compare.py` prints what simulated and measured campaigns give).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from lockstep.report.compare import circumstances, pairing
+from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
+from lockstep.report.compute import quantities
+from lockstep.report.compute.statistics import (
+    CONFIDENCE,
+    Interval,
+    Ratio,
+    family_error,
+    moderated,
+    t_quantile,
+    welch,
+)
+from lockstep.report.load import replicates
+from lockstep.report.load.results import Launch, Results, Row
+from lockstep.report.words import formats
+from lockstep.vocabulary import record
+
+MARGIN = 0.03
+FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
+# How often a difference of the margin should be found, where launches are asked for.
+POWER = 0.9
+MOST_LAUNCHES = 1000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rule says of one point.
+
+    Attributes:
+        ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
+        interval: Of the ratio, at the family's level; None where no spread is known.
+        verdict: `faster`, `slower`, `same` or `not-enough-evidence`.
+        spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
+    """
+
+    ratio: float
+    interval: Interval | None
+    verdict: str
+    spread: float | None = None
+
+
+@dataclass
+class Comparison:
+    """Two sets of results side by side.
+
+    Attributes:
+        points: The common points, each with what the rule says of it.
+        error: Error rate at which the intervals are drawn; their level is 1 - error.
+        environment: Fact -> values of A and of B, where they differ.
+        same_facts: Facts that are known and equal.
+        warnings: What a reader must know before the points.
+        only_in_a: Points that B lacks.
+        only_in_b: Points that A lacks.
+        ambiguous: Points that could be paired in more than one way, and were not.
+        allowing: What `--allow` would pair beyond these points: its key -> number of points.
+    """
+
+    margin: float
+    points: list[tuple[Pair, Judged]]
+    error: float
+    environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
+    same_facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    only_in_a: list[Key] = field(default_factory=list)
+    only_in_b: list[Key] = field(default_factory=list)
+    ambiguous: list[Ambiguous] = field(default_factory=list)
+    allowing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def slower(self) -> bool:
+        """Whether B is slower at some point."""
+        return any(judged.verdict == SLOWER for _, judged in self.points)
+
+
+def compare(
+    a: Results, b: Results, margin: float = MARGIN, allowed: Collection[str] = ()
+) -> Comparison:
+    """Match the points of two sets of results and judge each.
+
+    Args:
+        a: What B is compared with.
+        b: What is judged.
+        margin: Largest relative difference that still counts as the same.
+        allowed: Keys of `MUST_AGREE` that may differ.
+
+    Raises:
+        ValueError: The sides have no point in common, or differ in what makes them incomparable.
+    """
+    b = _renamed(a, b)
+    sides = pairing.points(a.rows, b.rows)
+    keys, ambiguous = pairing.matched(*sides, allowed)
+    if not keys:
+        raise ValueError(pairing.nothing_common(*sides, allowed))
+    pairs = [
+        Pair(mine.case, mine.world_size, sides[0][mine], sides[1][theirs]) for mine, theirs in keys
+    ]
+    for pair in pairs:
+        _refuse_difference(pair, _facts_of(pair, a, b), allowed)
+    launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
+    _refuse_devices(launches, allowed)
+    judged, error = judge([pair.units for pair in pairs], margin)
+    found = [
+        (pair, replace(one, ratio=pair.ratio)) for pair, one in zip(pairs, judged, strict=True)
+    ]
+    made = Comparison(margin, found, error)
+    rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
+    made.environment, made.same_facts = circumstances.environment(launches, rows)
+    made.warnings = [
+        *circumstances.copies(*launches), *circumstances.apart_in_time(*launches),
+        *circumstances.in_one_job([(pair.a, pair.b) for pair in pairs]),
+    ]  # fmt: skip
+    made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
+    made.only_in_a, made.only_in_b = (
+        [key for key in side if key not in paired]
+        for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
+    )  # fmt: skip
+    return made
+
+
+def judge(
+    rates: Sequence[tuple[Sequence[float], Sequence[float]]], margin: float = MARGIN
+) -> tuple[list[Judged], float]:
+    """Judge a family of points by the rule of this module.
+
+    Args:
+        rates: For each point, the rates of A's launches and of B's.
+        margin: Largest relative difference that still counts as the same.
+
+    Returns:
+        What the rule says of each point, and the error rate at which the intervals are drawn.
+
+    Raises:
+        ValueError: The margin is no fraction between 0 and 1.
+    """
+    if not 0 < margin < 1:
+        raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
+    plain = [welch(b, a) for a, b in rates]
+    drawn = iter(moderated([test for test in plain if test]))
+    tests = [next(drawn) if test else None for test in plain]
+    error = family_error([test.p_value for test in tests if test and test.error])
+    pairs = zip(tests, rates, strict=True)
+    return [_judged(test, error, margin, *pair) for test, pair in pairs], error
+
+
+def _judged(
+    test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
+) -> Judged:
+    interval = test.interval(1 - error) if test else None
+    if test is None or interval is None:
+        means = [fmean(map(math.log, side)) for side in (a, b)]
+        return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
+    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test.spread)
+
+
+def _verdict(interval: Interval, margin: float) -> str:
+    low, high = interval
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return SAME
+    if low > 1:
+        return FASTER
+    return SLOWER if high < 1 else UNKNOWN
+
+
+def launches_needed(spread: float, margin: float, error: float) -> int | None:
+    """Return how many launches a side find a difference of the margin nine times of ten.
+
+    The power of the two-sample t test, from the noncentral t distribution (Cohen, Statistical
+    Power Analysis, 1988, chapter 2).
+
+    Args:
+        spread: Standard deviation of the logarithm of a launch's rate.
+        margin: The relative difference to find.
+        error: Error rate of the test.
+
+    Returns:
+        Launches on each side; None where `MOST_LAUNCHES` do not suffice.
+    """
+    from scipy.special import nctdtr
+
+    shift = math.log1p(margin)
+    for num in range(2, MOST_LAUNCHES + 1):
+        freedom, distance = 2 * num - 2, shift / spread * math.sqrt(num / 2) if spread else math.inf
+        if distance > 50 or nctdtr(freedom, distance, t_quantile(freedom, 1 - error)) <= 1 - POWER:
+            return num
+    return None
+
+
+def _renamed(a: Results, b: Results) -> Results:
+    """Return B; a lone table takes the name of A's lone table, since files name tables."""
+    names = [{row.case for row in side.rows} for side in (a, b)]
+    if names[0] == names[1] or not all(map(_is_one_table, (a, b), names)):
+        return b
+    (to,), (own,) = names
+    rows = [
+        replace(row, case=to, workload=a.rows[0].workload if row.workload == own else row.workload)
+        for row in b.rows
+    ]
+    return replace(b, rows=rows, tables={to: b.tables[own]})
+
+
+def _is_one_table(side: Results, cases: Collection[str]) -> bool:
+    return len(cases) == 1 and set(cases) <= side.tables.keys()
+
+
+def _facts_of(pair: Pair, a: Results, b: Results) -> dict[str, tuple[set[Any], set[Any]]]:
+    """Return what must agree of a point: fact -> values of A and of B."""
+    found = {
+        name: ({getattr(row, name) for row in pair.a}, {getattr(row, name) for row in pair.b})
+        for names in MUST_AGREE.values()
+        for name in names
+        if name in Row.__slots__
+    }
+    metrics = [
+        {table.get("metric") for table in [side.tables.get(rows[0].case)] if table}
+        for side, rows in ((a, pair.a), (b, pair.b))
+    ]
+    return found | {"metric": (metrics[0], metrics[1])}
+
+
+def _refuse_difference(
+    pair: Pair, facts: Mapping[str, tuple[set[Any], set[Any]]], allowed: Collection[str]
+) -> None:
+    for name, members in MUST_AGREE.items():
+        for fact in members if name not in allowed else ():
+            a, b = facts.get(fact, (set(), set()))
+            if a != b or len(a) > 1:
+                raise ValueError(
+                    f"{pair.case} at {pair.world_size} has {fact} {_shown(a)} in A and {_shown(b)} "
+                    f"in B, so its rates are not comparable; pass --allow {name} to compare all "
+                    "the same"
+                )
+
+
+def _refuse_devices(launches: Sequence[Sequence[Launch]], allowed: Collection[str]) -> None:
+    a, b = (
+        {
+            ", ".join(map(str, one.provenance.get("device_names") or ["unknown devices"]))
+            for one in side
+        }
+        for side in launches
+    )
+    if "device" not in allowed and a != b and a and b:
+        raise ValueError(
+            f"A was measured on {_shown(a)} and B on {_shown(b)}, so a difference would be the "
+            "devices' own; pass --allow device to compare all the same"
+        )
+
+
+def _launches(side: Results, points: Iterable[list[Row]]) -> list[Launch]:
+    """Return the launches that hold one of the points."""
+    names = {row.launch for rows in points for row in rows}
+    return [launch for launch in side.launches if launch.name in names]
+
+
+def _shown(values: Collection[Any]) -> str:
+    """Return the values of a fact for a sentence."""
+    known = sorted("unknown" if value is None else str(value) for value in values)
+    return formats.listed(known, 4) or "unknown"
+
+
+def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
+    """Return a comparison as `--json` prints it."""
+    return {
+        "schema": record.SCHEMA_VERSION,
+        "a": names[0],
+        "b": names[1],
+        "ratio": "rate of B over rate of A: above 1, B is faster",
+        "margin": made.margin,
+        "level": 1 - made.error,
+        "environment": [
+            {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
+        ],
+        "warnings": made.warnings,
+        "points": [_record(pair, judged) for pair, judged in made.points],
+        "only_in_a": [_only(point) for point in made.only_in_a],
+        "only_in_b": [_only(point) for point in made.only_in_b],
+        "ambiguous": [asdict(one) for one in made.ambiguous],
+    }
+
+
+def _only(point: Key) -> dict[str, Any]:
+    found = {"case": point.case, "world_size": point.world_size}
+    return found | {"num_nodes": point.layout.num_nodes, "layout": point.layout.text}
+
+
+def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
+    low, high = judged.interval or (None, None)
+    return {
+        "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
+        "num_nodes": pair.a[0].num_nodes, "b_num_nodes": pair.b[0].num_nodes,
+        "ratio": judged.ratio, "low": low, "high": high, "verdict": judged.verdict,
+        "origin": pair.a[0].origin,
+        "a_launches": len(pair.a), "b_launches": len(pair.b),
+        "a_rates": pair.rates[0], "b_rates": pair.rates[1],
+        "quantities": beside(pair), "flags": pair.flags,
+    }  # fmt: skip
+
+
+def beside(pair: Pair) -> dict[str, dict[str, float | None]]:
+    """Return what a point has beside its speed, where both sides know it.
+
+    Returns:
+        Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
+        interval at 95 %, None where no spread is known; not corrected for the number of points.
+    """
+    found = {}
+    for name in quantities.NAMES:
+        a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
+        if a and b:
+            sides = [
+                replicates.independent(rows, one, fmean)
+                for rows, one in zip((pair.a, pair.b), (a, b), strict=True)
+            ]
+            here, there = (quantities.centre(one, name) for one in (a, b))
+            found[name] = {"a": here, "b": there, **_difference(*sides), "difference": there - here}
+    return found
+
+
+def _difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
+    # A difference is the logarithm of a ratio of exponentials, so the test of ratios serves it.
+    test = welch([math.exp(value) for value in b], [math.exp(value) for value in a])
+    gap = fmean(b) - fmean(a)
+    if test is None or test.error == 0:
+        return {"difference": gap, "low": None, "high": None}
+    half = t_quantile(test.freedom, CONFIDENCE) * test.error
+    return {"difference": gap, "low": gap - half, "high": gap + half}

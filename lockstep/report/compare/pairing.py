@@ -1,0 +1,212 @@
+"""Which points of two sets of results are the same point, but for what may differ.
+
+A case's name holds its factors, so results that differ in precision or batch share no name. Points
+of one name are paired first. Where `--allow` lets a factor differ, the others are paired by what is
+left of their identity: the test, the remaining factors and the world size. A pair is made only
+where one point of each side has that identity; where a side has several, which of them to compare
+is open, and they are ambiguous.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lockstep.report.compute.scaling import label
+from lockstep.report.compute.statistics import median_rate
+from lockstep.report.load import layout, replicates
+from lockstep.report.load.layout import Layout
+from lockstep.report.load.results import Row
+from lockstep.report.words import formats
+
+# What makes points incomparable, by the name under which `--allow` lets it differ.
+MUST_AGREE = {
+    "workload": ("study", "workload"),
+    "scaling": ("scaling",),
+    "precision": ("precision",),
+    "batch": ("local_batch", "global_batch", "samples_per_step"),
+    "unit": ("sample_unit", "metric"),
+    "origin": ("origin",),
+    "layout": ("num_nodes", "ranks_per_node"),
+    "device": ("device_names",),
+}
+
+
+class Key(NamedTuple):
+    """What one side calls a point."""
+
+    case: str
+    world_size: int
+    layout: Layout = Layout()
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.case} at {self.world_size}", self.layout.text)))
+
+
+Points = Mapping[Key, list[Row]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A point that both sides hold.
+
+    Attributes:
+        case: Name of the case in A.
+        world_size: Number of ranks.
+        a: Rows of A, one per launch.
+        b: Rows of B, whose case may have another name where a factor may differ.
+    """
+
+    case: str
+    world_size: int
+    a: list[Row]
+    b: list[Row]
+
+    @property
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Work per second of each launch of A and of B."""
+        return [row.rate for row in self.a], [row.rate for row in self.b]
+
+    @property
+    def units(self) -> tuple[list[float], list[float]]:
+        """The rates of A and of B that intervals are over: of launches, or of several jobs."""
+        a, b = self.rates
+        return replicates.independent(self.a, a), replicates.independent(self.b, b)
+
+    @property
+    def ratio(self) -> float:
+        """Median rate of B over that of A, as the points of a report are medians."""
+        a, b = map(median_rate, self.rates)
+        return b / a
+
+    @property
+    def label(self) -> str:
+        """The study and what varies, for a reader; both values of a factor that differs."""
+        row = self.a[0]
+        kind = row.study if row.origin == "measured" else f"[{row.origin}]"
+        differing = [
+            f"{name}={other}" for name, other in self.b[0].factors.items()
+            if name in row.factors and str(row.factors[name]) != str(other)
+        ]  # fmt: skip
+        if (there := self.b[0].num_nodes) != row.num_nodes and there:
+            differing.append(formats.counted(there, "node"))
+        against = f" (B: {', '.join(differing)})" if differing else ""
+        return f"{kind} {label(row)}{against}"
+
+    @property
+    def flags(self) -> list[str]:
+        """Why a side's point is no evidence, and whose it is."""
+        sides = (("A", self.a), ("B", self.b))
+        said = (f"{side}: {flag}" for side, rows in sides for row in rows for flag in row.flags)
+        return list(dict.fromkeys(said))
+
+
+@dataclass(frozen=True)
+class Ambiguous:
+    """Points that are alike but for what may differ, several on a side.
+
+    Attributes:
+        world_size: Number of ranks.
+        a: Points of A.
+        b: Points of B.
+    """
+
+    world_size: int
+    a: list[str]
+    b: list[str]
+
+
+def points(a: Iterable[Row], b: Iterable[Row]) -> tuple[dict[Key, list[Row]], dict[Key, list[Row]]]:
+    """Return the rows of each point of A and of B, by case, world size and layout.
+
+    What differs between launches of a point on one side parts the points of both; what is the same
+    on each side is what one compares for. A layout that a side does not know parts nothing.
+    """
+    sides = _sizes(a), _sizes(b)
+    names = {
+        key: dict.fromkeys(n for side in sides for n in layout.differing(side.get(key, [])))
+        for key in (*sides[0], *sides[1])
+    }
+    made: tuple[dict[Key, list[Row]], dict[Key, list[Row]]] = ({}, {})
+    for found, side in zip(made, sides, strict=True):
+        for key, rows in side.items():
+            both = [*sides[0].get(key, ()), *sides[1].get(key, ())]
+            known = all(row.num_nodes for row in both)
+            for row in rows:
+                placed = layout.layout(row, names[key]) if known else Layout()
+                found.setdefault(Key(*key, placed), []).append(row)
+    return made
+
+
+def _sizes(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.case, row.world_size), []).append(row)
+    return found
+
+
+def matched(
+    a: Points, b: Points, allowed: Collection[str] = ()
+) -> tuple[list[tuple[Key, Key]], list[Ambiguous]]:
+    """Return the keys of the points that belong together, in the order of A.
+
+    Args:
+        a: The points of A.
+        b: The points of B.
+        allowed: Keys of `MUST_AGREE` that may differ.
+
+    Returns:
+        Keys of A and of B, and the points of which more than one pair could be made.
+    """
+    pairs = {key: key for key in a if key in b}
+    ambiguous = []
+    for identity, (mine, theirs) in _groups(a, b, allowed).items() if allowed else ():
+        rest = [key for key in mine if key not in b], [key for key in theirs if key not in a]
+        if len(mine) == len(theirs) == 1:
+            pairs[mine[0]] = theirs[0]
+        elif all(rest):
+            ambiguous.append(Ambiguous(identity[1], *([str(key) for key in side] for side in rest)))
+    return [(key, pairs[key]) for key in a if key in pairs], ambiguous
+
+
+def _groups(
+    a: Points, b: Points, allowed: Collection[str]
+) -> dict[tuple[Any, ...], tuple[list[Key], list[Key]]]:
+    """Return identity without what may differ -> the keys of A and of B that have it."""
+    left_out = {field for name in allowed for field in MUST_AGREE[name]}
+    groups: dict[tuple[Any, ...], tuple[list[Key], list[Key]]] = {}
+    for index, side in enumerate((a, b)):
+        for key, rows in side.items():
+            factors = rows[0].factors
+            test = key.case.partition("[")[0] if factors else key.case
+            kept = frozenset((name, str(v)) for name, v in factors.items() if name not in left_out)
+            placed = None if "layout" in allowed else key.layout
+            groups.setdefault((test, key.world_size, kept, placed), ([], []))[index].append(key)
+    return groups
+
+
+def allowing(a: Points, b: Points, allowed: Collection[str]) -> dict[str, int]:
+    """Return what `--allow` would pair beyond what is paired: its key -> number of points."""
+    now = len(matched(a, b, allowed)[0])
+    more = {name: len(matched(a, b, {*allowed, name})[0]) - now for name in MUST_AGREE}
+    return {name: number for name, number in more.items() if number > 0}
+
+
+def nothing_common(a: Points, b: Points, allowed: Collection[str]) -> str:
+    """Say that no point can be paired, what each side holds, and what to do."""
+    ambiguous = matched(a, b, allowed)[1]
+    if ambiguous:
+        return f"A and B have no pair: {ambiguity(ambiguous)}"
+    held = [formats.listed(map(str, side), 3) or "nothing" for side in (a, b)]
+    hints = [f"pass --allow {name}" for name in allowing(a, b, allowed)]
+    todo = " or ".join([*hints, "measure the same cases at the same world sizes"])
+    return f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
+
+
+def ambiguity(found: Collection[Ambiguous]) -> str:
+    """Say which points could be paired in more than one way."""
+    first = next(iter(found))
+    return (
+        f"{formats.counted(len(found), 'point')} could be paired in several ways, such as "
+        f"{formats.listed(first.a, 3)} in A with {formats.listed(first.b, 3)} in B; "
+        f"give sides that hold one of each"
+    )

@@ -1,0 +1,1 @@
+"""From rows to numbers: speed-up, efficiency, intervals and lost time."""

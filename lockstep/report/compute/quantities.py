@@ -1,0 +1,84 @@
+"""What a point has beside its speed: shares and fractions, and where in a result each is found.
+
+A quantity is a fraction from 0 to 1, one value per launch. Where a case's details, or a column of
+an imported table, bear its name, that value counts; else it is worked out where it can be:
+
+    mfu                   model FLOP per second over the datasheet's peak
+    communication_share   exposed communication over the launch's mean step, the middle of its
+                          bounds (`attribution`); noise may take a launch below 0
+
+A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
+interval is Student's t of the mean over launches, or over jobs where there are several
+(`lockstep.report.load.replicates`), its ends kept within 0 to 1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+
+from lockstep.report.compute import attribution
+from lockstep.report.compute.statistics import Interval, log_interval
+from lockstep.report.load import replicates
+from lockstep.report.load.results import Row
+
+# name -> what it is, for texts
+NAMES = {
+    "mfu": "fraction of the datasheet's peak FLOP/s",
+    "communication_share": "exposed communication as a share of the step",
+    "validation_accuracy": "share of the validation set that is predicted right",
+}
+
+
+def values(rows: Sequence[Row], name: str) -> list[float]:
+    """Return a quantity of each launch of a point; empty where not every launch holds it."""
+    found = [_value(row, name) for row in rows]
+    return [one for one in found if one is not None] if None not in found else []
+
+
+def centre(found: Sequence[float], name: str) -> float:
+    """Return a point's value of a quantity, as the report has it."""
+    return median(found) if name == "mfu" else fmean(found)
+
+
+def interval(rows: Sequence[Row], name: str) -> Interval | None:
+    """Return the Student t interval of a quantity's mean, within 0 to 1.
+
+    None for fewer than two launches, and for launches equal to the last digit.
+    """
+    found = replicates.independent(rows, values(rows, name), fmean)
+    # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
+    ends = log_interval([math.exp(value) for value in found])
+    return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None
+
+
+def _kept(end: float) -> float:
+    """Return an end of an interval, within what a fraction can be."""
+    return min(max(end, 0.0), 1.0)
+
+
+def _value(row: Row, name: str) -> float | None:
+    recorded = _fraction(row.details.get(name))
+    derived = _DERIVED.get(name)
+    return recorded if recorded is not None or derived is None else derived(row)
+
+
+def _fraction(given: object) -> float | None:
+    """Return a number from 0 to 1, as a record or a cell of a table gives it; else None."""
+    try:
+        value = float(given) if isinstance(given, int | float | str) else math.nan
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None
+
+
+def _communication_share(row: Row) -> float | None:
+    found = attribution.split(row) if row.world_size > 1 else None
+    if found is None or row.mean_step_s is None:
+        return None
+    return fmean(found[attribution.EXPOSED]) / row.mean_step_s
+
+
+_DERIVED: dict[str, Callable[[Row], float | None]] = {
+    "mfu": lambda row: row.mfu,
+    "communication_share": _communication_share,
+}

@@ -1,0 +1,363 @@
+"""From rows to points and series: speed-up, parallel efficiency and their intervals.
+
+With X(p) the throughput at p ranks and p0 the baseline, the smallest measured size of a series:
+
+    speedup(p)             = X(p) / X(p0)
+    parallel_efficiency(p) = speedup(p) / (p / p0)
+
+which for strong scaling is the time ratio T(p0)/T(p), and for weak scaling keeps the local batch:
+its efficiency equals T(p0)/T(p), never the strong formula T(p0)/((p/p0) T(p)).
+
+Intervals are over launches and contain the baseline's uncertainty: see `statistics`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from lockstep.report.compute import diagnosis
+from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
+from lockstep.report.load import layout, replicates
+from lockstep.report.load.results import Row
+
+SECONDS_PER_HOUR = 3600.0
+SAMPLES_PER_COST = 1e6
+# An interval of two orders of magnitude would say no more than that nothing is known.
+WIDEST = 100.0
+# Studies whose rows do no training step, so a cost in device hours means nothing.
+WITHOUT_COST = ("loader", "collective", "other")
+# Studies whose cases mean nothing beside another world size: a collective moves other bytes there,
+# and each rank's loader works for itself.
+WITHOUT_RATIO = ("loader", "collective")
+
+
+@dataclass(slots=True)
+class Point:
+    """One series at one world size, over all its launches; ratios divide by the baseline.
+
+    Attributes:
+        rate: Median over launches of the work per second.
+        rates: One value per launch.
+        step_s: Median over launches of the launch's median step.
+        time_ratio: Baseline step time over step time, where the local batch is fixed.
+        device_hours: World size times hours, for what `device_hours_per` names.
+        extra_device_hours: Device-hours over the baseline's, less 1.
+        cost: Device-hours times the price of one; None where no price is known.
+    """
+
+    world_size: int
+    rate: float
+    rates: list[float]
+    rows: list[Row]
+    rate_interval: Interval | None = None
+    step_s: float | None = None
+    step_interval: Interval | None = None
+    time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    speedup: float = 1.0
+    speedup_interval: Interval | None = None
+    parallel_efficiency: float = 1.0
+    efficiency_interval: Interval | None = None
+    time_ratio: float | None = None
+    device_hours: float | None = None
+    device_hours_per: str | None = None
+    extra_device_hours: float | None = None
+    cost: float | None = None
+    flags: list[str] = field(default_factory=list)
+
+    @property
+    def num_launches(self) -> int:
+        """Launches that hold this point."""
+        return len(self.rows)
+
+    @property
+    def num_jobs(self) -> int | None:
+        """Slurm jobs that these launches ran in; None where one of them names none."""
+        return replicates.num_jobs(self.rows)
+
+    @property
+    def in_one_job(self) -> bool:
+        """Whether the repeats share one job, so that intervals leave out what another would do."""
+        return replicates.in_one_job(self.rows)
+
+    @property
+    def units(self) -> list[float]:
+        """The rates that intervals are over: of each launch, or of each of several jobs."""
+        return replicates.independent(self.rows, self.rates)
+
+    @property
+    def mean_over_median(self) -> float | None:
+        """Mean step over all rounds, over the median step; far from 1 where few rounds are long."""
+        mean = pooled_step_s(self.rows)["mean_step_s"]
+        return mean / self.step_s if mean and self.step_s else None
+
+
+@dataclass(slots=True)
+class Series:
+    """The points of one case over world sizes, and the size they are compared with.
+
+    Where launches of a size had several layouts, the main series has the most densely packed of
+    each size, and each other layout is a series of its own whose ratios are to the main baseline.
+
+    Attributes:
+        label: What varies, and the layout where it is not the main one.
+        baseline: World size that ratios divide by, of the main series.
+        layout: What tells the layout from the main one; empty for the main series.
+        main: The main series of the case; None where this is it.
+    """
+
+    case: str
+    label: str
+    baseline: int
+    points: list[Point]
+    layout: str = ""
+    main: "Series | None" = None
+
+    @property
+    def row(self) -> Row:
+        """A row that stands for what all rows share: study, workload, scaling, precision."""
+        return self.points[0].rows[0]
+
+    @property
+    def name(self) -> str:
+        """The study, or the origin of what was not measured, and the label."""
+        kind = self.row.study if self.row.origin == "measured" else f"[{self.row.origin}]"
+        return f"{kind} {self.label}"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether speed-up and efficiency mean anything here."""
+        return self.row.study not in WITHOUT_RATIO
+
+    @property
+    def base(self) -> Point:
+        """The point that every ratio of the series divides by."""
+        own = self.main or self
+        return next(p for p in own.points if p.world_size == self.baseline)
+
+
+def series_of(
+    rows: Iterable[Row], baseline: int | None = None, cost_per_hour: float | None = None
+) -> list[Series]:
+    """Group rows into series with speed-up, efficiency and intervals.
+
+    Args:
+        rows: The tidy table.
+        baseline: World size to divide by; series without it keep their smallest size.
+        cost_per_hour: Price of one device-hour, in any currency.
+
+    Raises:
+        ValueError: No series was measured at the baseline asked for.
+    """
+    grouped: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row.origin, row.case), []).append(row)
+    if baseline is not None:
+        known = sorted({row.world_size for own in grouped.values() for row in own})
+        if baseline not in known:
+            raise ValueError(f"no series has the baseline {baseline}; measured sizes are {known}")
+    made = [one for own in grouped.values() for one in _series(own, baseline)]
+    for point in (point for one in made for point in one.points):
+        if cost_per_hour is not None and point.device_hours is not None:
+            point.cost = point.device_hours * cost_per_hour
+    return made
+
+
+def _series(rows: Sequence[Row], baseline: int | None) -> list[Series]:
+    """Return the main series of a case, and one for each other layout that it was measured on."""
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row.world_size, []).append(row)
+    main: list[Point] = []
+    others: dict[str, list[Point]] = {}
+    for size in sorted(sizes):
+        layouts = layout.parted(sizes[size])
+        densest = layout.densest(layouts, rows)
+        for one, own in layouts.items():
+            name = "" if one == densest else layout.suffix(one, densest)
+            (main if one == densest else others.setdefault(name, [])).append(_point(size, own))
+    base_size = baseline if baseline in sizes else main[0].world_size
+    case, named = rows[0].case, label(rows[0])
+    first = Series(case, named, base_size or 1, main)
+    made = [first, *(
+        Series(case, f"{named}, {name}", first.baseline, points, name, first)
+        for name, points in others.items()
+    )]  # fmt: skip
+    for point in (point for one in made for point in one.points):
+        _relate(point, first.base)
+    return made
+
+
+def _point(world_size: int, rows: list[Row]) -> Point:
+    rates = [row.rate for row in rows]
+    steps = [row.step_s for row in rows if row.step_s is not None]
+    times = [row.time_s for row in rows if row.time_s is not None]
+    through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
+    point = Point(world_size, median_rate(rates), rates, rows)
+    point.rate_interval = _telling(log_interval(point.units))
+    if steps:
+        point.step_s = median(steps)
+        point.step_interval = _telling(log_interval(replicates.independent(rows, steps)))
+    if times:
+        point.time_s = median(times)
+    if through:
+        point.throughput_samples_per_s = median_rate(through)
+    point.device_hours, point.device_hours_per = device_hours(point)
+    point.flags = list(dict.fromkeys(flag for row in rows for flag in row.flags))
+    point.flags += diagnosis.of_launches(rows)
+    return point
+
+
+def _relate(point: Point, base: Point) -> None:
+    """Fill in the ratios to the baseline; the baseline's own are 1, with no interval."""
+    if point is base:
+        point.time_ratio = 1.0 if _has_time_ratio(point, base) else None
+        return
+    if point.device_hours and base.device_hours:
+        point.extra_device_hours = point.device_hours / base.device_hours - 1
+    factor = point.world_size / base.world_size
+    point.speedup = point.rate / base.rate
+    point.parallel_efficiency = point.speedup / factor
+    point.speedup_interval = _telling(ratio_interval(point.units, base.units))
+    if point.speedup_interval:
+        low, high = point.speedup_interval
+        point.efficiency_interval = (low / factor, high / factor)
+    if _has_time_ratio(point, base) and base.step_s and point.step_s:
+        point.time_ratio = base.step_s / point.step_s
+
+
+def _has_time_ratio(point: Point, base: Point) -> bool:
+    fixed_local = point.rows[0].scaling in ("weak", "fixed-epochs")
+    return fixed_local and point.step_s is not None and base.step_s is not None
+
+
+def device_hours(point: Point) -> tuple[float | None, str | None]:
+    """Return the cost of a point in device-hours, and what that cost buys.
+
+    A cost adds up, so it follows from the mean step, while the median tells the steady state.
+    """
+    if point.time_s is not None:
+        return point.world_size * point.time_s / SECONDS_PER_HOUR, "run"
+    samples_per_s = point.throughput_samples_per_s
+    if samples_per_s is None or point.rows[0].study in WITHOUT_COST:
+        return None, None
+    hours = SAMPLES_PER_COST / samples_per_s / SECONDS_PER_HOUR * (point.mean_over_median or 1.0)
+    return point.world_size * hours, f"1e6 {point.rows[0].sample_unit or 'samples'}"
+
+
+def label(row: Row) -> str:
+    """Return a short name of a series: what varies, without what the page says anyway."""
+    if row.origin != "measured" or not row.factors:
+        return row.case
+    parts = [str(row.workload)]
+    parts += [f"{k}={v}" for k, v in row.factors.items() if v is not None and v != row.workload]
+    if "precision" not in row.factors and row.precision not in (None, "fp32"):
+        parts.append(str(row.precision))
+    return ", ".join(parts)
+
+
+def _telling(interval: Interval | None) -> Interval | None:
+    """Return an interval that tells something; None where it spans orders of magnitude."""
+    return interval if interval and interval[1] <= WIDEST * interval[0] else None
+
+
+def pooled_step_s(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Return min, max, mean and stddev of the step time over all rounds of all launches."""
+    known = [
+        (r.rounds, r.mean_step_s, r.stddev_step_s)
+        for r in rows
+        if r.rounds and r.mean_step_s is not None and r.stddev_step_s is not None
+    ]
+    lows = [r.min_step_s for r in rows if r.min_step_s is not None]
+    highs = [r.max_step_s for r in rows if r.max_step_s is not None]
+    total = sum(n for n, _, _ in known)
+    mean = sum(n * m for n, m, _ in known) / total if total else None
+    stddev = None
+    if mean is not None and total > 1:
+        squares = sum((n - 1) * s**2 + n * (m - mean) ** 2 for n, m, s in known)
+        stddev = math.sqrt(squares / (total - 1))
+    return {
+        "min_step_s": min(lows, default=None),
+        "max_step_s": max(highs, default=None),
+        "mean_step_s": mean,
+        "stddev_step_s": stddev,
+    }
+
+
+def table(series: Iterable[Series]) -> list[dict[str, Any]]:
+    """Return one flat record per point, as `--csv`, `--json` and the page's data give it."""
+    return [_record(one, point) for one in series for point in one.points]
+
+
+def _record(series: Series, point: Point) -> dict[str, Any]:
+    row = point.rows[0]
+    shared = ("origin", "study", "workload", "scaling", "precision", "local_batch", "global_batch")
+    memory = [r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes is not None]
+    far_out = [r.num_far_out for r in point.rows if r.num_far_out is not None]
+    utilisation = [r.mfu for r in point.rows if r.mfu is not None]
+    scale = (point.throughput_samples_per_s or 0.0) / point.rate
+    known = point.rate_interval if point.throughput_samples_per_s is not None else None
+    through = (known[0] * scale, known[1] * scale) if known else None
+    return (
+        {"series": series.label, "case": series.case}
+        | {name: getattr(row, name) for name in shared}
+        | {"world_size": point.world_size, "num_nodes": row.num_nodes}
+        | {"ranks_per_node": row.ranks_per_node, "layout": series.layout}
+        | {"num_launches": point.num_launches, "num_jobs": point.num_jobs}
+        | {"interval_over": _interval_over(point)}
+        | {"rounds": sum(r.rounds or 0 for r in point.rows)}
+        | {"step_s": point.step_s, **_bounds("step_s", point.step_interval)}
+        | pooled_step_s(point.rows)
+        | {"time_s": point.time_s, "sample_unit": row.sample_unit}
+        | {"samples_per_step": row.samples_per_step}
+        | {"throughput_samples_per_s": point.throughput_samples_per_s}
+        | _bounds("throughput_samples_per_s", through)
+        | _ratios(series, point)
+        | {"time_ratio": point.time_ratio, "device_hours": point.device_hours}
+        | {"device_hours_per": point.device_hours_per, "cost": point.cost}
+        | {"extra_device_hours": point.extra_device_hours}
+        | {"mfu": median(utilisation) if utilisation
+           else None}
+        | {"peak_memory_bytes": max(memory, default=None)}
+        | {"flags": point.flags}
+        | {"num_far_out": sum(far_out) if far_out else None}
+        | {"details": _details(point.rows)}
+    )  # fmt: skip
+
+
+def _interval_over(point: Point) -> str | None:
+    """Return what a point's intervals are over; None without repeats."""
+    if len(point.units) < 2:
+        return None
+    if point.in_one_job:
+        return "launches of one job"
+    return "launches" if len(point.units) == point.num_launches else "jobs"
+
+
+def _ratios(series: Series, point: Point) -> dict[str, Any]:
+    """Return the ratios to the baseline, unknown in a study where they mean nothing."""
+    known = (
+        {"baseline_world_size": series.baseline, "speedup": point.speedup}
+        | _bounds("speedup", point.speedup_interval)
+        | {"parallel_efficiency": point.parallel_efficiency}
+        | _bounds("parallel_efficiency", point.efficiency_interval)
+    )
+    return known if series.is_compared else dict.fromkeys(known)
+
+
+def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the distinct values of each detail, as studies and imported columns add them."""
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.details.items():
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return found
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}

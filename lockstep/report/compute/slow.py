@@ -1,0 +1,97 @@
+"""Which host, or which rank, is slowest in most launches: what sets the pace of all the others.
+
+In each launch a rank's pace is its mean step without gradient synchronisation over the median of
+the other ranks', a host's that of the median of its ranks over the median of the other hosts'; both
+as a geometric mean over the launch's cases. One pace per launch gives an interval over launches, as
+wide as the number of ranks or hosts that could have been slowest asks for (Bonferroni).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from lockstep.report.compute.diagnosis import NOTABLE
+from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
+from lockstep.report.load.results import Row
+
+# (host, rank); the rank is None of a host as a whole.
+Unit = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The host or rank seen slowest in most launches.
+
+    Attributes:
+        host: Its host; empty where nobody recorded it.
+        rank: The rank; None where all of a host is slow.
+        num_seen: Launches in which it was the slowest.
+        num_launches: Launches in which there were others to compare it with.
+        ratio: Its steps' time over the others', 1.12 where they take 12 % longer.
+        interval: Of the ratio, 95 % over launches for all ranks or hosts together.
+        is_elsewhere: Whether there are other hosts to measure on.
+    """
+
+    host: str
+    rank: int | None
+    num_seen: int
+    num_launches: int
+    ratio: float
+    interval: Interval
+    is_elsewhere: bool
+
+
+def slowest(rows: Iterable[Row]) -> Slowest | None:
+    """Return the host, or else the rank, that is shown to be slow; None where none is."""
+    launches: dict[str, list[Row]] = {}
+    for row in rows:
+        if len(row.rank_alone_s) > 1:
+            launches.setdefault(row.launch, []).append(row)
+    hosts = {host for found in launches.values() for row in found for host in row.rank_hosts}
+    paces = [_paces(_by_host, found) for found in launches.values()]
+    found = _shown([one for one in paces if one], len(hosts) > 1)
+    return found or _shown([_paces(_by_rank, one) for one in launches.values()], len(hosts) > 1)
+
+
+def _by_rank(row: Row) -> dict[Unit, float]:
+    """Return the mean step of each rank alone."""
+    known = len(row.rank_hosts) == len(row.rank_alone_s)
+    hosts = row.rank_hosts if known else [""] * len(row.rank_alone_s)
+    each = zip(hosts, row.rank_alone_s, strict=True)
+    return {(host, rank): fmean(steps) for rank, (host, steps) in enumerate(each)}
+
+
+def _by_host(row: Row) -> dict[Unit, float]:
+    """Return the median of each host's ranks, where there is more than one host."""
+    ranks: dict[Unit, list[float]] = {}
+    for (host, _), seconds in _by_rank(row).items():
+        ranks.setdefault((host, None), []).append(seconds)
+    return {unit: median(found) for unit, found in ranks.items()} if len(ranks) > 1 else {}
+
+
+def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> dict[Unit, float]:
+    """Return the logarithm of each unit's time over the others', the mean of a launch's cases."""
+    logs: dict[Unit, list[float]] = {}
+    for row in rows:
+        found = units(row)
+        for unit, seconds in found.items():
+            others = median(other for name, other in found.items() if name != unit)
+            logs.setdefault(unit, []).append(math.log(seconds / others))
+    return {unit: fmean(values) for unit, values in logs.items()}
+
+
+def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slowest | None:
+    """Return the unit slowest in most launches, where its interval leaves the others' pace out."""
+    seen = [max(one, key=lambda unit: one[unit]) for one in launches]
+    if not seen:
+        return None
+    unit = max(seen, key=seen.count)
+    paces = [math.exp(one[unit]) for one in launches if unit in one]
+    num_units = len({unit for one in launches for unit in one})
+    ratio = math.exp(fmean(map(math.log, paces)))
+    interval = log_interval(paces, 1 - (1 - CONFIDENCE) / num_units)
+    most = seen.count(unit) > len(paces) / 2
+    if not (most and interval and interval[0] > 1 and ratio > 1 + NOTABLE):
+        return None
+    return Slowest(*unit, seen.count(unit), len(paces), ratio, interval, is_elsewhere)

@@ -1,0 +1,124 @@
+"""The command `lockstep gate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lockstep.report.compare.compare_cli import ALLOWABLE
+
+if TYPE_CHECKING:
+    from lockstep.report.gate.gates import Verdict
+
+EXAMPLES = """
+\b
+Examples:
+  lockstep gate results/node --targets proposal
+  lockstep gate results/node --targets my.targets.toml
+  lockstep gate results/after --targets my.targets.toml --against results/before
+  lockstep gate results/cited --targets my.targets.toml --json
+
+\b
+A targets file:
+  schema = 1
+  strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
+  weak_time_increase = 0.10
+  speedup = {4 = [3.5, 3.8]}
+All keys: lockstep/report/gate/targets.schema.json and the built-in file, proposal.
+Exit code: 0 all targets are met, 1 one is missed, not shown or blocked, 2 a file cannot be read.
+"""
+_HEADER = ["verdict", "target", "wanted: value (interval); where"]
+
+
+@click.command("gate", epilog=EXAMPLES)
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--targets", required=True, help="A targets file, or the built-in one: proposal.")
+@click.option("--against", type=click.Path(path_type=Path), help="Results to gain over.")
+@click.option(
+    "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
+    help="What may differ from --against; may be given again.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def gate(
+    path: Path, targets: str, against: Path | None, allowed: tuple[str, ...], as_json: bool
+) -> int:
+    """Say of each target whether the results meet it, miss it, or do not show it.
+
+    DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
+    where the whole 95 % interval reaches it, missed where none of it does, and not shown between,
+    nor by a single launch. The value is of medians over launches, as in a report, the interval of
+    their geometric mean. A target is blocked where lockstep check finds an error in the results
+    behind it.
+    """
+    from lockstep.report.check import checker, terminal
+    from lockstep.report.compare.comparison import compare
+    from lockstep.report.gate import gates
+    from lockstep.report.gate.blocking import block
+    from lockstep.report.gate.targets import load
+    from lockstep.report.gate.training_runs import gather
+    from lockstep.report.load.reading import load as load_results
+
+    wanted = load(targets)
+    results = gather(path)
+    findings = checker.check(results)
+    base = None if against is None else load_results([against])
+    compared = None if base is None else compare(base, results, allowed=allowed)
+    found = block(gates.verdicts(wanted, results, compared, findings), results, findings)
+    if base is not None:
+        base_findings = checker.check(base)
+        found = block(found, base, base_findings)
+        findings = [*findings, *base_findings]
+    terminal.say_errors(findings)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(gates.document(found), indent=1, allow_nan=False))
+    else:
+        _print(found)
+    return 0 if all(one.verdict == gates.MET for one in found) else 1
+
+
+def _print(found: "list[Verdict]") -> None:
+    from lockstep.report.gate import gates
+    from lockstep.report.words import lines
+    from lockstep.report.words.formats import counted
+
+    for line in lines.table([_HEADER, *map(_row, found)]):
+        click.echo(line)
+    flags = dict.fromkeys(flag for one in found for flag in one.flags)
+    click.echo()
+    alone = sum(one.in_one_job for one in found)
+    job = (
+        f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
+        "and differ by more; repeat in several jobs"
+    )
+    for text in [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), gates.summary(found)]:
+        click.echo("\n".join(lines.sentence(text)))
+
+
+def _row(one: "Verdict") -> list[str]:
+    said = f"{_wanted(one)}{_known(one)}"
+    return [one.verdict, one.target, "; ".join(t for t in (said, one.where, one.reason) if t)]
+
+
+def _wanted(one: "Verdict") -> str:
+    from lockstep.report.gate.gates import shown
+
+    if one.least is not None and one.most is not None:
+        return f"{shown(one.least, one.unit)} to {shown(one.most, one.unit)} wanted"
+    if one.most == 0 and one.unit == "problems":
+        return "no problem wanted"
+    sign, limit = (">=", one.least) if one.most is None else ("<=", one.most)
+    return f"{sign} {shown(limit, one.unit)} wanted"
+
+
+def _known(one: "Verdict") -> str:
+    """Return the value, and its interval in brackets."""
+    from lockstep.report.gate.gates import shown
+
+    if one.value is None:
+        return ""
+    # A long unit stands once, after the value.
+    unit = one.unit if one.unit == "%" else "x"
+    ends = [shown(end, unit) for end in (one.low, one.high) if end is not None]
+    return f": {shown(one.value, one.unit)}" + (f" ({' to '.join(ends)})" if ends else "")

@@ -1,0 +1,142 @@
+"""What results must reach, read from a TOML file.
+
+The published JSON Schema is `lockstep/report/gate/targets.schema.json`; `gates` says what is met.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
+
+from lockstep import content
+from lockstep.vocabulary import inputs
+
+ENDING = ".targets.toml"
+
+
+def _no_per_cent(given: Any) -> Any:
+    if isinstance(given, int | float) and abs(given) > 1:
+        raise ValueError("not a fraction: 0.10 is ten per cent")
+    return given
+
+
+NoPerCent = BeforeValidator(_no_per_cent)
+Fraction = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False), NoPerCent]
+Gain = Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False), NoPerCent]
+Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[StrictInt, Field(ge=1)]
+WORLD_SIZE = r"^[1-9][0-9]{0,8}$"
+WorldSize = Annotated[str, Field(pattern=WORLD_SIZE)]
+
+
+class Reference(BaseModel):
+    """A value that a case must have on a system, with its tolerances, as ReFrame writes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    case: str = Field(
+        min_length=1,
+        description="the case, its label, or study and label as lockstep report prints them",
+    )
+    world_size: Count = Field(description="ranks")
+    system: str = Field(
+        default="*",
+        description="host, partition or device that it holds for, or a table's column system; "
+        "* and ? stand for any characters",
+    )
+    value: Positive = Field(description="what is expected")
+    unit: str = Field(
+        description="unit of the value: SAMPLES/s, SAMPLES/s per rank, or ms, s, min, h of a step "
+        "or run"
+    )
+    lower: Annotated[StrictFloat, Field(ge=-1, le=0), NoPerCent] | None = Field(
+        default=None, description="how far below, as a fraction: -0.1; none by default"
+    )
+    upper: Fraction | None = Field(
+        default=None, description="how far above, as a fraction: 0.1; none by default"
+    )
+
+    @model_validator(mode="after")
+    def _with_a_limit(self) -> Self:
+        if self.lower is None and self.upper is None:
+            raise ValueError("neither lower nor upper is given, so any value would do; give one")
+        return self
+
+
+class Targets(BaseModel):
+    """What a targets file may say. World sizes are keys: {2 = 0.9, 8 = 0.7}."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema", description="version of this format")
+    strong_efficiency: dict[WorldSize, Fraction] | None = Field(
+        default=None, description="least parallel efficiency of strong scaling, by world size"
+    )
+    parallel_efficiency: dict[WorldSize, Fraction] | None = Field(
+        default=None, description="least parallel efficiency of any scaling, by world size"
+    )
+    weak_time_increase: Fraction | None = Field(
+        default=None, description="most that a step of weak scaling may take longer, a fraction"
+    )
+    speedup: dict[WorldSize, tuple[Positive, Positive]] | None = Field(
+        default=None, description="range in which the speed-up is expected, by world size"
+    )
+    throughput_gain: Gain | None = Field(
+        default=None, description="least gain of throughput over --against, a fraction"
+    )
+    mfu: Fraction | None = Field(default=None, description="least fraction of peak FLOP/s")
+    communication_share: Fraction | None = Field(
+        default=None, description="most of a step that exposed communication may take"
+    )
+    validation_accuracy: Fraction | None = Field(
+        default=None, description="least share of the validation set predicted right"
+    )
+    num_nodes: Count | None = Field(default=None, description="least number of nodes measured on")
+    clean_runs: Literal[True] | None = Field(
+        default=None, description="true: no flag, no failed case, no launch without a result"
+    )
+    reference: tuple[Reference, ...] = Field(default=(), description="values of single cases")
+
+    @field_validator("strong_efficiency", "parallel_efficiency", "speedup", mode="before")
+    @classmethod
+    def _by_world_size(cls, given: Any) -> Any:
+        for size, value in given.items() if isinstance(given, dict) else ():
+            # TOML reads the bare key 2.5 as a table 2 that holds a 5.
+            name = f"{size}.{next(iter(value), '')}" if isinstance(value, dict) else str(size)
+            if not re.fullmatch(WORLD_SIZE, name):
+                raise ValueError(f"{name} is no world size; they are whole numbers, as {{2 = 0.9}}")
+        return given
+
+    @model_validator(mode="after")
+    def _with_a_target(self) -> Self:
+        if not self.model_dump(exclude={"schema_version"}, exclude_defaults=True):
+            raise ValueError("the file holds no target; give at least one")
+        for world_size, (low, high) in (self.speedup or {}).items():
+            if low > high:
+                raise ValueError(f"speedup at {world_size} is from {low} to {high}; turn it round")
+        return self
+
+
+def built_in() -> dict[str, Path]:
+    """Return the targets that ship with the suite, name -> file."""
+    folder = content.ROOT / "reports" / "targets"
+    return {path.name.removesuffix(ENDING): path for path in sorted(folder.glob(f"*{ENDING}"))}
+
+
+def load(source: str) -> Targets:
+    """Read targets by their path or built-in name.
+
+    Raises:
+        ValueError: The file cannot be read, or says something that is not allowed.
+    """
+    return inputs.load(source, Targets, built_in())

@@ -1,0 +1,74 @@
+"""What was planned or expected and is not there: one record for each launch and case."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.report.load.results import Launch, Results
+
+Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A case of a launch without a result, or a planned launch of which nothing is there.
+
+    Attributes:
+        launch: Its name; empty for a world size that was left out as a whole.
+        case: The case as its result would have it; None for all cases of a launch.
+        world_size: Of the launch; None where it is not known.
+        reason: Why, as the launch recorded it; empty where nothing did.
+        num_gpus: GPUs of the machine, where they were too few.
+    """
+
+    kind: Kind
+    launch: str
+    case: str | None
+    world_size: int | None
+    reason: str = ""
+    num_gpus: int | None = None
+
+    @property
+    def can_be_filled(self) -> bool:
+        """Whether another run could fill it."""
+        return self.kind not in ("skipped", "too-few-gpus")
+
+
+def gaps(results: Results) -> list[Gap]:
+    """Return all that is missing, first world sizes left out and launches that left no result."""
+    there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
+    not_run = [
+        Gap("not-run", str(planned.get("name")), None, planned.get("world_size"))
+        for planned in results.campaign.get("launches", [])
+        if str(planned.get("name")) not in there
+    ]
+    left_out = [
+        Gap("too-few-gpus", "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
+        for size in results.campaign.get("left_out", [])
+    ]
+    return (
+        left_out
+        + not_run
+        + [gap for launch in results.launches for gap in _of_launch(launch, results)]
+    )
+
+
+def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
+    facts, size = launch.facts, launch.facts.get("world_size")
+    known = {row.case for row in results.rows if row.launch == launch.name}
+    kinds: tuple[Kind, Kind] = ("failed", "skipped")
+    for kind in kinds:
+        for entry in facts.get(kind) or []:
+            case = short(entry.get("case"))
+            known.add(case)
+            reason = str(entry.get("reason", "no reason recorded"))
+            yield Gap(kind, launch.name, case, size, reason)
+    for case in map(short, facts.get("expected") or []):
+        if case not in known:
+            yield Gap("no-result", launch.name, case, size)
+
+
+def short(case: object) -> str:
+    """Return a case's name as its result has it, without the file that holds the test."""
+    text = str(case)
+    return text.partition(".py::")[2] or text

@@ -1,0 +1,203 @@
+"""From result files to one tidy table: a row is one case in one launch.
+
+Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, and tables
+brought in by `lockstep import`: `sources` finds and reads the files, `field_types` refuses what no
+reader can rely on, `rows` makes the table, `conflicts` says what forbids pooling it, and `results`
+is what comes of it.
+"""
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.load import conflicts, field_types, layout, rows, sources
+from lockstep.report.load.results import Launch, Results, Row, Unread
+from lockstep.report.load.sources import JOURNAL, RESULT
+from lockstep.vocabulary import record
+
+# What the summary of a training run holds, and no pytest-benchmark file.
+TRAINING_RUN = {"config", "epoch_plan", "step_losses"}
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cycle collector off: it would walk the growing, acyclic JSON again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def load(paths: Iterable[Path]) -> Results:
+    """Read result folders and files that may be pooled.
+
+    Args:
+        paths: Campaign folders, folders of pytest-benchmark files, or single JSON files.
+
+    Raises:
+        ValueError: A file is missing, broken or of another schema, or launches differ in a fact
+            that forbids pooling them.
+    """
+    results = gather(paths)
+    if results.conflicts:
+        raise ValueError(results.conflicts[0].message)
+    return results
+
+
+@_collector_paused()
+def gather(paths: Iterable[Path]) -> Results:
+    """Read result folders and files as `load` does, with their conflicts listed, not refused.
+
+    Raises:
+        ValueError: A file is missing, broken or of another schema.
+    """
+    results = Results()
+    seen: set[Path] = set()
+    for path in map(Path, paths):
+        results.campaign = sources.campaign(path, results.campaign)
+        for source in sources.behind(path):
+            if source.resolve() not in seen:
+                seen.add(source.resolve())
+                _read_one(source, results)
+    if not results.rows and results.unread:
+        raise ValueError(str(results.unread[0]))
+    if not results.rows and not results.launches:
+        raise ValueError("the files hold no result; measure first, or import a table")
+    results.conflicts += [
+        *conflicts.mixed_launches(results.launches),
+        *conflicts.mixed_cases(results.rows),
+    ]
+    _order_parts(results)
+    conflicts.flag_unequal_ranks(results)
+    conflicts.flag_moved(results)
+    return results
+
+
+def _read_one(source: Path, results: Results) -> None:
+    """Read a file; of a campaign's launch what can be read, its result or its journal."""
+    try:
+        path, document = sources.read(source)
+    except ValueError as error:
+        if not sources.in_campaign(source):
+            raise
+        results.unread.append(Unread(str(error), source))
+        return
+    _take(path, document, results)
+
+
+def _take(path: Path, document: Any, results: Results) -> None:
+    if isinstance(document, dict) and document.get("kind") == "imported":
+        _read_imported(path, document, results)
+    else:
+        _read_launch(path, document, results)
+
+
+def _read_imported(path: Path, document: dict[str, Any], results: Results) -> None:
+    record.check_schema(document, str(path))
+    tables = document.get("tables")
+    if not isinstance(tables, dict):
+        raise ValueError(f"{path}: holds no tables; import them again")
+    for name, table in tables.items():
+        if name in results.tables:
+            raise ValueError(f"{path}: table {name} is given twice; import it under another name")
+        where = f"{path}: table {name}"
+        if not isinstance(table, dict) or "rows" not in table:
+            raise ValueError(f"{where} is incomplete: it has no rows")
+        field_types.check(table, field_types.TABLE, where)
+        kept = {key: table[key] for key in table if key != "rows"}
+        results.tables[name] = kept | {"path": str(path)}
+        results.rows += [rows.of_line(row, where) for row in table["rows"]]
+
+
+def _read_launch(path: Path, document: Any, results: Results) -> None:
+    entries = document.get("benchmarks") if isinstance(document, dict) else None
+    if isinstance(document, dict) and document.keys() >= TRAINING_RUN:
+        raise ValueError(
+            f"{path} is a training run of `lockstep train`; report reads launches, so give it the "
+            "folder of a campaign"
+        )
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
+    facts = _launch_facts(path, document)
+    name = _own_name(path, facts)
+    if copy := conflicts.copied(path, name, facts, results.launches):
+        results.conflicts.append(copy)
+        return
+    launch = Launch(_unique(name, path, results.launches), path, facts, len(entries))
+    results.launches.append(launch)
+    found, left_out = rows.of_launch(path, launch.name, entries)
+    results.unread += left_out
+    _place(found, launch)
+    results.rows += found
+
+
+def _place(found: Iterable[Row], launch: Launch) -> None:
+    """Give the rows of a launch what it says of when, where and on what they ran."""
+    provenance, started = launch.provenance, str(launch.facts.get("started") or "")
+    settings = layout.settings(provenance)
+    slurm = provenance.get("slurm")
+    job = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
+    for row in found:
+        row.started, row.settings = started, settings
+        row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
+        row.job = None if job is None else str(job)
+        if row.num_nodes:
+            row.ranks_per_node = layout.ranks_per_node(
+                row.world_size, row.num_nodes, row.rank_hosts
+            )
+
+
+def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    facts = document.get(record.KEY) or {}
+    if not isinstance(facts, dict):
+        raise ValueError(f"{path}: the facts of the launch must be one JSON object")
+    if facts:
+        record.check_schema(facts, str(path))
+    field_types.check(facts, field_types.LAUNCH, str(path))
+    part = facts.get("part")
+    if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
+        raise ValueError(f"{path}: part is {part}, not [K, N] with K from 1 to N; measure it again")
+    field_types.check(facts.get("provenance") or {}, field_types.PROVENANCE, str(path))
+    return facts
+
+
+def _own_name(path: Path, facts: Mapping[str, Any]) -> str:
+    plain = path.parent.name if path.name in (RESULT, JOURNAL) else path.stem
+    return str(facts.get("launch") or sources.printable(plain))
+
+
+def _unique(name: str, path: Path, launches: list[Launch]) -> str:
+    """Return a name no other launch has."""
+    taken = {other.name for other in launches}
+    return name if name not in taken else f"{name} ({path.parent})"
+
+
+def _order_parts(results: Results) -> None:
+    """Order the rows of launches measured in parts as one launch of all cases has them.
+
+    Tables and effects follow that order; part K of N holds every N-th case from the K-th on.
+    """
+    if not any(launch.facts.get("part") for launch in results.launches):
+        return
+    groups: dict[tuple[str, ...], int] = {}
+    places: dict[tuple[str, str], tuple[int, int]] = {}
+    for launch in results.launches:
+        number, num_parts = launch.facts.get("part") or (1, 1)
+        group = groups.setdefault(_whole(launch), len(groups))
+        for index, case in enumerate(launch.facts.get("expected") or []):
+            name = str(case).partition(".py::")[2] or str(case)  # as the result has it
+            places[launch.name, name] = (group, index * num_parts + number)
+    last = (len(groups), 0)
+    results.rows.sort(key=lambda row: places.get((row.launch, row.case), last))
+
+
+def _whole(launch: Launch) -> tuple[str, ...]:
+    """Return what the parts of one launch have in common."""
+    if not launch.facts.get("part"):
+        return (launch.name,)
+    return tuple(str(launch.facts.get(name)) for name in ("campaign", "world_size", "repeat"))

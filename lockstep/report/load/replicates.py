@@ -1,0 +1,44 @@
+"""What repeats a point: its launches, or the Slurm jobs that they ran in.
+
+Launches of one job share its nodes. What a node adds to or takes from every launch there is no
+noise between them, so an interval over the launches of one job says nothing about the next job's
+nodes (`tests/figures_statistics.py` prints how often such intervals hold). Where a point has
+several jobs, and one of them several launches, a job gives one value: the mean of its launches.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import geometric_mean
+
+from lockstep.report.load.results import Row
+
+
+def num_jobs(rows: Sequence[Row]) -> int | None:
+    """Return in how many Slurm jobs the launches of a point ran; None where one names none."""
+    jobs = {row.job for row in rows}
+    return None if None in jobs else len(jobs)
+
+
+def in_one_job(rows: Sequence[Row]) -> bool:
+    """Tell whether all of a point's repeats ran in one Slurm job."""
+    return len(rows) > 1 and num_jobs(rows) == 1
+
+
+def independent(
+    rows: Sequence[Row],
+    values: Sequence[float],
+    mean: Callable[[Sequence[float]], float] = geometric_mean,
+) -> list[float]:
+    """Return the values that an interval is over: one per job where there are several, else all.
+
+    Args:
+        rows: A point's rows, one per launch.
+        values: A value of each row; fewer where some have none, and then no job is formed.
+        mean: What makes one value of a job's launches.
+    """
+    jobs = num_jobs(rows)
+    if jobs is None or jobs in (1, len(rows)) or len(values) != len(rows):
+        return list(values)
+    found: dict[str | None, list[float]] = {}
+    for row, value in zip(rows, values, strict=True):
+        found.setdefault(row.job, []).append(value)
+    return [mean(one) for one in found.values()]

@@ -1,0 +1,191 @@
+"""What is loaded: rows, launches, and what forbids pooling them.
+
+Rows are plain records and the statistics are taken over numpy blocks: ten thousand entries load
+in well under a second, which per-row data frames would not allow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ORIGINS = ("measured", "cited", "target")
+# A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
+OTHER = "other"
+# The fact of a conflict between a launch and its copy.
+COPY = "copy"
+# How the flag of a series begins whose world sizes differ in more than the number of ranks.
+UNEQUAL = "ranks of unequal strength"
+# How the flag of a launch begins that was resumed on other hosts.
+MOVED = "the launch was resumed on other hosts"
+
+
+@dataclass(slots=True)
+class Row:
+    """One case in one launch, or one line of an imported table.
+
+    Attributes:
+        launch: Name of the launch, or the line of the imported table.
+        case: The benchmark's name, or the imported table's name.
+        step_s: Median round / steps per round.
+        rate: Work per second that speed-ups divide: the throughput where samples are known.
+        time_s: Time of a whole run, in tables of times.
+        num_far_out: Rounds far outside the quartiles; they are kept. None of too few rounds.
+        rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
+            (num_ranks, num_steps); empty where none was timed.
+        rank_hosts: Host of each rank that measured it; empty where nobody says.
+        workload_sha256: Digest of the workload's source, see `CaseRecord`; None where unknown.
+        position: Place of the case in its launch's order; None where unknown.
+        ranks_per_node: Most ranks on one node; None where nobody says.
+        settings: What else its launch gave its ranks, by name (`lockstep.report.load.layout`).
+        job: Slurm job of its launch; None outside one.
+        started: When its launch began, as ISO 8601; empty where nobody says.
+        origin: One of `ORIGINS`.
+    """
+
+    launch: str
+    case: str
+    study: str
+    workload: str
+    world_size: int
+    rate: float
+    scaling: str | None = None
+    precision: str | None = None
+    num_nodes: int | None = None
+    local_batch: int | None = None
+    global_batch: int | None = None
+    factors: dict[str, Any] = field(default_factory=dict)
+    sample_unit: str = ""
+    samples_per_step: int | None = None
+    steps_per_round: int | None = None
+    step_s: float | None = None
+    mean_step_s: float | None = None
+    min_step_s: float | None = None
+    max_step_s: float | None = None
+    stddev_step_s: float | None = None
+    time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    rounds: int | None = None
+    num_far_out: int | None = None
+    rank_hosts: list[str] = field(default_factory=list)
+    workload_sha256: str | None = None
+    position: int | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+    rank_alone_s: list[list[float]] = field(default_factory=list)
+    checks: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    ranks_per_node: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    job: str | None = None
+    started: str = ""
+    origin: str = "measured"
+
+
+@dataclass
+class Launch:
+    """What one launch says about itself."""
+
+    name: str
+    path: Path
+    facts: dict[str, Any]
+    num_cases: int = 0
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, hardware, environment and the map of ranks."""
+        return dict(self.facts.get("provenance") or {})
+
+    @property
+    def devices(self) -> list[str]:
+        """Device of each rank, as torch names it; empty where none is recorded."""
+        return [str(rank.get("device", "")) for rank in self.provenance.get("ranks") or []]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host of each rank; empty where none is recorded."""
+        return [str(rank.get("host") or "") for rank in self.provenance.get("ranks") or []]
+
+    @property
+    def cpu_threads(self) -> int | None:
+        """Threads of a rank where all ranks are CPUs; on GPUs they are no strength."""
+        threads = self.provenance.get("threads_per_rank")
+        return threads if _on_cpus(self.devices) and isinstance(threads, int) else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the session reached its end."""
+        return bool(self.facts.get("complete", True))
+
+
+def _on_cpus(devices: Sequence[str]) -> bool:
+    """Tell whether there are devices, and all of them are CPUs."""
+    return bool(devices) and all(device.startswith("cpu") for device in devices)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two parts of a set of results that may not be pooled.
+
+    Attributes:
+        fact: What differs: a fact of provenance, or a field of `Row`.
+        where: The launches, or the case and its launches.
+        message: The fact with both values, and what to do.
+        case: The case concerned; None where all of a launch is.
+        values: The fact in the first and in the second of the launches.
+        launches: Their names.
+        world_sizes: World size of the case in each of them.
+    """
+
+    fact: str
+    where: str
+    message: str
+    case: str | None = None
+    values: tuple[Any, ...] = ()
+    launches: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A launch of a campaign, or one case of a launch, that cannot be read and is left out.
+
+    Attributes:
+        reason: The whole sentence, which begins with the file.
+        path: The file.
+        case: The case; None where the whole launch is meant.
+    """
+
+    reason: str
+    path: Path
+    case: str | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass
+class Results:
+    """Everything a report is made from.
+
+    Attributes:
+        campaign: What `campaign.json` holds; empty without one.
+        launches: The launches found, in order of their path.
+        rows: The tidy table.
+        tables: Facts of the imported tables, by case name: source, unit, notes.
+        unread: Launches of a campaign, and cases of a launch, that cannot be read.
+        conflicts: What forbids pooling the launches and cases; empty after `load`.
+    """
+
+    campaign: dict[str, Any] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unread: list[Unread] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether every rank of every launch ran on a CPU."""
+        return _on_cpus([device for launch in self.launches for device in launch.devices])

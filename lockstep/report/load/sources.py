@@ -1,0 +1,182 @@
+"""Which files stand behind a path that a user gives, and what each of them holds.
+
+A campaign's folder leaves `launches/*/result.json`, or the journal where that holds more; other
+folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.load import field_types
+from lockstep.vocabulary import files, journal, record
+
+IMPORTED = "imported.json"
+CAMPAIGN = "campaign.json"
+JOBS = "jobs"
+RESULT = "result.json"
+JOURNAL = "journal.jsonl"
+LAUNCHES = "launches"
+# What acts on a terminal, or reorders the text around it: no name needs one.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+REPLACEMENT = "\ufffd"
+
+
+def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of the campaign, with what a folder's own file says, if it has one.
+
+    Raises:
+        ValueError: The file is a link out of the folder, broken or of another schema.
+    """
+    if not (path / CAMPAIGN).exists():
+        return known
+    files.refuse_link_out(path / CAMPAIGN, path)
+    return _merged_campaign(known, path / CAMPAIGN)
+
+
+def behind(path: Path) -> Iterator[Path]:
+    """Yield the files behind one argument, in a fixed order.
+
+    Raises:
+        ValueError: There is no such path, nothing in it, or a link that leads out of it.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise ValueError(f"{path}: no such file or folder")
+        yield path
+        return
+    found = _inside(path)
+    if not found and (path / JOBS).is_dir():
+        raise ValueError(
+            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how they "
+            "stand"
+        )
+    if not found:
+        raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
+    for source in found:
+        files.refuse_link_out(source, path)
+        yield source
+
+
+def _inside(folder: Path) -> list[Path]:
+    launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
+    found = [p for d in (folder, *launches) for p in _inside_launch(d)]
+    imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
+    # Beside jobs/ stand their records and the campaign's, and no file of pytest-benchmark's.
+    if not found and not imported and not (folder / JOBS).is_dir():
+        found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
+    return found + imported
+
+
+def _inside_launch(folder: Path) -> list[Path]:
+    """Return the launch's result, or its journal where that is all there is, or nothing."""
+    found = [folder / name for name in (RESULT, JOURNAL) if (folder / name).exists()]
+    return found[:1]
+
+
+def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
+    own = read_json(path)
+    if not isinstance(own, dict):
+        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
+    record.check_schema(own, str(path))
+    field_types.check(own, {"launches": (list,), "left_out": (list,)}, str(path))
+    for launch in own.get("launches", []):
+        field_types.check(launch, field_types.PLANNED, f"{path}: a planned launch")
+    for size in own.get("left_out", []):
+        field_types.check(size, field_types.LEFT_OUT, f"{path}: a world size left out")
+    if not known:
+        return own
+    both = {key: [*known.get(key, []), *own.get(key, [])] for key in ("launches", "left_out")}
+    name = " + ".join(str(c.get("name", "?")) for c in (known, own))
+    return known | {"name": name} | both
+
+
+def read(source: Path) -> tuple[Path, Any]:
+    """Return which file was read, the source or that which may stand for it, and what it holds.
+
+    Raises:
+        ValueError: None of them can be read.
+    """
+    problems = []
+    for path in _either(source):
+        try:
+            return _newest(path, document(path))
+        except ValueError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _newest(path: Path, found: Any) -> tuple[Path, Any]:
+    """Return a file and what it holds, or the journal where that is ahead of a result.
+
+    A session stopped by hand writes its result; one that resumes it and is killed does not, and
+    then only the journal holds the cases measured since.
+    """
+    own = path.with_name(JOURNAL)
+    if path.name != RESULT or own.is_symlink() or not own.exists():
+        return path, found
+    try:
+        return (own, document(own)) if journal.is_ahead(own, found) else (path, found)
+    except ValueError:  # of a corrupt journal, the result is what can be read
+        return path, found
+
+
+def in_campaign(source: Path) -> bool:
+    """Tell whether a file is that of one of a campaign's launches."""
+    return source.parent.parent.name == LAUNCHES
+
+
+def _either(source: Path) -> Iterator[Path]:
+    """Yield a file, then that which may stand for it: a launch's journal, or its result."""
+    yield source
+    other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
+    if in_campaign(source) and other.exists() and not other.is_symlink():
+        yield other
+
+
+def document(path: Path) -> Any:
+    """Return what a result, a table or a journal holds, as pytest-benchmark writes it.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
+    if path.name != JOURNAL:
+        return read_json(path)
+    return printable(journal.rebuild(path))
+
+
+def read_json(path: Path) -> Any:
+    """Return a file's JSON value, its text made printable.
+
+    Raises:
+        ValueError: The file is missing, no regular file, empty, too large, cut short or not JSON.
+    """
+    content = files.content(path)
+    if not content.strip():
+        raise ValueError(f"{path}: the file is empty; delete it or measure again")
+    try:
+        document = files.parse(content, constant=_unknown)
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON, perhaps cut short: {error}") from error
+    # Without an escape in its text, ASCII holds no more than line ends.
+    return document if content.isascii() and b"\\" not in content else printable(document)
+
+
+def _unknown(token: str) -> None:
+    """Take a NaN or an infinity for what is not known, so that the check can name its place."""
+
+
+def printable(value: Any) -> Any:
+    """Return a JSON value whose text is one line each, and has none of `_CONTROLS`."""
+    if isinstance(value, str):
+        return _CONTROLS.sub(_replaced, value)
+    if isinstance(value, list):
+        return [printable(one) for one in value]
+    if isinstance(value, dict):
+        return {printable(name): printable(one) for name, one in value.items()}
+    return value
+
+
+def _replaced(found: "re.Match[str]") -> str:
+    return " " if found[0].isspace() else REPLACEMENT

@@ -1,0 +1,1 @@
+"""The page: panels of tables and figures, rendered as one HTML file."""

@@ -1,0 +1,156 @@
+"""The jobs that a campaign took on a cluster, by what `lockstep collect` knows of their end."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from lockstep.report.load.results import Results
+from lockstep.report.load.sources import read_json
+from lockstep.report.page.parts import MAX_ROWS, Panel, panel, shown, table
+from lockstep.report.words import formats
+from lockstep.report.words.formats import counted, number, percent
+
+ACCOUNTING = "accounting.json"
+# Of `lockstep.slurm.status.collection`; an earlier one holds less, and is made anew by `collect`.
+SCHEMA = 2
+COLUMNS = (
+    *("Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)"),
+    *("Memory efficiency (%)", "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)"),
+)
+HOURS = ("node_hours", "cpu_hours", "gpu_hours", "billing_hours")
+
+
+Row = Mapping[str, Any]
+
+
+def jobs(results: Results, hours: str) -> Panel | None:
+    """Return the jobs with what they cost, or None where nothing is known of any.
+
+    Args:
+        results: What was loaded.
+        hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
+
+    Raises:
+        ValueError: An accounting cannot be read, or is of another schema.
+    """
+    rows = list(_rows(results))
+    known = [row for row in rows if _account(row)]
+    if not known:
+        return None
+    groups = [list(group) for _, group in groupby(rows, key=_whole)]
+    made = panel("jobs", "Jobs")
+    made["lead"] = [*_lead(rows, known, hours)]
+    columns = (*COLUMNS, f"Measured ({hours})")
+    cells = [_cells(group) for group in groups]
+    made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells[:MAX_ROWS], 3)]
+    made["notes"] = [
+        "CPU efficiency is CPU time over cores times elapsed time, and memory efficiency the "
+        "largest memory of a step over the memory allocated, as seff computes them. Queue wait is "
+        "the start less the later of submission and eligibility: what a dependency holds back "
+        "does not wait. Hours are of what was allocated, by Slurm's count of CPUs; TRES billing "
+        "is Slurm's own, before a QOS's usage factor. Measured is the time in timed regions times "
+        "their ranks: what is beyond it went to starting, loading, warming up and checking."
+    ]
+    return made
+
+
+def _rows(results: Results) -> Iterator[Row]:
+    """Yield the rows of each campaign's accounting, in the order of its launches' folders."""
+    launches = (one.path.parent.parent for one in results.launches)
+    for folder in dict.fromkeys(one.parent for one in launches if one.name == "launches"):
+        path = folder / ACCOUNTING
+        if path.exists():
+            document = read_json(path)
+            if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
+                raise ValueError(f"{path}: holds no jobs; run lockstep collect again")
+            if (schema := document.get("schema")) != SCHEMA:
+                raise ValueError(
+                    f"{path}: has schema {schema}, not {SCHEMA}; run lockstep collect again"
+                )
+            yield from (row for row in document["jobs"] if isinstance(row, dict))
+
+
+def _whole(row: Row) -> tuple[str, str]:
+    """Return what the elements of an array have in common."""
+    return str(row.get("job")), str(row.get("id")).partition("_")[0]
+
+
+def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
+    missing = len(rows) - len(known)
+    elapsed = sum(_values(known, "elapsed_s"))
+    text = f"{counted(len(known), 'job')} ran {formats.duration(elapsed)} in all"
+    yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
+    units = ("node-hours", "CPU-hours", "GPU-hours", "hours of TRES billing")
+    sums = [(sum(_values(known, name)), unit) for name, unit in zip(HOURS, units, strict=True)]
+    if said := [f"{number(total)} {unit}" for total, unit in sums if total]:
+        yield f"Allocated were {', '.join(said)}."
+    gpu_hours = sum(_values(known, "gpu_hours"))
+    # Rank-hours on CPUs are no part of the hours of GPUs that only stood by.
+    if gpu_hours and hours == "GPU-hours":
+        measured = sum(_measured(row for row in known if _value(row, "gpu_hours")))
+        share = percent(measured / gpu_hours)
+        yield f"{number(measured)} of the GPU-hours, {share} %, were in timed regions."
+    else:
+        yield f"{number(sum(_measured(known)))} {hours} were in timed regions."
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    name, job_id = _whole(group[0])
+    is_array = "_" in str(group[0].get("id"))
+    title = f"{name}, {counted(len(group), 'element')}" if is_array else name
+    waits, elapsed = _values(group, "queue_wait_s"), _values(group, "elapsed_s")
+    return [
+        title,
+        job_id,
+        _states(group),
+        formats.duration(median(waits)) if waits else formats.DASH,
+        formats.duration(sum(elapsed)) if elapsed else formats.DASH,
+        percent(_best(_values(group, "cpu_efficiency"), median)),
+        percent(_best(_values(group, "memory_efficiency"), max)),
+        *(number(_best(_values(group, name), sum)) for name in HOURS),
+        number(_best(list(_measured(group)), sum)),
+    ]
+
+
+def _state(row: Row) -> str:
+    """Return Slurm's word for a job's end, and the nodes that its script had lost by then."""
+    state = shown(_account(row).get("state"))
+    record = row.get("exit")
+    lost = record.get("lost") if isinstance(record, dict) else None
+    return f"{state}, lost {lost}" if lost else state
+
+
+def _states(group: Sequence[Row]) -> str:
+    """Return the states of a job's elements, each once with how often it is."""
+    names = Counter(_state(row) for row in group)
+    if len(names) == 1:
+        return next(iter(names))
+    return ", ".join(f"{count} {name}" for name, count in names.most_common())
+
+
+def _account(row: Row) -> Row:
+    account = row.get("accounting")
+    return account if isinstance(account, dict) else {}
+
+
+def _best(values: Sequence[float], how: Callable[[Sequence[float]], float]) -> float | None:
+    return how(values) if values else None
+
+
+def _measured(rows: Iterable[Row]) -> list[float]:
+    found = (row.get("measured_rank_hours") for row in rows)
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [value for row in rows if (value := _value(row, name)) is not None]
+
+
+def _value(row: Row, name: str) -> float | None:
+    account = _account(row)
+    if name == "gpu_hours" and name not in account:
+        name = "billed_gpu_hours"  # of an earlier version
+    value = account.get(name)
+    return float(value) if isinstance(value, int | float) else None

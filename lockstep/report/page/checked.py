@@ -1,0 +1,60 @@
+"""What `lockstep check` finds, on the page: errors first, verdicts they block, and all of it."""
+
+from collections.abc import Sequence
+
+from lockstep.report.check import terminal
+from lockstep.report.check.checker import Finding
+from lockstep.report.compute.scaling import Series
+from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.words.formats import counted, listed
+
+# Errors that stand above everything else; the panel has them all.
+MAX_FIRST = 5
+PANEL = "check"
+
+
+def errors(found: Sequence[Finding]) -> list[str]:
+    """Return the errors as sentences, for the top of the page."""
+    groups = [one for one in terminal.grouped(found) if one.level == "error"]
+    lines = [f"{one.rule}: {one.where}: {one.message}." for one in groups[:MAX_FIRST]]
+    more = len(groups) - MAX_FIRST
+    return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
+
+
+def counts(found: Sequence[Finding]) -> str:
+    """Return how many errors and warnings there are; empty where the check finds nothing."""
+    return terminal.counts(found) if found else ""
+
+
+def blocked(series: Series, found: Sequence[Finding]) -> str:
+    """Return why nothing is concluded from a series, in a sentence; empty where something is."""
+    rows = [row for point in series.points for row in point.rows]
+    rules = dict.fromkeys(one.rule for one in found if any(map(one.touches, rows)))
+    return f"{series.label}: no verdict, blocked by check: {listed(rules)}." if rules else ""
+
+
+def next_step(found: Sequence[Finding]) -> str:
+    """Return what to do about the first error; empty where there is none."""
+    return (
+        f"Mend what the check calls an error, first {found[0].rule}: {found[0].action}."
+        if (found)
+        else ""
+    )
+
+
+def findings_panel(found: Sequence[Finding]) -> Panel | None:
+    """Return all that the check has found, or None where it finds nothing."""
+    if not found:
+        return None
+    groups = terminal.grouped(found)
+    rows = [[one.level, one.rule, one.where, f"{one.message}.", f"{one.action}."] for one in groups]
+    made = panel(PANEL, "What the check finds")
+    made["lead"] = [
+        f"{terminal.counts(found)}. An error makes a number wrong or not comparable and blocks "
+        "every verdict it touches; a warning limits what may be concluded."
+    ]
+    columns = ("Level", "Rule", "Where", "What", "What to do")
+    made["tables"] = [table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns))]
+    if len(rows) > MAX_ROWS:
+        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)}; lockstep check prints all."]
+    return made

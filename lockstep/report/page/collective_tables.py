@@ -1,0 +1,103 @@
+"""The panel of collectives: time and bandwidth against message size."""
+
+from statistics import median
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.page.parts import (
+    MAX_CURVES,
+    MICRO,
+    TITLES,
+    Figure,
+    Panel,
+    Table,
+    curve_figure,
+    panel,
+    table,
+)
+from lockstep.report.words import formats
+from lockstep.report.words.formats import counted, number, span
+from lockstep.vocabulary import metrics
+
+
+def collective_panel(series: list[Series]) -> Panel:
+    """Return the panel of collectives: tables per size, bandwidth at the largest."""
+    made = panel("collective", TITLES["collective"])
+    made["lead"] = [
+        "algbw is message size over time; busbw multiplies it by the factor nccl-tests defines, "
+        "so that it compares with the speed of a link. At one rank nothing crosses a bus."
+    ]
+    groups: dict[tuple[str, int], list[tuple[float, Point]]] = {}
+    for one in series:
+        for point in one.points:
+            size = message_bytes(point)
+            name = ", ".join(filter(None, (one.row.workload, one.layout)))
+            groups.setdefault((name, point.world_size), []).append((size, point))
+    ordered = {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
+    made["tables"] = [_collective_table(*key, points) for key, points in ordered.items()]
+    largest = max(world_size for _, world_size in ordered)
+    swept = {key: points for key, points in ordered.items() if len(points) > 1}
+    drawn = {key: points for key, points in swept.items() if key[1] == largest}
+    figure = _bandwidth_figure(drawn, largest)
+    made["figures"] = [figure] if figure["series"] else []
+    if drawn and len(swept) > min(len(drawn), MAX_CURVES):
+        names = formats.listed((workload for workload, _ in list(drawn)[:MAX_CURVES]), MAX_CURVES)
+        made["notes"] = [f"The figure shows {names} at the largest world size, {largest}."]
+    return made
+
+
+def message_bytes(point: Point) -> float:
+    """Return the size of a point's message; 0 where nothing tells it."""
+    row = point.rows[0]
+    given = row.details.get("message_bytes", row.factors.get("message_bytes"))
+    return float(given or row.samples_per_step or 0)
+
+
+def _bandwidths(point: Point) -> tuple[float | None, float | None]:
+    """Return (algbw, busbw) in GB/s: the medians over launches of what the case recorded."""
+    found = []
+    for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
+        given = [row.details.get(name) for row in point.rows]
+        known = [value for value in given if isinstance(value, int | float)]
+        found.append(median(known) if known else None)
+    algbw, busbw = found
+    if algbw is None and point.step_s:
+        algbw = metrics.algbw_gb_per_s(int(message_bytes(point)), point.step_s)
+    return algbw, busbw
+
+
+def _collective_table(workload: str, world_size: int, points: list[tuple[float, Point]]) -> Table:
+    columns = (
+        "Message", "Launches", "Time (\u00b5s)", "95 % interval (\u00b5s)", "algbw (GB/s)",
+        "busbw (GB/s)", "Flags",
+    )  # fmt: skip
+    rows = [
+        [
+            formats.size_of(size), str(point.num_launches),
+            number(None if point.step_s is None else point.step_s * MICRO),
+            span(point.step_interval, MICRO), *map(number, _bandwidths(point)),
+            str(len(point.flags)) if point.flags else "",
+        ]
+        for size, point in points
+    ]  # fmt: skip
+    return table(f"{workload} on {counted(world_size, 'rank')}", columns, rows)
+
+
+def _bandwidth_figure(
+    groups: dict[tuple[str, int], list[tuple[float, Point]]], world_size: int
+) -> Figure:
+    """Return bandwidth against message size: busbw, or algbw at one rank."""
+    index, name = (1, "busbw") if world_size > 1 else (0, "algbw")
+    curves = []
+    for (workload, _), points in list(groups.items())[:MAX_CURVES]:
+        pairs = [(size, _bandwidths(point)[index]) for size, point in points]
+        known = [(size, value) for size, value in pairs if value]
+        curves.append({
+            "label": workload, "x": [size for size, _ in known], "y": [y for _, y in known],
+            "intervals": [None] * len(known), "dots": [], "ideal": [],
+        })  # fmt: skip
+    curves = [curve for curve in curves if curve["x"]]
+    title = f"Collectives: {name} on {counted(world_size, 'rank')}"
+    figure = curve_figure("collective-bandwidth", title, f"{name} (GB/s)", curves, ylog=True)
+    figure |= {"xlabel": "Message size", "size_ticks": True}
+    figure["desc"] = figure["desc"].replace("against ranks", "against message size in bytes")
+    return figure

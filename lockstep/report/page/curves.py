@@ -1,0 +1,177 @@
+"""The panels of strong and weak scaling: one table per series, throughput, time and efficiency."""
+
+from statistics import median
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import ratio_interval
+from lockstep.report.page.losses import loss_table
+from lockstep.report.page.parts import (
+    GIGA,
+    MAX_CURVES,
+    MAX_TABLES,
+    MILLI,
+    TITLES,
+    Figure,
+    Panel,
+    Table,
+    baseline_text,
+    curve_figure,
+    curve_of,
+    efficiency_figure,
+    left_out,
+    panel,
+    repeat_text,
+    shown,
+    step_interval_ms,
+    step_ms,
+    table,
+)
+from lockstep.report.words import formats
+from lockstep.report.words.formats import (
+    counted,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    ratio_span,
+    span,
+)
+
+# Each has three tables.
+MAX_SERIES = MAX_TABLES // 3
+
+
+def ladder_panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
+    """Return the panel of a ladder study, strong or weak.
+
+    Args:
+        study: strong or weak.
+        series: The study's series.
+        threshold: Least parallel efficiency called good, a fraction.
+        hours: Name of a device hour.
+    """
+    strong = study == "strong"
+    lead = (
+        "The global batch is fixed, so each rank's share of it shrinks as ranks are added."
+        if strong
+        else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
+    )
+    drawn = [one for one in series if len(one.points) > 1]
+    first = _throughput_figure(drawn) if strong else _step_figure(drawn)
+    figures = [first, efficiency_figure(study, drawn, threshold)]
+    made = panel(study, TITLES[study], lead=[lead])
+    made["figures"] = figures if drawn else []
+    made["tables"] = [
+        made_of
+        for one in series[:MAX_SERIES]
+        for made_of in (_scaling_table(one), _cost_table(one, hours), loss_table(one))
+        if made_of
+    ]
+    made["notes"] = left_out(series, drawn, MAX_SERIES)
+    return made
+
+
+def _caption(series: Series) -> str:
+    """Return a series' label with the precision and batch that the label does not tell."""
+    row = series.row
+    name = "global_batch" if row.scaling == "strong" else "local_batch"
+    told = [] if "precision" in row.factors else [row.precision or "no arithmetic"]
+    if name not in row.factors and getattr(row, name):
+        told.append(f"{name}={getattr(row, name)}")
+    return f"{series.label} ({', '.join(told)})" if told else series.label
+
+
+def _scaling_table(series: Series) -> Table:
+    unit = series.row.sample_unit
+    columns = (
+        "Ranks", "Nodes", "Launches", "Step time (ms)", "95 % interval (ms)",
+        f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)", "95 % interval (%)", "Flags",
+    )  # fmt: skip
+    note = f"Ratios are relative to {baseline_text(series)}.{repeat_text(series)}{_beside(series)}"
+    rows = list(map(_scaling_row, series.points))
+    if {row.num_nodes for point in series.points for row in point.rows} == {1}:
+        rows = [[row[0], "", *row[2:]] for row in rows]
+    return table(_caption(series), columns, rows, note=note)
+
+
+def _beside(series: Series) -> str:
+    """Compare another layout with the main one, at each size."""
+    if series.main is None:
+        return ""
+    main = {point.world_size: point for point in series.main.points}
+    return "".join(
+        f" On {counted(point.world_size, 'rank')}, {series.layout}: "
+        f"{ratio(point.rate / beside.rate)} times the throughput of the main layout"
+        + (f" ({ratio_span(between)})." if between else " (no interval).")
+        for point in series.points
+        for beside in [main[point.world_size]]
+        for between in [ratio_interval(point.units, beside.units)]
+    )
+
+
+def _scaling_row(point: Point) -> list[str]:
+    scale = MILLI if point.step_s is not None else 1.0
+    return [
+        str(point.world_size), shown(point.rows[0].num_nodes), str(point.num_launches),
+        number(None if point.step_s is None else point.step_s * MILLI),
+        span(point.step_interval, scale), number(point.throughput_samples_per_s),
+        ratio(point.speedup), percent(point.parallel_efficiency),
+        percent_span(point.efficiency_interval), str(len(point.flags)) if point.flags else "",
+    ]  # fmt: skip
+
+
+def _cost_table(series: Series, hours: str) -> Table:
+    """Return what each point takes of the machine: batch, device-hours, memory."""
+    unit, strong = series.row.sample_unit, series.row.study == "strong"
+    extra = hours if hours.startswith("GPU") else hours.lower()
+    columns = (
+        "Ranks", "Local batch" if strong else "Global batch", "Time ratio",
+        f"{hours} (per 10\u2076 {unit})", f"Extra {extra} (%)", f"Cost (per 10\u2076 {unit})",
+        "MFU (%)", "Memory (GB)",
+    )  # fmt: skip
+    rows = [_cost_row(point, strong) for point in series.points]
+    return table(f"What it takes: {_caption(series)}", columns, rows)
+
+
+def _cost_row(point: Point, strong: bool) -> list[str]:
+    row = point.rows[0]
+    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    mfus = [r.mfu for r in point.rows if r.mfu is not None]
+    return [
+        str(point.world_size), shown(row.local_batch if strong else row.global_batch),
+        ratio(point.time_ratio), formats.trimmed(point.device_hours),
+        percent(point.extra_device_hours), number(point.cost),
+        percent(median(mfus) if mfus else None), number(memory / GIGA if memory else None),
+    ]  # fmt: skip
+
+
+def _throughput_figure(series: list[Series]) -> Figure:
+    unit = series[0].row.sample_unit if series else ""
+    curves = []
+    for one in [s for s in series if s.row.sample_unit == unit][:MAX_CURVES]:
+        curve = curve_of(one, lambda p: p.rate, lambda p: p.rate_interval, lambda p: p.rates)
+        base = one.base
+        curve["ideal"] = [
+            [p.world_size, base.rate * p.world_size / base.world_size] for p in one.points
+        ]
+        curves.append(curve)
+    return curve_figure(
+        "strong-throughput", "Strong scaling: throughput", f"Throughput ({unit}/s)", curves,
+        ylog=True,
+    )  # fmt: skip
+
+
+def _step_figure(series: list[Series]) -> Figure:
+    curves = []
+    for one in series[:MAX_CURVES]:
+        curve = curve_of(one, step_ms, step_interval_ms, _steps_ms)
+        curve["ideal"] = [[p.world_size, step_ms(one.base)] for p in one.points]
+        curves.append(curve)
+    figure = curve_figure("weak-step-time", "Weak scaling: step time", "Step time (ms)", curves)
+    if len(curves) == 1:
+        figure["lines"] = [{"y": 1.1 * curves[0]["ideal"][0][1], "label": "+10 %"}]
+    return figure
+
+
+def _steps_ms(point: Point) -> list[float]:
+    return [row.step_s * MILLI for row in point.rows if row.step_s is not None]

@@ -1,0 +1,265 @@
+"""What surrounds the numbers: flags, gaps, method and provenance, as plain data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
+from lockstep.report.compute.scaling import Series
+from lockstep.report.load import gaps as missing
+from lockstep.report.load.gaps import Gap
+from lockstep.report.load.results import Launch, Results
+from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.words import formats
+from lockstep.report.words.formats import counted
+
+# Facts of provenance that get a row of their own, in this order; the others follow.
+FIRST_FACTS = (
+    "lockstep_version", "torch", "cuda", "cudnn", "nccl", "driver", "backend", "python",
+    "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "threads_per_rank",
+    "cores_per_node", "memory_bytes", "os", "kernel", "seed", "command",
+)  # fmt: skip
+
+
+def flags(series: Sequence[Series]) -> Panel | None:
+    """Return the flags with the points they concern, or None without any."""
+    found: dict[str, list[str]] = {}
+    for one in series:
+        for point in one.points:
+            for flag in point.flags:
+                found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
+    if not found:
+        return None
+    rows = [[flag, formats.listed(where, 4), str(len(where))] for flag, where in found.items()]
+    made = panel("flags", "Flags")
+    made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]
+    made["tables"] = [table("Flags and the points they concern",
+                            ("Flag", "Where", "Points"), rows, 2)]  # fmt: skip
+    return made
+
+
+def gaps(results: Results) -> list[tuple[str, str, str]]:
+    """Return what was not measured as (what, why, launches), equal lines joined."""
+    return _listed_gaps(missing.gaps(results))
+
+
+def lost(results: Results) -> list[tuple[str, str, str]]:
+    """Return the gaps that another run could fill: all but what was skipped for a reason."""
+    return _listed_gaps([gap for gap in missing.gaps(results) if gap.can_be_filled])
+
+
+def _listed_gaps(found: Sequence[Gap]) -> list[tuple[str, str, str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for gap in found:
+        names.setdefault((_what(gap), _why(gap)), []).append(gap.launch)
+    lines = [(what, why, formats.listed(who, 8)) for (what, why), who in names.items()]
+    return _folded(lines)
+
+
+def _what(gap: Gap) -> str:
+    return f"every case at world size {gap.world_size}" if gap.case is None else gap.case
+
+
+def _why(gap: Gap) -> str:
+    if gap.kind in ("failed", "skipped"):
+        return f"{gap.kind}: {gap.reason}"
+    if gap.kind == "too-few-gpus":
+        return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
+    if gap.kind == "not-run":
+        return "the launch was planned and left no result"
+    return "expected, but the launch holds no result"
+
+
+def _folded(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return the lines with those of one test, reason and set of launches joined to one."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for what, why, launches in lines:
+        alike.setdefault((what.partition("[")[0], why, launches), []).append(what)
+    return [
+        (cases[0] if len(cases) == 1 else f"{test}, {counted(len(cases), 'case')}", why, launches)
+        for (test, why, launches), cases in alike.items()
+    ]
+
+
+def not_measured(results: Results) -> Panel | None:
+    """Return the gaps as a panel, or None where all that was planned was measured."""
+    lines = gaps(results)
+    broken = [launch.name for launch in results.launches if not launch.complete]
+    if not (lines or broken or results.unread):
+        return None
+    made = panel("gaps", "Not measured")
+    made["lead"] = [f"Not in this report, for it cannot be read: {why}." for why in results.unread]
+    if broken:
+        made["lead"].append(
+            f"{counted(len(broken), 'launch')} incomplete: {formats.listed(broken)}. "
+            "What was finished is in this report."
+        )
+    if lines:
+        made["tables"] = [table("Cases and launches without a result",
+                                ("What", "Why", "Launches"), lines[:MAX_ROWS], 3)]  # fmt: skip
+    if len(lines) > MAX_ROWS:
+        made["notes"] = [f"{len(lines) - MAX_ROWS} further lines are left out."]
+    return made
+
+
+def method(series: Sequence[Series], threshold: float) -> Panel:
+    """Return how the numbers came about, and what each of them means."""
+    made = panel("method", "Method")
+    measured = [one for one in series if one.row.origin == "measured" and one.row.factors]
+    if measured:
+        made["lead"] += _measuring(measured)
+    made["lead"] += [
+        "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
+        "series unless another was asked for; where only times are known, the ratio of work per "
+        "second. Parallel efficiency is speed-up divided by the ratio of world sizes. For weak "
+        "scaling that equals the baseline's step time over the point's, given as time ratio.",
+        "Intervals are 95 % Student t on the logarithm of one value per launch; those of ratios "
+        "are Welch's and contain the baseline's uncertainty. They are centred on the geometric "
+        "mean of the launches, while a point is their median: of skewed launches the median may "
+        "lie off the centre, or outside. The baseline's own ratio is 1 by definition and has no "
+        "interval, and a point with one launch has none.",
+        f"Efficiency is called good from {100 * threshold:.0f} %. Device-hours are world size "
+        "times hours: of one run in tables of times, of a million samples elsewhere, at the mean "
+        "step, since a cost adds up; all else is at the median, the steady state.",
+    ]
+    made["lead"] += _far_out(series)
+    return made
+
+
+def _far_out(series: Sequence[Series]) -> list[str]:
+    """Say how many rounds lie far from the others, or that there are too few to tell."""
+    rows = [row for one in series for point in one.points for row in point.rows]
+    count = sum(row.num_far_out or 0 for row in rows)
+    rounds = sum(row.rounds or 0 for row in rows if row.num_far_out is not None)
+    timed = [row.rounds for row in rows if row.origin == "measured" and row.rounds]
+    if timed and min(timed) < FEWEST:
+        return [
+            f"Launches of fewer than {FEWEST} rounds show neither drift nor rounds far out, fewer "
+            f"than {MODE_FEWEST} no two modes: measure with --rounds 20 to look for them."
+        ]
+    if not count:
+        return []
+    return [
+        f"{count} of {counted(rounds, 'timed round')} lie far out, more than three interquartile "
+        "ranges from the nearer quartile of their launch (Tukey). None is left out."
+    ]
+
+
+def _measuring(measured: list[Series]) -> list[str]:
+    rows = [row for one in measured for point in one.points for row in point.rows]
+    rounds = sorted({row.rounds for row in rows if row.rounds})
+    steps = sorted({row.steps_per_round for row in rows if row.steps_per_round})
+    launches = sorted({point.num_launches for one in measured for point in one.points})
+    return [
+        "Every rank runs the same case. Warm-up rounds are not timed. A round is an untimed "
+        f"barrier, then {_range(steps)} steps that run freely, one device synchronisation, and "
+        "the clock (perf_counter, monotonic) stops; each rank keeps its own duration and a "
+        "round lasts as long as its slowest rank. "
+        f"A launch has {_range(rounds)} timed rounds per case; a point has "
+        f"{_range(launches)} launches.",
+        "Step time is the median over launches of each launch's median round divided by its "
+        "steps. Throughput is the samples of all ranks in a step, counted once, over the step "
+        "time, so that throughput times time is samples. Imbalance is the slowest rank's own "
+        "time over the mean of the ranks; peak memory is the largest rank's. MFU is model "
+        "FLOP/s over the datasheet peak of all devices, and absent where that is unknown.",
+    ]
+
+
+def _range(values: list[int]) -> str:
+    if not values:
+        return "no"
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def provenance(results: Results) -> Panel | None:
+    """Return versions, hardware, launches and the map of ranks, or None without launches."""
+    known = [launch for launch in results.launches if launch.provenance]
+    if not known:
+        return None
+    made = panel("provenance", "Provenance")
+    made["tables"] = [_launch_table(results.launches), _fact_table(known)]
+    made["tables"] += [_rank_table(known)] if _widest(known).get("ranks") else []
+    environment = _widest(known).get("environment") or {}
+    if environment:
+        rows = [[name, str(value)] for name, value in sorted(environment.items())]
+        made["tables"].append(table(f"Environment of launch {_widest_name(known)}",
+                                    ("Variable", "Value"), rows, 2))  # fmt: skip
+    return made
+
+
+def _launch_table(launches: list[Launch]) -> dict[str, Any]:
+    columns = (
+        "Launch",
+        "Campaign",
+        "Started",
+        "Host",
+        "State",
+        "Ranks",
+        "Nodes",
+        "Repeat",
+        "Cases",
+    )
+    rows = [
+        [
+            launch.name,
+            *(_cell(launch.facts.get(key)) for key in ("campaign", "started")),
+            _cell(launch.provenance.get("hostname")),
+            "complete" if launch.complete else "incomplete",
+            *(_cell(launch.facts.get(key)) for key in ("world_size", "num_nodes", "repeat")),
+            str(launch.num_cases),
+        ]
+        for launch in launches
+    ]
+    return table("Launches", columns, rows[:MAX_ROWS], 5)
+
+
+def _fact_table(launches: list[Launch]) -> dict[str, Any]:
+    """Return each fact with its values, and the launches of each where they differ."""
+    names = dict.fromkeys([*FIRST_FACTS, *(n for one in launches for n in one.provenance)])
+    rows = []
+    for name in names:
+        if name in ("ranks", "environment", "hostname"):
+            continue
+        values: dict[str, list[str]] = {}
+        for launch in launches:
+            values.setdefault(_fact(name, launch.provenance.get(name)), []).append(launch.name)
+        if set(values) == {formats.DASH}:
+            continue
+        cells = list(values) if len(values) == 1 else [
+            f"{value} ({formats.listed(who, 4)})" for value, who in values.items()
+        ]  # fmt: skip
+        rows.append([name, "; ".join(cells)])
+    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2)
+
+
+def _widest_name(launches: list[Launch]) -> str:
+    return max(launches, key=lambda one: one.facts.get("world_size") or 0).name
+
+
+def _widest(launches: list[Launch]) -> dict[str, Any]:
+    name = _widest_name(launches)
+    return next(one.provenance for one in launches if one.name == name)
+
+
+def _rank_table(launches: list[Launch]) -> dict[str, Any]:
+    keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
+    columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
+    ranks = _widest(launches).get("ranks") or []
+    rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
+    return table(f"Ranks of launch {_widest_name(launches)}", columns, rows, len(keys))
+
+
+def _fact(name: str, value: object) -> str:
+    # A command is read, and copied, with its spaces.
+    return (
+        " ".join(map(str, value)) if name == "command" and isinstance(value, list) else _cell(value)
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None or value in ("", [], {}):
+        return formats.DASH
+    if isinstance(value, list | tuple):
+        return formats.listed(value, 16)
+    if isinstance(value, dict):
+        return formats.listed((f"{k}={v}" for k, v in value.items()), 16)
+    return formats.number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,154 @@
+"""What a report says of the time a step loses: the table, and one sentence for a point."""
+
+from lockstep.report.compute import attribution
+from lockstep.report.compute.attribution import (
+    CAUSES,
+    COPIES,
+    EXPOSED,
+    IMBALANCE,
+    OWN,
+    Cause,
+    Loss,
+    Part,
+)
+from lockstep.report.compute.diagnosis import NOTABLE
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.slow import Slowest, slowest
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.page.parts import MILLI, Table, table
+from lockstep.report.words import formats
+from lockstep.report.words.formats import number, percent
+
+ADVICE: dict[Cause, str] = {
+    EXPOSED: "try a larger batch per rank, and the bucket sizes",
+    IMBALANCE: "look at its device, its clocks, and what else runs on its host",
+    OWN: "each rank computes longer than its share of the baseline: its batch is too small to "
+    "fill the device, or ranks share cores and memory bandwidth",
+    COPIES: "they take as long at every size: try a larger batch per rank",
+}
+
+
+def loss_table(series: Series) -> Table | None:
+    """Return where each point's mean step goes and what is lost, or None without steps alone."""
+    rows = [row for point in series.points for row in _point_rows(series, point)]
+    columns = (
+        "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Lost to the baseline (ms)",
+        "95 % interval (ms)",
+    )  # fmt: skip
+    note = (
+        "Of the mean step. Own work is what the fastest rank takes for a step without gradient "
+        "synchronisation, imbalance what the slowest takes longer, exposed communication the rest, "
+        "with DDP's own copies of the gradients where no size of one rank shows them apart. Which "
+        "ranks' steps meet is not known, so the intervals hold whatever their order may be: ranks "
+        "that are slow in turn widen them. A loss is the time less its share of the baseline's."
+    )
+    caption = f"Where a step's time goes: {series.label}"
+    return table(caption, columns, rows, 2, note=note) if rows else None
+
+
+def _point_rows(series: Series, point: Point) -> list[list[str]]:
+    parts, lost = attribution.parts(point), attribution.loss(series, point)
+    if parts is None:
+        return []
+    losses = {part.cause: part for part in lost.parts} if lost else {}
+    times = {part.cause: part for part in parts}
+    rows = [
+        [str(point.world_size), cause[0].upper() + cause[1:], *_cells(times.get(cause)),
+         *_cells(losses.get(cause), signed=True)]
+        for cause in CAUSES if cause in times or cause in losses
+    ]  # fmt: skip
+    whole = sum(part.seconds for part in parts)
+    total = [str(point.world_size), "Whole step", number(whole * MILLI), formats.DASH]
+    return [*rows, [*total, *_ends(lost.seconds, lost.interval, True)] if lost else
+            [*total, formats.DASH, formats.DASH]]  # fmt: skip
+
+
+def _cells(part: Part | None, signed: bool = False) -> list[str]:
+    if part is None:
+        return [formats.DASH, formats.DASH]
+    return _ends(part.seconds, part.interval, signed)
+
+
+def _ends(seconds: float, interval: Interval | None, signed: bool) -> list[str]:
+    return [_ms(seconds, signed), _span(interval, signed)]
+
+
+def _ms(seconds: float, signed: bool = True) -> str:
+    """Return milliseconds, with their sign where they are a difference."""
+    value = seconds * MILLI
+    sign = "-" if value < 0 else "+" if signed else ""
+    return sign + number(abs(value))
+
+
+def _span(interval: Interval | None, signed: bool = True) -> str:
+    if interval is None:
+        return formats.DASH
+    return f"{_ms(interval[0], signed)} to {_ms(interval[1], signed)}"
+
+
+def sentence(series: Series, point: Point) -> str | None:
+    """Return in a sentence why a point falls short, and what to do; None where little is lost."""
+    lost = attribution.loss(series, point)
+    if lost is None or lost.kind == "little":
+        return None
+    ideal = (lost.step_s - lost.seconds) * MILLI
+    start = (
+        f"{series.label} on {point.world_size} ranks: a mean step takes "
+        f"{number(lost.step_s * MILLI)} ms where {number(ideal)} ms are ideal, "
+        f"{_ms(lost.seconds)} ms{_brackets(lost.interval)}"
+    )
+    return f"{start}; {_cause(lost, slowest(point.rows))}."
+
+
+def _cause(lost: Loss, slow: Slowest | None) -> str:
+    if lost.kind == "open":
+        return _open(lost)
+    named = " and ".join(
+        f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {part.cause}" for part in lost.named
+    )
+    causes = [part.cause for part in lost.named]
+    who = f" ({slow_text(slow)})" if slow and IMBALANCE in causes else ""
+    return f"{named}{who}: {ADVICE[causes[0]]}"
+
+
+def _open(lost: Loss) -> str:
+    """Say that no cause is shown, with what the data leave open."""
+    if lost.seconds < NOTABLE * lost.step_s:
+        return "not enough evidence that anything is lost: measure more launches"
+    start = "not enough evidence for a cause"
+    if not any(part.interval for part in lost.parts):
+        return f"{start}: no interval is known of any; measure each size in 3 launches or more"
+    each = ", ".join(
+        f"{part.cause} {_ms(part.seconds)} ms{_brackets(part.interval)}" for part in lost.parts
+    )
+    if lost.uneven_s <= lost.seconds / 2:
+        return f"{start} ({each}): measure more launches"
+    return (
+        f"{start} ({each}): a rank's own steps differ so much that {number(lost.uneven_s * MILLI)} "
+        "ms may be communication, or ranks that are slow in turn"
+    )
+
+
+def _brackets(interval: Interval | None) -> str:
+    return f" ({_span(interval)})" if interval else " (no interval)"
+
+
+def slow_text(slow: Slowest) -> str:
+    """Name the host or rank that is slowest in most launches, with how much slower it is."""
+    who = slow.host if slow.rank is None else f"rank {slow.rank}"
+    who += f" on {slow.host}" if slow.rank is not None and slow.host else ""
+    low, high = (percent(end - 1) for end in slow.interval)
+    return (
+        f"{who} is the slowest in {slow.num_seen} of {slow.num_launches} launches, by "
+        f"{percent(slow.ratio - 1)} % ({low} to {high} %)"
+    )
+
+
+def slow_advice(slow: Slowest) -> str:
+    """Say what to do about a slow host or rank."""
+    away = (
+        f"measure again without it (sbatch --exclude={slow.host}), and have it looked at"
+        if slow.is_elsewhere and slow.host
+        else ADVICE[IMBALANCE]
+    )
+    return f"{slow_text(slow)}: {away}."

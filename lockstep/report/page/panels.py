@@ -1,0 +1,63 @@
+"""The panels of a report, in the order of the page: from series to plain data."""
+
+from collections.abc import Sequence
+
+from lockstep.report.compute.scaling import Series, pooled_step_s
+from lockstep.report.load.results import OTHER, Results
+from lockstep.report.page.cited import imported_panel
+from lockstep.report.page.collective_tables import collective_panel
+from lockstep.report.page.curves import ladder_panel
+from lockstep.report.page.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
+from lockstep.report.page.settings import settings_panel
+from lockstep.report.words.formats import number
+
+
+def panels(results: Results, series: Sequence[Series], threshold: float, hours: str) -> list[Panel]:
+    """Return the panels of everything measured and imported, in the order of the page.
+
+    Args:
+        results: What was loaded.
+        series: Its series.
+        threshold: Least parallel efficiency called good.
+        hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
+    """
+    measured = [one for one in series if one.row.origin == "measured"]
+    studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
+    made = []
+    for study in studies:
+        chosen = [one for one in measured if one.row.study == study]
+        if chosen:
+            made.append(_panel(study, chosen, threshold, hours))
+    for origin in ("cited", "target"):
+        chosen = [one for one in series if one.row.origin == origin]
+        if chosen:
+            made.append(imported_panel(results, chosen, origin, threshold))
+    return made
+
+
+def _panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
+    if study in ("strong", "weak"):
+        return ladder_panel(study, series, threshold, hours)
+    if study == "collective":
+        return collective_panel(series)
+    if study == OTHER:
+        return _others(series)
+    return settings_panel(study, series)
+
+
+def _others(series: list[Series]) -> Panel:
+    columns = ("Benchmark", "Launches", "Rounds", "Median (ms)", "Mean (ms)", "Min (ms)",
+               "Max (ms)", "Flags")  # fmt: skip
+    rows = []
+    for one in series[:MAX_ROWS]:
+        point = one.points[0]
+        numbers = pooled_step_s(point.rows)
+        times = (point.step_s, *(numbers[f"{n}_step_s"] for n in ("mean", "min", "max")))
+        rows.append([
+            one.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
+            *(number(None if t is None else t * MILLI) for t in times), "",
+        ])  # fmt: skip
+    made = panel(OTHER, TITLES[OTHER], tables=[table("Times of one process", columns, rows, 1)])
+    if len(series) > MAX_ROWS:
+        made["notes"] = [f"The first {MAX_ROWS} of {len(series)} benchmarks; --csv prints all."]
+    return made

@@ -1,0 +1,248 @@
+"""What panels are made of: tables of formatted cells, curves, and the text that names a baseline.
+
+A panel is a dict of id, title, origin, lead sentences, figures, tables and notes. Figures are
+descriptions that `lockstep.report.page.figures` draws. Nothing here knows HTML.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import OTHER
+from lockstep.report.predict import prediction
+from lockstep.report.words import formats
+from lockstep.report.words.formats import counted, number, percent, percent_span
+
+Panel = dict[str, Any]
+Table = dict[str, Any]
+Figure = dict[str, Any]
+
+# What a page can hold and still be read; the rest is in --csv.
+MAX_CURVES = 6
+MAX_ITEMS = 12
+MAX_NAMED = 3  # in one sentence
+MAX_TABLES = 80
+MAX_ROWS = 200
+
+MILLI = 1e3
+MICRO = 1e6
+GIGA = 1e9
+MEGA = 1e6
+
+TITLES = {
+    "strong": "Strong scaling",
+    "weak": "Weak scaling",
+    "precision": "Precision",
+    "bucket": "DDP bucket size",
+    "sensitivity": "Sensitivity to settings",
+    "accumulation": "Gradient accumulation",
+    "loader": "Data loader",
+    "collective": "Collectives",
+    OTHER: "Other benchmarks",
+}
+
+
+def panel(study: str, title: str, origin: str = "measured", **parts: Any) -> Panel:
+    """Return a panel with the parts given and empty lists for the others."""
+    empty: Panel = {"lead": [], "figures": [], "tables": [], "notes": []}
+    return {"id": study, "title": title, "origin": origin} | empty | parts
+
+
+def table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0, **more: Any
+) -> Table:
+    """Return a table; its first `texts` columns are text, the others numbers.
+
+    Columns in which every cell is unknown are left out.
+    """
+    kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
+    return {
+        "caption": caption,
+        "columns": [_column(columns[i], i < texts) for i in kept],
+        "rows": [[row[i] for i in kept] for row in rows],
+        **more,
+    }
+
+
+def _column(name: str, text: bool) -> dict[str, Any]:
+    """Part a column's name from its unit, which stands in brackets behind it."""
+    label, _, unit = name.partition(" (")
+    return {"label": label, "unit": unit.rstrip(")"), "text": text}
+
+
+def shown(value: object) -> str:
+    """Return a value as a cell: a dash where it is unknown."""
+    return formats.DASH if value is None else str(value)
+
+
+def baseline_text(series: Series) -> str:
+    """Name a series' baseline with its absolute performance."""
+    base = series.base
+    noun = "rank" if series.row.origin == "measured" else "device"
+    return f"{counted(base.world_size, noun)} at {absolute(base)}"
+
+
+def repeat_text(series: Series) -> str:
+    """Say why intervals are missing, and where they are of one job alone."""
+    return f"{_missing_text(series)}{_job_text(series)}"
+
+
+def _job_text(series: Series) -> str:
+    """Name the sizes whose repeats ran in one job each."""
+    sizes = [point.world_size for point in series.points if point.in_one_job]
+    if not sizes:
+        return ""
+    return (
+        f" Intervals at {formats.listed(sizes)} are over launches of one job: another job may get "
+        "other nodes and differ by more; repeat in several jobs."
+    )
+
+
+def _missing_text(series: Series) -> str:
+    if all(point.num_launches == 1 for point in series.points):
+        return " No repeat: no interval."
+    if series.base.num_launches == 1:
+        return " The baseline has no repeat: no interval of ratios."
+    bare = [p for p in series.points if p.num_launches > 1 and p.rate_interval is None]
+    if any(len(set(point.rates)) == 1 for point in bare):
+        return " No interval where launches are equal to the last digit: no spread is known."
+    if bare:
+        return " No interval where the launches differ too much for their number: repeat them."
+    return ""
+
+
+def absolute(point: Point) -> str:
+    """Return a point's performance with its unit, as the reader needs beside a ratio."""
+    row = point.rows[0]
+    if point.time_s is not None:
+        return f"{formats.duration(point.time_s)} a run"
+    if point.throughput_samples_per_s is not None:
+        return f"{number(point.throughput_samples_per_s)} {row.sample_unit}/s"
+    if point.step_s is not None:
+        return f"{number(point.step_s * MILLI)} ms a step"
+    return f"{number(point.rate)} {row.sample_unit} (no unit of time)"
+
+
+def left_out(series: list[Series], drawn: list[Series], max_tables: int = MAX_TABLES) -> list[str]:
+    """Say which series have no curve or no table."""
+    notes = []
+    if len(drawn) > MAX_CURVES:
+        names = formats.listed((one.label for one in drawn[MAX_CURVES:]), 6)
+        notes.append(f"The figures show the first {MAX_CURVES} series; left out: {names}.")
+    if len(series) > max_tables:
+        notes.append(
+            f"{len(series) - max_tables} further series have no table here; --csv prints them."
+        )
+    return notes
+
+
+def curve_of(
+    series: Series,
+    value: Callable[[Point], float],
+    interval: Callable[[Point], Interval | None],
+    dots: Callable[[Point], list[float]],
+) -> dict[str, Any]:
+    """Return one series for a figure: its points, their intervals and every repeat."""
+    return {
+        "label": series.label,
+        "x": [p.world_size for p in series.points],
+        "y": [value(p) for p in series.points],
+        "intervals": [ends(interval(p)) for p in series.points],
+        "dots": [[p.world_size, y] for p in series.points for y in dots(p) if len(p.rates) > 1],
+        "ideal": [],
+    }
+
+
+def ends(interval: Interval | None) -> list[float] | None:
+    """Return an interval as JSON holds it."""
+    return None if interval is None else list(interval)
+
+
+def _pairs(curve: dict[str, Any]) -> list[tuple[float, float]]:
+    return list(zip(curve["x"], curve["y"], strict=True))
+
+
+def _modelled_sizes(curve: dict[str, Any]) -> list[int]:
+    return [x for x, _ in curve["model"]["points"]] if curve.get("model") else []
+
+
+def curve_figure(
+    key: str, title: str, ylabel: str, curves: list[dict[str, Any]], **more: Any
+) -> Figure:
+    """Return the description of a figure of curves over world sizes."""
+    sizes = sorted({x for curve in curves for x in (*curve["x"], *_modelled_sizes(curve))})
+    described = "; ".join(
+        f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
+        for curve in curves
+    )
+    return {
+        "kind": "curve", "id": key, "title": title, "xlabel": "Ranks", "ylabel": ylabel,
+        "ylog": False, "ticks": sizes, "series": curves, "lines": [],
+        "desc": f"{ylabel} against ranks. {described}.",
+    } | more  # fmt: skip
+
+
+def efficiency_figure(study: str, series: list[Series], threshold: float) -> Figure:
+    """Return parallel efficiency over world sizes, with lines at 100 % and the threshold."""
+    curves = []
+    for one in series[:MAX_CURVES]:
+        base = one.base.rate / one.base.world_size
+
+        def repeats(point: Point, base: float = base) -> list[float]:
+            return [rate / point.world_size / base for rate in point.rates]
+
+        curves.append(
+            curve_of(one, lambda p: p.parallel_efficiency, lambda p: p.efficiency_interval, repeats)
+        )
+        curves[-1]["model"] = _modelled_efficiency(one)
+    lines = [{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}]
+    title = f"{TITLES.get(study, 'Imported tables')}: parallel efficiency"
+    bases = dict.fromkeys(baseline_text(one) for one in series[:MAX_CURVES])
+    return curve_figure(
+        f"{study}-efficiency", title, "Parallel efficiency (%)", curves, lines=lines, percent=True,
+        note=f"Relative to {'; '.join(bases)}.{_modelled_text(curves)}",
+    )  # fmt: skip
+
+
+def _modelled_efficiency(series: Series) -> dict[str, Any] | None:
+    """Return the efficiency by the rule chosen, the last point predicted with its interval."""
+    # Only cited and measured ladders: a model of targets would foretell what nobody measured.
+    found = None if series.row.origin == "target" else prediction.curve(series)
+    if found is None:
+        return None
+    ideal = series.base.rate / series.base.world_size
+    last = found.points[-1][0]
+    return {
+        "name": found.model,
+        "points": [[size, rate / size / ideal] for size, rate in found.points],
+        "interval": [rate / last / ideal for rate in found.interval],
+    }
+
+
+def _modelled_text(curves: list[dict[str, Any]]) -> str:
+    """Say what of a figure is modelled, and what it predicts."""
+    texts = []
+    for curve in curves:
+        if model := curve["model"]:
+            (size, value), interval = model["points"][-1], model["interval"]
+            texts.append(
+                f"{curve['label']}, {model['name']}: {percent(value)} % at {size}, "
+                f"90 % interval {percent_span(tuple(interval))}"
+            )
+    if len(texts) > MAX_NAMED:
+        texts[MAX_NAMED:] = [f"and {len(texts) - MAX_NAMED} more"]
+    said = "Dashed with a hollow mark: by the rule chosen, predicted and not measured"
+    return f" {said} ({'; '.join(texts)})." if texts else ""
+
+
+def step_ms(point: Point) -> float:
+    """Return a point's step time in milliseconds; 0 where it is unknown."""
+    return (point.step_s or 0.0) * MILLI
+
+
+def step_interval_ms(point: Point) -> Interval | None:
+    """Return the interval of a point's step time in milliseconds."""
+    if point.step_interval is None:
+        return None
+    return point.step_interval[0] * MILLI, point.step_interval[1] * MILLI

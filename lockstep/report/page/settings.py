@@ -1,0 +1,284 @@
+"""The panels of studies that compare settings: precision, bucket size, loader, sensitivity."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import exp, fsum, log
+from typing import Any
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import ratio_interval
+from lockstep.report.page.parts import (
+    GIGA,
+    MAX_ITEMS,
+    MAX_ROWS,
+    MAX_TABLES,
+    MEGA,
+    TITLES,
+    Figure,
+    Panel,
+    Table,
+    absolute,
+    ends,
+    panel,
+    step_interval_ms,
+    step_ms,
+    table,
+)
+from lockstep.report.words import formats
+from lockstep.report.words.formats import counted, number, ratio, ratio_span, span
+
+# What each study compares its cases with: the factor it varies, and that factor's reference.
+REFERENCES = {
+    "precision": ("precision", "fp32"),
+    "bucket": ("bucket_cap_mb", 25),
+    "loader": ("num_workers", 0),
+    "accumulation": ("accumulation", 1),
+}
+
+# The loss of throughput against the best that a smaller number of workers may cost.
+KNEE = 0.05
+
+Cases = list[tuple[Series, Point]]
+Key = tuple[str, int, str]
+
+
+def settings_panel(study: str, series: list[Series]) -> Panel:
+    """Return the panel of a study whose cases are settings to choose from."""
+    made = panel(study, TITLES.get(study, study.capitalize()))
+    groups = _groups(study, series)
+    for (_, world_size, _), cases in groups:
+        made["tables"].append(_category_table(study, cases, world_size))
+    largest = max(size for (_, size, _), _ in groups)
+    shown = [(key, cases) for key, cases in groups if key[1] == largest and len(cases) > 1]
+    made["figures"] = [
+        _category_figure(study, i, key[1], c) for i, (key, c) in enumerate(shown[:2])
+    ]
+    if len(shown) > 2:
+        made["notes"].append(f"Figures show the first 2 of {len(shown)} groups of settings.")
+    if study == "bucket":
+        made["notes"] += _equal_buckets(series)
+    if study == "sensitivity":
+        _add_main_effects(made, shown)
+    if study == "loader":
+        made["lead"] += _knees(groups)
+    if len(made["tables"]) > MAX_TABLES:
+        made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
+        made["tables"] = made["tables"][:MAX_TABLES]
+    return made
+
+
+def _groups(study: str, series: list[Series]) -> list[tuple[Key, Cases]]:
+    """Group points that may be compared: same workload, size, layout and other factors."""
+    groups: dict[Key, Cases] = {}
+    for one in series:
+        others = ""
+        if study in ("precision", "bucket"):
+            varied = REFERENCES[study][0]
+            others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != varied))
+        others += one.layout
+        for point in one.points:
+            groups.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
+    return sorted(groups.items(), key=lambda item: item[0][:2])
+
+
+def _reference(study: str, cases: Cases) -> int:
+    """Return the index of the case the others are compared with."""
+    name, value = REFERENCES.get(study, ("", None))
+    for index, (one, _) in enumerate(cases):
+        if name in one.row.factors and one.row.factors[name] == value:
+            return index
+    return 0
+
+
+def _varied(cases: Cases) -> list[str]:
+    """Return the factors that take more than one value among the cases."""
+    names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
+    return [n for n in names if len({str(one.row.factors.get(n)) for one, _ in cases}) > 1]
+
+
+def _category_table(study: str, cases: Cases, world_size: int) -> Table:
+    names = _varied(cases) or list(cases[0][0].row.factors)[:1]
+    unit = cases[0][0].row.sample_unit
+    base = cases[_reference(study, cases)]
+    has_steps = any(point.step_s for _, point in cases)
+    buckets = ["Buckets (MB)"] if study == "bucket" else []
+    columns = [
+        *names, *buckets, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
+        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Memory (GB)", "Flags",
+    ]  # fmt: skip
+    rows = [
+        [str(one.row.factors.get(name, formats.DASH)) for name in names]
+        + ([_buckets(point)] if buckets else [])
+        + _category_cells(point, base[1])
+        for one, point in cases
+    ]
+    same = {k: v for k, v in cases[0][0].row.factors.items() if k not in names}
+    fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
+    caption = place(cases[0][0], world_size)
+    note = (
+        f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
+        "at the same world size."
+    ) + _without_effect(cases)
+    texts = len(names) + len(buckets)
+    return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
+                 note=note)  # fmt: skip
+
+
+def place(series: Series, world_size: int) -> str:
+    """Return workload and ranks of settings that are compared, and their layout if not the main."""
+    beside = f", {series.layout}" if series.layout else ""
+    return f"{series.row.workload} on {counted(world_size, 'rank')}{beside}"
+
+
+def setting(series: Series, names: Sequence[str]) -> str:
+    """Return the values that a case gives to the factors named."""
+    return ", ".join(f"{name}={series.row.factors.get(name)}" for name in names) or series.label
+
+
+def _category_cells(point: Point, base: Point) -> list[str]:
+    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    between = None if point is base else ratio_interval(point.units, base.units)
+    return [
+        str(point.num_launches), number(step_ms(point) or None),
+        span(step_interval_ms(point)), number(point.throughput_samples_per_s),
+        ratio(point.rate / base.rate), ratio_span(between),
+        number(memory / GIGA if memory else None), str(len(point.flags)) if point.flags else "",
+    ]  # fmt: skip
+
+
+def _buckets(point: Point) -> str:
+    """Return the real bucket sizes of a point in MB, equal neighbours counted."""
+    sizes = [number(size / MEGA) for size in point.rows[0].details.get("bucket_bytes") or []]
+    runs = [(text, len(list(run))) for text, run in groupby(sizes)]
+    return formats.listed((f"{n} \u00d7 {t}" if n > 1 else t for t, n in runs), 5) or formats.DASH
+
+
+def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
+    """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
+    found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for (workload, world_size, _), cases in _groups("bucket", list(series)):
+        same: dict[str, list[str]] = {}
+        for one, point in cases:
+            real = point.rows[0].details.get("bucket_bytes")
+            if real:
+                same.setdefault(str(real), []).append(str(one.row.factors.get("bucket_cap_mb")))
+        for caps in same.values():
+            if len(caps) > 1:
+                found.setdefault((workload, tuple(caps)), []).append(world_size)
+    return [(workload, list(caps), sizes) for (workload, caps), sizes in found.items()]
+
+
+def _equal_buckets(series: Sequence[Series]) -> list[str]:
+    """Name the caps that gave equal buckets: a difference between them is noise."""
+    return [
+        f"{workload}: bucket_cap_mb {formats.listed(caps)} gave the same buckets at world size "
+        f"{formats.listed(sizes)}, so a difference between them is noise."
+        for workload, caps, sizes in equal_buckets(series)
+    ]
+
+
+def _without_effect(cases: Cases) -> str:
+    """Name the options that could not act here, with the reason and in how many settings."""
+    names: dict[str, dict[str, None]] = {}
+    settings: dict[str, int] = {}
+    for _, point in cases:
+        ignored = point.rows[0].details.get("ignored")
+        reasons = dict(ignored) if isinstance(ignored, dict) else {}
+        for why in dict.fromkeys(map(str, reasons.values())):
+            settings[why] = settings.get(why, 0) + 1
+        for name, why in reasons.items():
+            names.setdefault(str(why), {})[str(name)] = None
+    return "".join(
+        f" Without effect in {settings[why]} of {counted(len(cases), 'setting')}, since {why}: "
+        f"{formats.listed(options)}."
+        for why, options in names.items()
+    )
+
+
+def _knees(groups: list[tuple[Key, Cases]]) -> list[str]:
+    """Name the least number of workers that comes close to the best, per data set and size."""
+    sentences = []
+    for (_, world_size, _), cases in groups:
+        best = _best_per_workers(cases)
+        if len(best) < 2:
+            continue
+        top = max(point.rate for point in best.values())
+        knee = min(n for n, point in best.items() if point.rate >= (1 - KNEE) * top)
+        sentences.append(
+            f"Knee of {place(cases[0][0], world_size)}: num_workers={knee} is the "
+            f"smallest within {100 * KNEE:.0f} % of the best throughput, at {absolute(best[knee])}."
+        )
+    return sentences
+
+
+def _best_per_workers(cases: Cases) -> dict[int, Point]:
+    """Return the fastest point of each number of workers, over all other options."""
+    best: dict[int, Point] = {}
+    for one, point in cases:
+        workers = one.row.factors.get("num_workers")
+        if isinstance(workers, int) and (workers not in best or point.rate > best[workers].rate):
+            best[workers] = point
+    return best
+
+
+def _independent(names: list[str], cases: Cases) -> list[str]:
+    """Return the factors that no factor before them already determines."""
+    kept: list[str] = []
+    for name in names:
+        values = [str(one.row.factors.get(name)) for one, _ in cases]
+        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
+        if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
+            kept.append(name)
+    return kept
+
+
+def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> Figure:
+    names = _independent(_varied(cases), cases)
+    unit = cases[0][0].row.sample_unit
+    items: list[dict[str, Any]] = [
+        {
+            "label": ", ".join(str(one.row.factors.get(name)) for name in names) or one.label,
+            "value": point.rate,
+            "interval": ends(point.rate_interval),
+            "dots": point.rates if len(point.rates) > 1 else [],
+        }
+        for one, point in cases[:MAX_ITEMS]
+    ]
+    title = f"{TITLES.get(study, study)}: {place(cases[0][0], world_size)}"
+    if len(cases) > MAX_ITEMS:
+        title += f" (first {MAX_ITEMS} of {len(cases)} settings)"
+    described = "; ".join(f"{item['label']}: {number(item['value'])}" for item in items)
+    return {
+        "kind": "category", "id": f"{study}-{index}", "title": title, "items": items,
+        "xlabel": f"Throughput ({unit}/s)", "ylabel": ", ".join(names),
+        "desc": f"Throughput by {', '.join(names)}. {described}.",
+    }  # fmt: skip
+
+
+def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
+    for (_, world_size, _), cases in groups:
+        best, point = max(cases, key=lambda case: case[1].rate)
+        names = _varied(cases)
+        where = place(best, world_size)
+        made["lead"].append(
+            f"Best setting of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}."
+        )
+        rows = [row for name in names for row in _effects(name, cases)]
+        columns = ("Factor", "Level", "Settings", "Mean throughput", "Effect (%)")
+        note = (
+            "Geometric mean over the settings that have the level; the effect is relative to the "
+            "factor's first level. Effects that depend on each other are not separated."
+        )
+        made["tables"].insert(0, table(f"Main effects, {where}", columns, rows, 2, note=note))
+
+
+def _effects(name: str, cases: Cases) -> list[list[str]]:
+    levels: dict[str, list[float]] = {}
+    for one, point in cases:
+        levels.setdefault(str(one.row.factors.get(name)), []).append(point.rate)
+    means = {level: exp(fsum(map(log, r)) / len(r)) for level, r in levels.items()}
+    first = next(iter(means.values()))
+    return [
+        [name, level, str(len(levels[level])), number(mean), f"{100 * (mean / first - 1):+.1f}"]
+        for level, mean in means.items()
+    ]

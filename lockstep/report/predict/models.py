@@ -1,0 +1,303 @@
+"""What a ladder's curve tells: the Universal Scalability Law, serial fractions, gains and breaks.
+
+The law is X(p) = gamma p / (1 + alpha (p-1) + beta p (p-1)), with X the throughput at p ranks
+(Gunther, Guerrilla Capacity Planning, 2007). It is fitted by unweighted least squares on the
+throughput, as the R package usl does, so that its published coefficients can be compared. It says
+where throughput would peak. No size is predicted by it: on published ladders the rules of
+`lockstep.report.predict.ladder_rules` err less.
+
+No coefficient is negative. One at its bound of zero was not found in the data: it is called not
+identifiable, and nothing is derived from it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.report.compute.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
+from lockstep.report.words.formats import percent
+
+Array = NDArray[np.float64]
+# A column of a fit that adds less than this share to the others was not found.
+LEAST_SHARE = 1e-9
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted Universal Scalability Law.
+
+    Attributes:
+        coefficients: alpha, beta and gamma; gamma in the unit of the throughput.
+        errors: Standard errors; None where the coefficient is at its bound or no point is left
+            to tell them from.
+        freedom: Points less free coefficients.
+    """
+
+    coefficients: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    freedom: int
+
+    @property
+    def unidentifiable(self) -> list[str]:
+        """Coefficients at their bound of zero."""
+        return [name for name, value in self.coefficients.items() if value == 0]
+
+    def interval(self, name: str, level: float = 0.95) -> tuple[float, float] | None:
+        """Return a coefficient's Student t interval, or None where it has no standard error."""
+        error = self.errors[name]
+        if error is None:
+            return None
+        half = t_quantile(self.freedom, level) * error
+        return self.coefficients[name] - half, self.coefficients[name] + half
+
+
+def non_negative(matrix: Array) -> Array:
+    """Return the x >= 0 for which matrix @ x is closest to one, shape (num_columns,)."""
+    from scipy.optimize import nnls
+
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    values = nnls(matrix / scale, np.ones(len(matrix)))[0]
+    return np.asarray(np.where(values > LEAST_SHARE, values, 0.0) / scale)
+
+
+def _standard_errors(jacobian: Array, residuals: Array, freedom: int) -> list[float | None]:
+    """Return the square roots of the diagonal of s^2 (J^T J)^-1; None where it is singular."""
+    count = jacobian.shape[1]
+    if freedom <= 0 or count == 0:
+        return [None] * count
+    scale = np.linalg.norm(jacobian, axis=0)
+    triangle = np.linalg.qr(jacobian / scale, mode="r")
+    if np.abs(np.diag(triangle)).min() < LEAST_SHARE:
+        return [None] * count
+    rows = np.linalg.norm(np.linalg.inv(triangle), axis=1) / scale
+    spread: list[float | None] = (rows * math.sqrt(residuals @ residuals / freedom)).tolist()
+    return spread
+
+
+def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
+    """Return the throughput of the Universal Scalability Law at sizes of shape (num_sizes,)."""
+    return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)))
+
+
+def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
+    """Fit the Universal Scalability Law by unweighted least squares on the throughput.
+
+    Where the best alpha or beta is negative it is held at zero, and the rest fitted again.
+
+    Args:
+        sizes: World sizes, of shape (num_sizes,).
+        rates: Work per second at each.
+    """
+    p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
+    unit = float(x.max())
+    start = _usl_start(p, x / unit)
+    tried = (_usl_least(p, x / unit, start, free) for free in ([0, 1, 2], [0, 2], [1, 2], [2]))
+    found: list[tuple[float, Array, list[int]]] = []
+    for values, free in tried:
+        if values is None or (values[:2] < 0).any() or values[2] <= 0:
+            continue
+        gap = usl_rates(p, *values) - x / unit
+        found.append((float(gap @ gap), values, free))
+        if len(free) == 3:
+            break
+    _, best, free = min(found, key=lambda one: one[0]) if found else (0.0, start, [0, 1, 2])
+    return _usl_fit(p, x, best * (1.0, 1.0, unit), [i for i in free if best[i] > 0])
+
+
+def _usl_start(p: Array, x: Array) -> Array:
+    """Return (alpha, beta, gamma) from the linear form of p / X, weighted by relative error."""
+    columns = np.stack([np.ones_like(p), p - 1, p * (p - 1)], axis=1)
+    base, first, second = non_negative(columns * (x / p)[:, None])
+    if base == 0:  # the rate does not depend on the first rank's work: all of it is serial
+        return np.array([1.0, 0.0, float(x.max())])
+    return np.array([first / base, second / base, 1 / base])
+
+
+def _usl_least(p: Array, x: Array, start: Array, free: list[int]) -> tuple[Array | None, list[int]]:
+    """Return the least-squares (alpha, beta, gamma) with all but `free` at zero."""
+    from scipy.optimize import leastsq
+
+    if len(p) < len(free):
+        return None, free
+    whole = np.zeros(3)
+
+    def gaps(values: Array) -> Array:
+        whole[free] = values
+        return usl_rates(p, *whole) - x
+
+    def slopes(values: Array) -> Array:
+        whole[free] = values
+        return _usl_jacobian(p, *whole)[:, free]
+
+    with np.errstate(all="ignore"):
+        solved, _, _, _, code = leastsq(
+            gaps, start[free], Dfun=slopes, full_output=True, ftol=1e-12, xtol=1e-10
+        )
+    whole = np.zeros(3)
+    whole[free] = solved
+    return (whole if code in range(1, 9) and np.isfinite(whole).all() else None), free
+
+
+def _usl_jacobian(p: Array, alpha: float, beta: float, gamma: float) -> Array:
+    """Return dX/d(alpha, beta, gamma), of shape (num_sizes, 3)."""
+    below = 1 + alpha * (p - 1) + beta * p * (p - 1)
+    common = -gamma * p / below**2
+    return np.stack([common * (p - 1), common * p * (p - 1), p / below], axis=1)
+
+
+def _usl_fit(p: Array, x: Array, values: Array, free: list[int]) -> Fit:
+    freedom = len(p) - len(free)
+    residuals = usl_rates(p, *values) - x
+    known = _standard_errors(_usl_jacobian(p, *values)[:, free], residuals, freedom)
+    errors: list[float | None] = [None] * 3
+    for index, error in zip(free, known, strict=True):
+        errors[index] = error
+    names = ("alpha", "beta", "gamma")
+    return Fit(
+        dict(zip(names, values.tolist(), strict=True)),
+        dict(zip(names, errors, strict=True)), freedom,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scalability:
+    """What the Universal Scalability Law derives; None where a coefficient was not found.
+
+    Attributes:
+        peak_size: Where the throughput is largest: sqrt((1 - alpha) / beta).
+        limit: Throughput that contention alone allows: gamma / alpha.
+        optimum_size: Where the ideal line meets that limit: 1 / alpha.
+    """
+
+    peak_size: float | None
+    limit: float | None
+    optimum_size: float | None
+
+
+def scalability(fitted: Fit) -> Scalability:
+    """Return peak, limit and optimum of a USL fit (Gunther 2007, chapter 4).
+
+    Without a beta there is no peak, and without an alpha no limit.
+    """
+    alpha, beta, gamma = (fitted.coefficients[name] for name in ("alpha", "beta", "gamma"))
+    peak = math.sqrt(max(0.0, 1 - alpha) / beta) if beta > 0 else None
+    limit = gamma / alpha if alpha > 0 else None
+    return Scalability(peak, limit, 1 / alpha if alpha > 0 else None)
+
+
+def karp_flatt(speedup: float, factor: float) -> float | None:
+    """Return the experimentally determined serial fraction (Karp and Flatt, CACM 1990).
+
+    (1/S - 1/n) / (1 - 1/n), which stays level where work is serial, and grows where overhead does.
+
+    Args:
+        speedup: S, over the baseline.
+        factor: n, ranks over the baseline's ranks; None is returned for the baseline itself.
+    """
+    if factor == 1:
+        return None
+    return (1 / speedup - 1 / factor) / (1 - 1 / factor)
+
+
+def marginal_efficiencies(
+    sizes: Sequence[int], rates: Sequence[float]
+) -> list[tuple[int, int, float]]:
+    """Return (from, to, gain of speed-up per added rank) of neighbouring sizes.
+
+    The speed-up is over the smallest size, and added ranks are counted in its multiples: from 4 to
+    8 GPUs a speed-up that goes from 3.43 to 6 gains 2.57 for 4 GPUs, 0.64 of what it could.
+    """
+    pairs = list(zip(sizes, rates, strict=True))
+    per_rank = rates[0] / sizes[0] if pairs else 1.0
+    return [(p, q, (xq - xp) / (q - p) / per_rank) for (p, xp), (q, xq) in pairwise(pairs)]
+
+
+# Breaks: limits on what a doubling of the ranks may cost, chosen so that the published tables
+# whose authors name a cause (a network, a loader, a parameter server) show theirs.
+SATURATED_GAIN = 0.25
+CLIFF_LOSS = 0.14
+CLIFF_TIMES_USUAL = 3.0
+# By so much a ratio of two rates may miss the truth where no interval is known.
+TOLERANCE = 0.05
+
+
+def growth_interval(above: Sequence[float], below: Sequence[float], tests: int) -> Interval | None:
+    """Return the interval of a ratio of rates that holds together with those of other points.
+
+    By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
+
+    Args:
+        above: The rates of the launches at one size.
+        below: Those at another.
+        tests: Points of the curve that are judged.
+    """
+    between = welch(above, below)
+    return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
+
+
+def breaks(
+    sizes: Sequence[int], repeats: Sequence[Sequence[float]], nodes: Sequence[int] | None = None
+) -> list[tuple[int, str]]:
+    """Return where a curve breaks though noise be taken to its end: (size, what happens there).
+
+    Told are a throughput that falls; one that saturates, gaining under a quarter of what the added
+    ranks could; and a cliff, where a doubling loses over 13 % per rank and three times what
+    it usually does, named a node boundary where the ranks first leave their node.
+
+    Args:
+        sizes: World sizes, rising.
+        repeats: Work per second of each launch, per size.
+        nodes: Nodes at each size, where known.
+    """
+    rates = [median_rate(each) for each in repeats]
+    losses = _losses(sizes, rates)
+    found = []
+    for i in range(1, len(sizes)):
+        growth, factor = rates[i] / rates[i - 1], sizes[i] / sizes[i - 1]
+        most = _most_growth(repeats[i], repeats[i - 1], len(sizes) - 1)
+        at_boundary = nodes is not None and nodes[i - 1] == 1 < nodes[i]
+        changed = f"{percent(abs(growth - 1))} % from that at {sizes[i - 1]}"
+        if most < 1:
+            what = f"throughput falls by {changed}"
+        elif (most - 1) / (factor - 1) < SATURATED_GAIN:
+            what = f"saturation: {factor:g} times the ranks give {growth:.2f} times the throughput "
+            what += f"at {sizes[i - 1]}"
+        elif _is_cliff(_loss(math.log(most), factor), losses[: i - 1] + losses[i:]):
+            less = percent(1 - growth / factor)
+            what = f"{'node boundary' if at_boundary else 'cliff'}: each rank does {less} % less "
+            what += f"than at {sizes[i - 1]}"
+        else:
+            continue
+        found.append((sizes[i], what))
+    return found
+
+
+def _most_growth(above: Sequence[float], below: Sequence[float], tests: int) -> float:
+    """Return the most that a throughput may have grown by, as far as launches differ."""
+    interval = growth_interval(above, below, tests)
+    if interval:
+        return interval[1]
+    ratio = median_rate(above) / median_rate(below)
+    return max(ratio * (1 + TOLERANCE), max(above) / min(below))
+
+
+def _losses(sizes: Sequence[int], rates: Sequence[float]) -> list[float]:
+    """Return the loss from each size to the next, of shape (num_sizes - 1,)."""
+    pairs = pairwise(zip(sizes, rates, strict=True))
+    # A ratio of rates may be no number above 0, or infinite; its logarithm is neither.
+    return [_loss(math.log(xq) - math.log(xp), q / p) for (p, xp), (q, xq) in pairs]
+
+
+def _loss(log_growth: float, factor: float) -> float:
+    """Return the log of the time per unit of a rank's work that each doubling adds."""
+    return (math.log(factor) - log_growth) / math.log2(factor)
+
+
+def _is_cliff(loss: float, others: Sequence[float]) -> bool:
+    usual = float(np.median(others)) if others else math.inf
+    return loss > CLIFF_LOSS and loss > CLIFF_TIMES_USUAL * usual

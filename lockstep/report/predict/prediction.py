@@ -1,0 +1,330 @@
+"""Predictions of sizes nobody measured: one value, an interval, the rule, or a refusal.
+
+A larger size is predicted by one of the `ladder_rules`. Each rule is first tried
+on the ladder itself: the third size is predicted from the first two, the fourth from the first
+three, and so on. A rule's error is the mean of |log(predicted / measured)| / g over these sizes and
+of its mean error on other people's ladders, which counts as one more size. The least error wins, so
+a short ladder follows what holds elsewhere, and a long one its own past. Where the curve breaks,
+only the sizes from the last break on are used.
+
+A size between two measured ones lies on the line of logarithms through them, and its error is that
+of the inner sizes, each left out in turn.
+
+The interval is  value * exp(+- s g k(level)).  s is the root of the rule's error squared plus the
+launches' own scatter squared; g = (1 + d) / 2 at d doublings beyond the largest size, or below the
+smallest, and 1 between sizes; k is Student's t with three degrees of freedom times a scale. Above
+the largest size the end towards more throughput is cut at linear scaling from there, or, where a
+rank did more at a larger size than at the one before, at the steepest doubling measured.
+
+The errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
+figures that NUMBERS.md states, from the ladders of all sources but the one predicted
+(tests/figures_models.py prints both).
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from lockstep.report.compute.scaling import WIDEST, Series
+from lockstep.report.compute.statistics import t_quantile
+from lockstep.report.load.results import Results
+from lockstep.report.predict import ladder_rules as rules
+from lockstep.report.predict.known import Fixed, Ladder, can_be_modelled, ladder_of
+from lockstep.report.predict.ladder_rules import BETWEEN, LEAST_KNOWN, RULES
+from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES, Refusal, worth_measuring
+
+LEVEL = 0.9
+FREEDOM = 3
+# Errors closer than this are equal: no table tells a tenth of a per cent.
+TIE = 1e-3
+WIDEST_LOG = math.log(1e9)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What other people's ladders teach.
+
+    Attributes:
+        errors: Mean error of each rule, as `Candidate.held_out`, every source counting alike.
+        scale: Of Student's t in k(level), so that nine intervals of ten hold the truth.
+    """
+
+    errors: Mapping[str, float]
+    scale: float
+
+    def factor(self, share: float) -> float:
+        """Return k(level): how many spreads the interval reaches to either side."""
+        return self.scale * t_quantile(FREEDOM, share)
+
+
+# From all published ladders; tests/figures_models.py prints them.
+LEARNED = Learned(
+    {"level": 0.1105, "halfway": 0.0870, "falling": 0.0807, "amdahl": 0.0837, BETWEEN: 0.0428}, 1.80
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rule, and how it predicted those sizes of the ladder that it was not shown.
+
+    Attributes:
+        held_out: |log(predicted / measured)| / g by world size, so at one doubling on.
+        error: Mean of them and of the rule's error elsewhere.
+    """
+
+    rule: str
+    held_out: Mapping[int, float]
+    error: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of one size; without value, bounds and rule where it is refused.
+
+    Attributes:
+        assumed: Which work is taken as fixed, since nothing states it; None where it is stated.
+        spread: s g of the module's formula, of the logarithm.
+        warnings: What the reader should know of the value.
+    """
+
+    at: int
+    metric: str
+    unit: str
+    value: float | None
+    low: float | None
+    high: float | None
+    level: float
+    model: str | None
+    refusal: Refusal | None
+    assumed: Fixed | None = None
+    spread: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the machine-readable form."""
+        names = ("at", "metric", "unit", "value", "low", "high", "level", "model", "assumed")
+        reason = self.refusal
+        return {name: getattr(self, name) for name in names} | {
+            "refused": reason.text if reason else None,
+            "refusal": asdict(reason) if reason else None,
+            "warnings": list(self.warnings),
+        }
+
+
+def candidates(ladder: Ladder, learned: Learned = LEARNED) -> list[Candidate]:
+    """Return every rule, that of the least error first, the simplest first among equals."""
+    found = [_candidate(name, ladder, learned) for name in RULES]
+    return sorted(found, key=lambda one: round(one.error / TIE))
+
+
+def _candidate(name: str, ladder: Ladder, learned: Learned) -> Candidate:
+    held_out = _held_out(name, ladder)
+    return Candidate(name, held_out, _error(held_out.values(), learned.errors[name]))
+
+
+def _held_out(name: str, ladder: Ladder) -> dict[int, float]:
+    """Return a rule's error at each size, predicted from those below it."""
+    sizes, rates = ladder.sizes, ladder.rates
+    found = {}
+    for cut in range(used_from(ladder) + LEAST_KNOWN, len(sizes)):
+        rate = RULES[name](*_known(ladder, cut), sizes[cut])
+        missed = abs(math.log(rate) - math.log(rates[cut]))
+        found[sizes[cut]] = missed / _distance(math.log2(sizes[cut] / sizes[cut - 1]))
+    return found
+
+
+def _distance(doublings: float) -> float:
+    """Return g, by how much more a rule errs so far away than one doubling on."""
+    return (1 + doublings) / 2
+
+
+def _inner(ladder: Ladder) -> list[float]:
+    """Return |log(predicted / measured)| of each inner size, from the sizes on either side."""
+    found = []
+    for index in range(1, len(ladder.sizes) - 1):
+        sides = slice(index - 1, index + 2, 2)
+        rate = rules.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
+        found.append(abs(math.log(rate) - math.log(ladder.rates[index])))
+    return found
+
+
+def own_errors(ladder: Ladder) -> dict[str, list[float]]:
+    """Return how each rule, `between` among them, erred on the ladder's own sizes."""
+    found = {name: list(_held_out(name, ladder).values()) for name in RULES}
+    return {**found, BETWEEN: _inner(ladder)}
+
+
+def _error(own: Collection[float], elsewhere: float) -> float:
+    """Return the mean error, that on other people's ladders counting as one size."""
+    return (sum(own) + elsewhere) / (len(own) + 1)
+
+
+def used_from(ladder: Ladder) -> int:
+    """Return the index of the first size used: the last break, if a slope can be had from there."""
+    if not ladder.breaks:
+        return 0
+    index = ladder.sizes.index(ladder.breaks[-1][0])
+    return index if len(ladder.sizes) - index >= LEAST_KNOWN else 0
+
+
+def _known(ladder: Ladder, cut: int) -> tuple[list[int], list[float]]:
+    """Return the sizes and rates used, those before an index."""
+    start = used_from(ladder)
+    return ladder.sizes[start:cut], ladder.rates[start:cut]
+
+
+def refusal(ladder: Ladder, at: int, force: bool) -> Refusal | None:
+    """Return why a size is not predicted, or None."""
+    sizes = tuple(ladder.sizes)
+    if len(sizes) < LEAST_SIZES:
+        return Refusal("few-sizes", at, sizes, tuple(worth_measuring(sizes)))
+    if force:
+        return None
+    if at < sizes[0]:
+        return Refusal("below", at, sizes[:1], (at,))
+    if at > FARTHEST * sizes[-1]:
+        return Refusal("beyond", at, sizes[-1:], (FARTHEST * sizes[-1],))
+    return _found_by_check(ladder, at) or _broken(ladder, at)
+
+
+def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
+    """Return what the check has found that forbids a curve."""
+    for one in ladder.forbidding:
+        sizes = tuple(size for size in one.hit.world_sizes if size in ladder.sizes)
+        return Refusal(
+            "check", at, sizes or tuple(ladder.sizes), (), one.rule, one.message, one.action
+        )
+    return None
+
+
+def _broken(ladder: Ladder, at: int) -> Refusal | None:
+    """Return why no curve leads to a size: a break just below it."""
+    for size, what in ladder.breaks:
+        before = ladder.sizes[ladder.sizes.index(size) - 1]
+        if before < at < size or size == ladder.sizes[-1] < at:
+            return Refusal("break", at, (size,), (at,), fact=what)
+    return None
+
+
+def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) -> Prediction:
+    """Predict one size, or say why not.
+
+    Args:
+        ladder: The sizes measured.
+        at: World size asked for.
+        level: Share of truths that the interval shall contain, a fraction.
+        force: Predict beyond twice the largest size, below the smallest, and across a break.
+    """
+    refused = refusal(ladder, at, force)
+    if refused:
+        return Prediction(
+            at, ladder.metric, ladder.unit, None, None, None, level, None, refused, ladder.assumed
+        )
+    return foretell(ladder, at, level, LEARNED)
+
+
+def foretell(ladder: Ladder, at: int, share: float, learned: Learned) -> Prediction:
+    """Predict one size whatever speaks against it, by what was learned from other ladders.
+
+    Args:
+        ladder: Two sizes or more.
+        at: World size asked for.
+        share: Share of truths that the interval shall contain, a fraction.
+        learned: The rules' errors elsewhere, and the interval's scale.
+    """
+    rule, error, rate = _continued(ladder, at, learned)
+    away = max(math.log2(at / ladder.sizes[-1]), math.log2(ladder.sizes[0] / at))
+    spread = math.hypot(error, ladder.noise) * (_distance(away) if away > 0 else 1)
+    reach = math.exp(min(spread * learned.factor(share), WIDEST_LOG))
+    highest = rate * reach
+    if at > ladder.sizes[-1]:
+        highest = min(highest, max(rate, _steepest(ladder, at)))
+    value, *ends = (ladder.value(at, one) for one in (rate, rate / reach, highest))
+    return Prediction(
+        at, ladder.metric, ladder.unit, value, min(ends), max(ends), share, rule, None,
+        ladder.assumed, spread, tuple(_warnings(ladder, at)),
+    )  # fmt: skip
+
+
+def _continued(ladder: Ladder, at: int, learned: Learned) -> tuple[str, float, float]:
+    """Return the rule that leads to a size, its error and the rate it gives there."""
+    sizes, rates = ladder.sizes, ladder.rates
+    if at > sizes[-1]:
+        best = candidates(ladder, learned)[0]
+        return best.rule, best.error, RULES[best.rule](*_known(ladder, len(sizes)), at)
+    if at < sizes[0]:
+        error = _candidate("level", ladder, learned).error
+        return "level", error, rules.level(sizes[:1], rates[:1], at)
+    error = _error(_inner(ladder), learned.errors[BETWEEN])
+    return BETWEEN, error, rules.between(sizes, rates, at)
+
+
+def _steepest(ladder: Ladder, at: int) -> float:
+    """Return the rate beyond the largest size by linear scaling, or the steepest one measured."""
+    slopes = [
+        (math.log(y) - math.log(x)) / math.log(q / p)
+        for (p, x), (q, y) in pairwise(zip(*_known(ladder, len(ladder.sizes)), strict=True))
+    ]
+    factor = max(1.0, *slopes) * math.log(at / ladder.sizes[-1])
+    return ladder.rates[-1] * math.exp(min(factor, WIDEST_LOG))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a figure draws of a prediction: the way from the largest size measured to twice that.
+
+    Attributes:
+        points: (size, rate) of the last size measured, and of the size predicted.
+        interval: Rates between which the predicted one lies.
+    """
+
+    model: str
+    points: list[tuple[int, float]]
+    interval: tuple[float, float]
+
+
+def curve(series: Series) -> Curve | None:
+    """Return the curve of the rule chosen, or None where nothing, or next to it, is predicted."""
+    from lockstep.report.check.checker import (
+        check,  # what is checked is drawn with what is imported here
+    )
+
+    if not can_be_modelled(series):
+        return None
+    # Without the table's unit, its values are rates.
+    ladder = ladder_of(series, {}, check(Results(rows=[r for p in series.points for r in p.rows])))
+    last = ladder.sizes[-1]
+    found = predict(ladder, FARTHEST * last)
+    if found.refusal:
+        return None
+    assert found.value and found.low and found.high and found.model
+    if found.high > WIDEST * found.low:
+        return None
+    points = [(last, ladder.rates[-1]), (found.at, found.value)]
+    return Curve(found.model, points, (found.low, found.high))
+
+
+def _warnings(ladder: Ladder, at: int) -> list[str]:
+    found = []
+    largest = ladder.sizes[-1]
+    if at > FARTHEST * largest:
+        found.append(f"{at} is beyond {FARTHEST} times the largest size measured, {largest}")
+    if at < ladder.sizes[0]:
+        found.append(
+            f"{at} is below the smallest size measured, {ladder.sizes[0]}: what fewer ranks do "
+            "without was never seen"
+        )
+    if ladder.nodes and max(ladder.nodes) == 1 and at > largest and ladder.strong:
+        found.append(
+            f"all sizes were measured within one node: if {at} ranks span nodes, the network "
+            "between them is not in this value"
+        )
+    against = (_found_by_check(ladder, at), _broken(ladder, at))
+    found += [reason.fact for reason in against if reason]
+    if at > largest and (start := used_from(ladder)):
+        found.append(
+            f"the curve breaks at {ladder.sizes[start]}, so only the sizes from there on are used"
+        )
+    return found

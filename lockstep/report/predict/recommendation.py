@@ -1,0 +1,233 @@
+"""Which world size to take, under a rule, and whether to go on to a larger one.
+
+Only measured sizes (or the rows of an imported table) are recommended: what nobody measured is
+predicted with an interval, and taken after it was measured.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from lockstep.report.check.wording import joined
+from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
+from lockstep.report.predict.models import marginal_efficiencies
+from lockstep.report.predict.unpredictable import doublings_between
+from lockstep.report.words.formats import duration, percent, percent_span, ratio_span, trimmed
+
+Kind = Literal["efficiency", "deadline", "budget", "fastest"]
+RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
+# Under it an added rank, or a further size, is not worth its cost.
+WORTHWHILE = 0.7
+_CLOCK = re.compile(r"(?:(\d+):)?(\d{1,2}):(\d{2})")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a size must meet: the kind, and its limit as a fraction, seconds or device-hours."""
+
+    kind: Kind
+    limit: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        if self.kind == "fastest" or self.limit is None:
+            return "fastest"
+        return {
+            "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
+            "deadline": f"fewest ranks done in {duration(self.limit)}",
+            "budget": f"fastest within {trimmed(self.limit)} device-hours",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A size, or None where no size meets the rule, and why."""
+
+    rule: str
+    world_size: int | None
+    why: str
+
+
+def parse(text: str) -> Rule:
+    """Read a rule as it is typed.
+
+    Raises:
+        ValueError: It is none of `RULES`, or its limit is no positive number.
+    """
+    kind, _, limit = text.partition("=")
+    if text == "fastest":
+        return Rule("fastest")
+    if kind == "efficiency":
+        return Rule("efficiency", _fraction(limit, text))
+    if kind == "deadline":
+        return Rule("deadline", _seconds(limit, text))
+    if kind == "budget":
+        return Rule("budget", _positive(limit, text))
+    raise ValueError(f"--rule {text} is no rule; give {RULES}")
+
+
+def _positive(limit: str, text: str) -> float:
+    try:
+        value = float(limit)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"--rule {text}: {limit or 'nothing'} is no positive number; give {RULES}")
+    return value
+
+
+def _fraction(limit: str, text: str) -> float:
+    value = _positive(limit, text)
+    if value > 1:
+        raise ValueError(
+            f"--rule {text}: {limit} is no fraction; give one above 0 and up to 1, as 0.8"
+        )
+    return value
+
+
+def _seconds(limit: str, text: str) -> float:
+    clock = _CLOCK.fullmatch(limit)
+    if clock is None:
+        return _positive(limit, text)
+    hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    return _positive(str(3600 * hours + 60 * minutes + seconds), text)
+
+
+def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recommendation:
+    """Return the size that a rule asks for.
+
+    Args:
+        series: The measured sizes.
+        rule: What to meet.
+        samples: Samples of the whole run, where a throughput and no run was measured.
+
+    Raises:
+        ValueError: A deadline or budget is asked for, and the run's length is not known.
+    """
+    if rule.limit is None:
+        best = max(series.points, key=lambda p: (p.rate, -p.world_size))
+        return Recommendation(rule.text, best.world_size, _speedup(best))
+    if rule.kind == "efficiency":
+        return _efficient(series, rule, rule.limit)
+    times = _run_times_s(series, samples)
+    if rule.kind == "deadline":
+        return _in_time(times, rule, rule.limit)
+    return _in_budget(times, rule, rule.limit)
+
+
+def _efficient(series: Series, rule: Rule, least: float) -> Recommendation:
+    # The baseline's efficiency is 1 by definition, so that one is always good.
+    last = [p for p in series.points if p.parallel_efficiency >= least][-1]
+    return Recommendation(
+        rule.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
+    )
+
+
+def _efficiency(point: Point, floor: float) -> str:
+    """Return a point's efficiency with its interval, and whether that straddles a floor."""
+    said, span = f"efficiency {percent(point.parallel_efficiency)} %", point.efficiency_interval
+    if span is None:
+        return said
+    said += f" (95 % interval {percent_span(span)} %"
+    return said + (", which straddles the floor)" if span[0] < floor <= span[1] else ")")
+
+
+def _speedup(point: Point) -> str:
+    span = point.speedup_interval
+    return f"speed-up {point.speedup:.2f}" + (f" ({ratio_span(span)})" if span else "")
+
+
+def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
+    """Return the time of a whole run by world size.
+
+    With the work of a rank fixed, sizes do different work in one run: then samples are needed.
+    """
+    same_work = series.row.scaling != "weak"
+    times = {p.world_size: p.time_s for p in series.points if p.time_s is not None and same_work}
+    if samples is not None:
+        rates = {p.world_size: p.throughput_samples_per_s for p in series.points}
+        times = {size: samples / rate for size, rate in rates.items() if rate}
+    if len(times) < len(series.points):
+        raise ValueError(
+            f"{series.case}: a deadline or budget needs the time of a whole run, which this series "
+            "does not give; add --samples with the samples of the run, or choose another rule"
+            if samples is None
+            else f"{series.case}: no throughput in samples is known, so --samples gives no time; "
+            "choose the rule efficiency or fastest"
+        )
+    return times
+
+
+def _in_time(times: dict[int, float], rule: Rule, limit_s: float) -> Recommendation:
+    good = sorted(size for size, time_s in times.items() if time_s <= limit_s)
+    if not good:
+        return Recommendation(rule.text, None, f"the fastest takes {duration(min(times.values()))}")
+    return Recommendation(rule.text, good[0], f"takes {duration(times[good[0]])}")
+
+
+def _in_budget(times: dict[int, float], rule: Rule, limit: float) -> Recommendation:
+    hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
+    good = [size for size in times if hours[size] <= limit]
+    if not good:
+        least = trimmed(min(hours.values()))
+        return Recommendation(rule.text, None, f"the cheapest costs {least} device-hours")
+    best = min(good, key=lambda size: (times[size], size))
+    why = f"{trimmed(hours[best])} device-hours, {duration(times[best])}"
+    return Recommendation(rule.text, best, why)
+
+
+def diminishing(series: Series) -> str | None:
+    """Return the verdict on the first size whose added ranks gain too little, or None."""
+    sizes = [p.world_size for p in series.points]
+    for below, size, gain in marginal_efficiencies(sizes, [p.rate for p in series.points]):
+        if gain < WORTHWHILE:
+            return (
+                f"diminishing returns from {below} to {size}: each added rank gains "
+                f"{100 * gain:.0f} % of a baseline rank, under {100 * WORTHWHILE:.0f} %"
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Which sizes to measure next, and why.
+
+    Attributes:
+        kind: "larger" where the last size is still worth its ranks; "between" where it is not, and
+            sizes below it, where the efficiency was lost, were never measured; else "stop".
+        why: The efficiency that decides it, in words.
+    """
+
+    kind: Literal["larger", "between", "stop"]
+    world_sizes: tuple[int, ...]
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What to measure, and why, in one sentence."""
+        if self.kind == "stop":
+            return f"measure no larger size: {self.why}"
+        return f"measure {joined(self.world_sizes)} ranks next: {self.why}"
+
+
+def next_step(series: Series) -> NextStep:
+    """Say which sizes to measure next."""
+    last = series.points[-1]
+    why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
+    if last.parallel_efficiency >= WORTHWHILE:
+        return NextStep("larger", (2 * last.world_size,), why)
+    why += f", under {100 * WORTHWHILE:.0f} %"
+    # Where efficiency first falls below what is worthwhile, a size between may still be good.
+    good, bad = next(
+        (p.world_size, q.world_size)
+        for p, q in pairwise(series.points)
+        if q.parallel_efficiency < WORTHWHILE
+    )
+    if untried := doublings_between(good, bad):
+        return NextStep(
+            "between", tuple(untried), f"{why}, and no size between {good} and {bad} was measured"
+        )
+    return NextStep("stop", (), why)

@@ -1,0 +1,87 @@
+"""Why a size is not predicted: a record of the reason, and its sentence."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from lockstep.report.check.wording import joined
+from lockstep.report.words.formats import counted, listed
+
+if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
+    from lockstep.report.compute.scaling import Series
+
+Kind = Literal["few-sizes", "below", "beyond", "break", "check"]
+# The fewest sizes that a prediction rests on: two to draw from, and two to try the rules on.
+LEAST_SIZES = 4
+FARTHEST = 2
+# Warnings of the check that forbid a curve; its errors all do.
+NO_CURVE = ("outlier", "launches-apart")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a size is not predicted.
+
+    Attributes:
+        world_sizes: The sizes that forbid it.
+        measure: The sizes to measure instead.
+        rule: The rule of `lockstep check` that forbids it; empty for the other kinds.
+        fact: What that rule found, or how the curve breaks, in words.
+        action: What to do about that, in words; empty where measuring `measure` is all.
+    """
+
+    kind: Kind
+    at: int
+    world_sizes: tuple[int, ...]
+    measure: tuple[int, ...] = ()
+    rule: str = ""
+    fact: str = ""
+    action: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason and what to do, in one sentence."""
+        sizes, do = listed(self.world_sizes), f"measure {joined(self.measure)}"
+        if self.kind == "few-sizes":
+            distinct = counted(len(self.world_sizes), "distinct size")
+            return f"{distinct} ({sizes}) are fewer than the {LEAST_SIZES} needed; {do} as well"
+        if self.kind == "below":
+            fact = f"{self.at} is below the smallest size measured, {sizes}"
+        elif self.kind == "beyond":
+            fact = (
+                f"{self.at} is more than {FARTHEST} times the largest size measured, {sizes}, "
+                "where no rule can be trusted"
+            )
+        elif self.kind == "break":
+            fact = f"the curve breaks at {sizes} ({self.fact}), so no curve leads to {self.at}"
+        else:
+            fact, do = f"check finds {self.rule} at {sizes}: {self.fact}", self.action
+        return f"{fact}; {do}, or use --force"
+
+
+def forbidding(findings: "Iterable[Finding]", series: "Series") -> "tuple[Finding, ...]":
+    """Return what `lockstep check` finds that forbids a curve through a series."""
+    rows = [row for point in series.points for row in point.rows]
+    return tuple(
+        one
+        for one in findings
+        if (one.level == "error" or one.rule in NO_CURVE) and any(map(one.touches, rows))
+    )
+
+
+def doublings_between(small: int, large: int) -> list[int]:
+    """Return the doublings of a size that lie below another one."""
+    found = []
+    while (small := 2 * small) < large:
+        found.append(small)
+    return found
+
+
+def worth_measuring(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that make a ladder long enough: its gaps first, then its doublings."""
+    gaps = [one for p, q in pairwise(sizes) for one in doublings_between(p, q)]
+    lacking = LEAST_SIZES - len(sizes)
+    beyond = [sizes[-1] * 2**power for power in range(1, lacking + 1)]
+    return [*gaps, *beyond][:lacking]

@@ -1,0 +1,244 @@
+"""The commands `lockstep report` and `lockstep import`."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.report.compute.scaling import Series
+    from lockstep.report.load.results import Results
+
+REPORT = "report.html"
+# Lines of the table on stdout; the rest is in the page and in --csv.
+MAX_LINES = 60
+# A spreadsheet runs text that begins so, and imported tables bring text of others.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+REPORT_EXAMPLES = """
+\b
+Examples:
+  lockstep report results/laptop
+  lockstep report results/a results/b --output both.html
+  lockstep report results/laptop --baseline 2 --threshold 0.8
+  lockstep report results/first --cost-per-gpu-hour 2.50
+  lockstep report results/laptop --csv > points.csv
+
+\b
+The columns of --csv and --json are described by: python -m pydoc reports
+"""
+
+IMPORT_EXAMPLES = """
+\b
+Examples:
+  lockstep import table.csv --to results/cited
+  lockstep import job_1gpu.csv job_2gpu.csv --to results/epochs --dataset-size 50000
+  lockstep import guide --to results/guide      ships with Lockstep, as do cyclone, hpc_t4 and
+                                                hpc_expected
+
+\b
+A table has the columns n, value, metric, unit and may add table_id, scaling, source,
+global_batch, local_batch, steps, samples, precision, model, nodes and note:
+  metric   time, time_to_train, epoch_time, step_time or throughput
+  unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
+  scaling  strong, weak or fixed-epochs
+Further columns are kept: lockstep report --json and --csv print them as details.
+"""
+
+
+@click.command("report", epilog=REPORT_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
+@click.option("--baseline", type=int, help="World size that ratios divide by.")
+@click.option(
+    "--threshold", type=click.FloatRange(0, 1), default=0.7, show_default=True,
+    help="Least parallel efficiency that is called good.",
+)  # fmt: skip
+@click.option(
+    "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
+def report(
+    paths: tuple[Path, ...],
+    output: Path | None,
+    as_csv: bool,
+    as_json: bool,
+    baseline: int | None,
+    threshold: float,
+    cost_per_gpu_hour: float | None,
+    force: bool,
+) -> int:
+    """Turn results into one self-contained page and a table of speed-up and efficiency.
+
+    Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
+    that `lockstep import` wrote.
+    """
+    from lockstep.report.check import checker, terminal
+    from lockstep.report.compute.scaling import series_of
+    from lockstep.report.load.reading import load
+    from lockstep.report.page.content_of_page import page as build_page
+    from lockstep.vocabulary.inputs import MAX_RATE
+
+    if as_csv and as_json:
+        raise ValueError("--csv and --json both want stdout; choose one")
+    if math.isnan(threshold):
+        raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
+    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
+        raise ValueError(
+            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
+        )
+    results = load(paths)
+    series = series_of(results.rows, baseline, cost_per_gpu_hour)
+    findings = checker.check(results)
+    terminal.say_errors(findings)
+    _say_kept_baselines(series, baseline)
+    code = 1 if results.unread else 0
+    if as_csv or as_json:
+        _print_records(series, as_csv)
+        return code
+    target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
+    _refuse_foreign(target, force)
+    command = _command(paths, baseline, threshold, cost_per_gpu_hour)
+    _write_page(build_page(results, series, threshold, command, findings), target)
+    _print_points(results, series, terminal.counts(findings))
+    click.echo(f"report: {click.format_filename(target)}")
+    return code
+
+
+def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
+    others = [one for one in series if baseline is not None and one.baseline != baseline]
+    if others:
+        sizes = sorted({one.baseline for one in others})
+        click.echo(
+            f"{len(others)} series have no point at {baseline} and keep their smallest size "
+            f"{sizes} as baseline",
+            err=True,
+        )
+
+
+def _print_records(series: "list[Series]", as_csv: bool) -> None:
+    from lockstep.report.compute.scaling import table
+
+    records = table(series)
+    if as_csv:
+        click.echo(_csv(records), nl=False)
+    else:
+        import json
+
+        click.echo(json.dumps({"schema": 1, "points": records}, indent=1, allow_nan=False))
+
+
+def _csv(records: list[dict[str, Any]]) -> str:
+    import csv
+    import io
+
+    if not records:
+        return ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_cells, records))
+    return text.getvalue()
+
+
+def _cells(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a point as a line of CSV: lists and objects as text, and no text a formula."""
+    import json
+
+    details = json.dumps(record["details"]) if record["details"] else ""
+    texts = record | {"flags": "; ".join(record["flags"]), "details": details}
+    return {name: _text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
+
+
+def _text(cell: str) -> str:
+    # The writer quotes no lone carriage return, and a reader would end the line there.
+    return (f"'{cell}" if cell.startswith(FORMULA) else cell).replace("\r", " ")
+
+
+def _refuse_foreign(target: Path, force: bool) -> None:
+    """Refuse to replace a page that is not a report of ours."""
+    from lockstep.report.page.render import MARK
+    from lockstep.vocabulary import files
+
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
+    if not target.exists():
+        return
+    if not target.is_file():  # a device would be gone for all
+        raise ValueError(f"{target} is no regular file; choose another --output")
+    if force:
+        return
+    with files.opened(target, sys.maxsize) as page:
+        if MARK.encode() in page.read(2048):
+            return
+    raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")
+
+
+def _command(
+    paths: tuple[Path, ...], baseline: int | None, threshold: float, cost: float | None
+) -> str:
+    """Return the command line whose figures are these, defaults spelt out."""
+    import shlex
+
+    chosen = ["--baseline", str(baseline)] if baseline is not None else []
+    chosen += ["--cost-per-gpu-hour", str(cost)] if cost is not None else []
+    words = ["lockstep", "report", *map(str, paths), *chosen, "--threshold", str(threshold)]
+    return shlex.join(words)
+
+
+def _write_page(page: dict[str, Any], target: Path) -> None:
+    from lockstep.report.page.render import html
+    from lockstep.vocabulary.journal import write_atomically
+
+    if not target.parent.is_dir():
+        raise ValueError(f"{target.parent}: no such folder to write the report to")
+    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
+    text = html(page)
+    write_atomically(target, text.encode("utf-8", "backslashreplace"))
+
+
+def _print_points(results: "Results", series: "list[Series]", checked: str) -> None:
+    from lockstep.report.words.console import console_table
+
+    lines = console_table(results, series)
+    for line in lines[: MAX_LINES + 1]:
+        click.echo(line)
+    if len(lines) > MAX_LINES + 1:
+        click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
+    click.echo(f"\ncheck: {checked}; the page and lockstep check name them")
+
+
+@click.command("import", epilog=IMPORT_EXAMPLES)
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Folder.",
+)  # fmt: skip
+@click.option(
+    "--dataset-size", type=click.IntRange(min=1), default=50_000, show_default=True,
+    help="Samples in one epoch, for logs of epochs.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an imported.json that is there.")
+def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, force: bool) -> None:
+    """Bring published tables or logs of epochs in as cited results, for `lockstep report`.
+
+    Each TABLE is a CSV file, or the name of one that ships with Lockstep.
+    """
+    from lockstep.report.load import imports
+    from lockstep.report.words.formats import counted
+
+    known = imports.built_in()
+    files = [path if path.exists() else known.get(str(path), path) for path in tables]
+    imported = imports.read(files, dataset_size)
+    target = imports.write(imported, files, folder, force)
+    for warning in imported.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    for fact in imported.facts:
+        click.echo(fact)
+    rows = sum(len(table["rows"]) for table in imported.tables.values())
+    click.echo(f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}: {target}")
+    click.echo(f"next: lockstep report {folder}")

@@ -1,0 +1,101 @@
+"""The points of a report as lines for a terminal of 80 to 120 columns."""
+
+import shutil
+from collections.abc import Sequence
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.load.results import Results
+from lockstep.report.page import parts
+from lockstep.report.words import formats
+from lockstep.report.words.formats import number, percent, ratio
+from lockstep.report.words.lines import numbers, sentence
+
+NARROWEST, WIDEST = 80, 120
+
+
+def console_table(
+    results: Results, series: Sequence[Series], width: int | None = None
+) -> list[str]:
+    """Return the points of the scaling series as aligned lines, a header first.
+
+    A series' name has a line of its own where it leaves its numbers no room.
+
+    Args:
+        results: What was loaded.
+        series: Its series.
+        width: Columns of the terminal; None asks it, and takes 80 to 120.
+    """
+    if not series:
+        return []
+    shown = [
+        one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
+    ] or list(series)
+    columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+    names = _names(shown)
+    header, cells = _cells(results, shown)
+    rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
+    lines = numbers([["series", *header], *rows])
+    return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells)
+
+
+def _names(shown: Sequence[Series]) -> list[str]:
+    """Return what each series is called, as a target may name it."""
+    names = [one.name for one in shown]
+    return names if len(set(names)) == len(names) else [one.case for one in shown]
+
+
+def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[list[list[str]]]]:
+    """Return the names of the columns of numbers, and each series' lines of them."""
+    points = [(one, point) for one in shown for point in one.points]
+    hours = "rank-hours" if results.on_cpus else "GPU-hours"
+    columns = {
+        "n": [", ".join(filter(None, (str(p.world_size), one.layout))) for one, p in points],
+        "speed-up": [_relative(one, p, ratio(p.speedup)) for one, p in points],
+        "efficiency": [
+            _relative(one, p, f"{percent(p.parallel_efficiency)} %") for one, p in points
+        ],
+        hours: [formats.trimmed(point.device_hours) for _, point in points],
+        "throughput": [_throughput(one, point) for one, point in points],
+        "step time": [_step(point) for _, point in points],
+        "cost": [number(point.cost) for _, point in points],
+        "time": [formats.duration(point.time_s) for _, point in points],
+        "weak view": [_weak_view(one, point) for one, point in points],
+    }
+    kept = {name: cells for name, cells in columns.items() if set(cells) != {formats.DASH}}
+    lines = iter(zip(*kept.values(), strict=True))
+    return list(kept), [[list(next(lines)) for _ in one.points] for one in shown]
+
+
+def _relative(series: Series, point: Point, text: str) -> str:
+    """Return a ratio to the baseline, `baseline` for that, and a dash where there is none."""
+    alone = len(series.points) == 1 and series.main is None
+    if alone or not series.is_compared:
+        return formats.DASH
+    return "baseline" if point is series.base else text
+
+
+def _throughput(series: Series, point: Point) -> str:
+    through = point.throughput_samples_per_s
+    if through is None:
+        return formats.DASH if point.time_s or point.step_s else parts.absolute(point)
+    return f"{number(through)} {series.row.sample_unit}/s"
+
+
+def _step(point: Point) -> str:
+    return formats.DASH if point.step_s is None else f"{number(point.step_s * parts.MILLI)} ms"
+
+
+def _weak_view(series: Series, point: Point) -> str:
+    fixed = series.row.scaling == "fixed-epochs" and point.time_ratio is not None
+    return f"{percent(point.time_ratio)} %" if fixed else formats.DASH
+
+
+def _grouped(
+    header: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]
+) -> list[str]:
+    """Return each series' name in a line of its own, its points below."""
+    aligned = iter(numbers([["", *header], *(["", *line] for one in cells for line in one)]))
+    lines = [next(aligned)]
+    for name, one in zip(names, cells, strict=True):
+        lines += [*sentence(name), *(next(aligned) for _ in one)]
+    return lines

@@ -1,0 +1,339 @@
+"""What Slurm says a cluster is: its partitions, its nodes, and what a user may charge.
+
+Read from `scontrol show` and `sacctmgr show`, whose `Key=Value` texts have kept their form over
+Slurm's releases while its JSON has not.
+"""
+
+import getpass
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lockstep.slurm import scheduler as slurm
+
+MIB_PER_GIB = 1024
+# Words of a node's state that say that it will not come back by itself; one that is POWERED_DOWN
+# does, when a job wants it.
+GONE = {
+    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG"),
+    *("MAINT", "MAINTENANCE", "UNKNOWN"),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What equal nodes have in common.
+
+    Attributes:
+        num_gpus: GPUs of a node, of the type it has most of.
+        gpu_type: Their type as `Gres` names it; None where it has no name.
+        num_cpus: CPUs that jobs can have, as Slurm counts them.
+        num_sockets: Processors of a node.
+        memory_mib: Memory of a node.
+    """
+
+    num_gpus: int
+    gpu_type: str | None
+    num_cpus: int
+    num_sockets: int
+    memory_mib: int
+
+    @property
+    def shape(self) -> tuple[int, str | None, int]:
+        """What a job sees of it: nodes that differ in memory alone measure alike."""
+        return self.num_gpus, self.gpu_type, self.num_cpus
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs of a node in words."""
+        if not self.num_gpus:
+            return "none"
+        return f"{self.num_gpus} x {self.gpu_type or 'GPU'}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as `scontrol show node` describes it."""
+
+    name: str
+    kind: Kind
+    features: frozenset[str]
+    partitions: frozenset[str]
+    is_here: bool
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition as `scontrol show partition` describes it.
+
+    Attributes:
+        name: Its name.
+        is_default: Whether a job that names none comes here.
+        is_up: Whether it takes and starts jobs.
+        max_time: Its longest job, `[days-]HH:MM:SS`; None without a limit.
+        max_nodes: Nodes of its largest job; None without a limit.
+        accounts: Who may use it; None for everybody.
+        qos: The qualities of service that may use it; None for all.
+        nodes: Its nodes.
+    """
+
+    name: str
+    is_default: bool
+    is_up: bool
+    max_time: str | None
+    max_nodes: int | None
+    accounts: tuple[str, ...] | None
+    qos: tuple[str, ...] | None
+    nodes: tuple[Node, ...]
+
+    @property
+    def kinds(self) -> list[tuple[Kind, int]]:
+        """Kinds of its nodes and how many it has of each: GPUs first, then the most nodes.
+
+        Of nodes of one shape the one with the least memory stands for all.
+        """
+        counted = Counter(node.kind.shape for node in self.nodes)
+        least = sorted((node.kind for node in self.nodes), key=lambda kind: -kind.memory_mib)
+        by_shape = {kind.shape: kind for kind in least}
+        kinds = [(by_shape[shape], number) for shape, number in counted.items()]
+        return sorted(kinds, key=lambda kind: (not kind[0].num_gpus, -kind[1]))
+
+    @property
+    def num_usable_nodes(self) -> int:
+        """Nodes that one job can have."""
+        return min(len(self.nodes), self.max_nodes or len(self.nodes))
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any of its nodes has a GPU."""
+        return any(node.kind.num_gpus for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What a user may charge; empty where Slurm keeps no accounts.
+
+    Attributes:
+        default: What is charged where a job names none.
+        qos: Account -> the qualities of service that it has.
+    """
+
+    default: str | None = None
+    qos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self.qos)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster as its own commands describe it.
+
+    Attributes:
+        name: Its name.
+        version: Slurm's.
+        max_array_size: Elements of a job array, and one more.
+        keeps_accounts: Whether sacct can answer.
+        partitions: Those this user sees.
+    """
+
+    name: str
+    version: str | None
+    max_array_size: int | None
+    keeps_accounts: bool
+    partitions: tuple[Partition, ...]
+
+    def partition(self, name: str | None) -> Partition | None:
+        """Return a partition by its name, the default one for None; None if there is none."""
+        chosen = (p for p in self.partitions if p.name == name or (name is None and p.is_default))
+        return next(chosen, None)
+
+
+def read() -> Cluster:
+    """Ask Slurm what it is.
+
+    Raises:
+        RuntimeError: It is not installed, or does not answer.
+    """
+    return parse(
+        slurm.ask("scontrol", "show", "config"),
+        slurm.ask("scontrol", "show", "partition"),
+        slurm.ask("scontrol", "show", "node"),
+    )
+
+
+def parse(config: str, partitions: str, nodes: str) -> Cluster:
+    """Read a cluster from the three texts of `scontrol show`."""
+    settings = dict(_settings(config))
+    array = settings.get("MaxArraySize", "")
+    storage = settings.get("AccountingStorageType", "")
+    known = [_node(record) for record in _records(nodes, "NodeName")]
+    return Cluster(
+        name=settings.get("ClusterName", "cluster"),
+        version=settings.get("SLURM_VERSION"),
+        max_array_size=slurm.count(array),
+        # It reads accounting_storage/none, or (null) since 23.02, where there is none.
+        keeps_accounts=storage.endswith("slurmdbd"),
+        partitions=tuple(_partition(r, known) for r in _records(partitions, "PartitionName")),
+    )
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, is_setting, value = line.partition(" = ")
+        if is_setting:
+            yield name.strip(), value.strip()
+
+
+def _records(text: str, first: str) -> list[dict[str, str]]:
+    """Return the `Key=Value` records of a text, on one line each or on several."""
+    starts = re.split(rf"^(?={first}=)", text, flags=re.MULTILINE)
+    return [_record(part) for part in starts if part.startswith(f"{first}=")]
+
+
+def _record(text: str) -> dict[str, str]:
+    """Return one record; a word without = belongs to the value before it.
+
+    Of a key that stands twice the first counts: what comes last is an administrator's comment.
+    """
+    pairs: list[list[str]] = []
+    for word in text.split():
+        if re.match(r"[A-Za-z][\w/:]*=", word):
+            pairs.append(word.split("=", 1))
+        elif pairs:
+            pairs[-1][1] += f" {word}"
+    return {name: value.strip() for name, value in reversed(pairs)}
+
+
+def _node(record: Mapping[str, str]) -> Node:
+    gpu_type, num_gpus = parse_gres(record.get("Gres", ""))
+    kind = Kind(
+        num_gpus=num_gpus,
+        gpu_type=gpu_type,
+        # CPUEfctv, since 22.05, leaves out the CPUs that are kept from jobs.
+        num_cpus=slurm.count(record.get("CPUEfctv")) or slurm.count(record.get("CPUTot")) or 1,
+        num_sockets=slurm.count(record.get("Sockets")) or 1,
+        memory_mib=slurm.count(record.get("RealMemory")) or 0,
+    )
+    features = record.get("AvailableFeatures") or record.get("Features")
+    return Node(
+        name=record["NodeName"],
+        kind=kind,
+        features=frozenset(_listed(features) or ()),
+        partitions=frozenset(_listed(record.get("Partitions")) or ()),
+        # Such as IDLE+CLOUD+POWERED_DOWN, or DOWN*: words, and signs of flags.
+        is_here=GONE.isdisjoint(re.findall(r"\w+", record.get("State", ""))),
+    )
+
+
+def parse_gres(text: str) -> tuple[str | None, int]:
+    """Return type and number of the GPUs in a node's generic resources.
+
+    `gpu:a100:2(S:0-1),nvme:1` is `("a100", 2)`: a name, perhaps a type, perhaps a number, and in
+    brackets the sockets (gres.conf(5)). Of several types the most numerous is returned.
+    """
+    found = [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
+    return max(found, key=lambda gpu: gpu[1], default=(None, 0))
+
+
+def _gpus(item: str) -> tuple[str | None, int]:
+    name, *rest = item.strip().split(":")
+    if name != "gpu":
+        return None, 0
+    numbers = [number for part in rest if (number := slurm.count(part)) is not None]
+    types = [part for part in rest if not part.isdecimal() and part != "no_consume"]
+    return (types[0] if types else None), (numbers[-1] if numbers else 1)
+
+
+def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
+    name = record["PartitionName"]
+    limit = record.get("MaxTime", "")
+    own = tuple(node for node in nodes if name in node.partitions)
+    return Partition(
+        name=name,
+        is_default=record.get("Default") == "YES",
+        is_up=record.get("State", "UP") == "UP",
+        max_time=limit if re.fullmatch(r"([0-9]+-)?[0-9]{1,2}(:[0-9]{2}){2}", limit) else None,
+        max_nodes=slurm.count(record.get("MaxNodes")),
+        accounts=_listed(record.get("AllowAccounts")),
+        qos=_listed(record.get("AllowQos")),
+        nodes=own,
+    )
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    """Return a list's items; None where it says all, none or nothing."""
+    if text in (None, "", "ALL", "(null)", "N/A"):
+        return None
+    assert text is not None
+    return tuple(item for item in text.split(",") if item)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a QOS or an account allows a job, beside its partition; None without a limit.
+
+    Attributes:
+        of: Whose limit it is, `QOS gold` or `account project`.
+        max_time: The longest job.
+        max_submit: Jobs that a user may have in the queue, an array's elements counted each.
+        max_tres: The largest job, such as `gres/gpu=8,node=2`.
+    """
+
+    of: str
+    max_time: str | None
+    max_submit: int | None
+    max_tres: str | None
+
+
+def limits(cluster: str, account: str | None, qos: str | None) -> list[Limit]:
+    """Ask Slurm what the user's account and QOS allow; of what is not named nothing is asked.
+
+    Raises:
+        RuntimeError: sacctmgr is not installed, or does not answer.
+    """
+    show = ("sacctmgr", "--noheader", "--parsable2", "show")
+    said = []
+    if qos:
+        form = "format=name,maxwall,maxsubmitpu,maxtres"
+        said.append(("QOS", slurm.ask(*show, "qos", "where", f"name={qos}", form)))
+    if account:
+        which = (f"user={getpass.getuser()}", f"cluster={cluster}", f"account={account}")
+        form = "format=account,maxwall,maxsubmit,maxtres"
+        said.append(("account", slurm.ask(*show, "associations", "where", *which, form)))
+    return [one for what, text in said for one in parse_limits(what, text)]
+
+
+def parse_limits(what: str, text: str) -> list[Limit]:
+    """Read limits, a line each, from sacctmgr's output; lines without any are left out."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    return [
+        Limit(f"{what} {name}", time or None, slurm.count(submit), tres or None)
+        for name, time, submit, tres in rows
+        if time or submit or tres
+    ]
+
+
+def own_accounts(cluster: str) -> Accounts:
+    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
+
+    Raises:
+        RuntimeError: sacctmgr is not installed, or does not answer.
+    """
+    which = (getpass.getuser(), "withassoc", f"cluster={cluster}")
+    options = ("--noheader", "--parsable2", "format=user,defaultaccount,account,qos")
+    return parse_accounts(slurm.ask("sacctmgr", "show", "user", *which, *options))
+
+
+def parse_accounts(text: str) -> Accounts:
+    """Read the associations of one user, a line each, from sacctmgr's output."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    qos: dict[str, tuple[str, ...]] = {}
+    for _, _, account, listed in filter(lambda row: row[2], rows):
+        # An account may have an association for each partition.
+        both = (*qos.get(account, ()), *listed.split(","))
+        qos[account] = tuple(dict.fromkeys(filter(None, both)))
+    return Accounts(next((row[1] for row in rows if row[1]), None), qos)

@@ -1,0 +1,312 @@
+"""Checks of Slurm: whether it answers, and whether it has what the site file names."""
+
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from lockstep.campaign.campaign import seconds
+from lockstep.slurm import cluster as clusters
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Partition
+from lockstep.slurm.doctor.checks import (
+    Finding,
+    Subject,
+    last_line,
+    missing,
+    not_needed,
+    ok,
+    warning,
+)
+from lockstep.slurm.doctor.machine_checks import named_interfaces
+from lockstep.slurm.site import Site
+
+# A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
+NODES_TIMEOUT_S = 120
+GRACE_S = 20
+# What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
+# tells it from what a site's prologs print.
+MARK = "lockstep-node:"
+NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls /sys/class/net)'
+MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
+
+
+def answers(subject: Subject) -> Finding:
+    """Whether Slurm is here and its controller answers."""
+    if isinstance(subject.slurm, Cluster):
+        names = ", ".join(partition.name for partition in subject.slurm.partitions)
+        return ok(f"{subject.slurm.version or 'a'} on {subject.slurm.name}, partitions {names}")
+    if subject.site is None and isinstance(subject.slurm, slurm.NotInstalledError):
+        return not_needed("not installed here, and no site file names a cluster")
+    return missing(str(subject.slurm), "use a login node of the cluster, or ask later")
+
+
+def _both(subject: Subject) -> tuple[Site, Cluster] | Finding:
+    """Return site and cluster, or why there is nothing to compare."""
+    if subject.site is None:
+        return not_needed("no --site given")
+    if isinstance(subject.slurm, RuntimeError):
+        return not_needed("Slurm does not answer")
+    return subject.site, subject.slurm
+
+
+def partition(subject: Subject) -> Finding:
+    """Whether the site's partition is there, up, and as the site says."""
+    both = _both(subject)
+    if isinstance(both, Finding):
+        return both
+    chosen = both[1].partition(both[0].partition)
+    if chosen is None:
+        names = ", ".join(known.name for known in both[1].partitions)
+        wanted = both[0].partition or "none that is the default"
+        return missing(f"{wanted}: there is no such partition", f"choose from {names}")
+    if not chosen.is_up:
+        return missing(f"{chosen.name} is not up", "ask when it will be, or choose another")
+    if absent := sorted(set(both[0].partitions) - {known.name for known in both[1].partitions}):
+        return missing(
+            f"{', '.join(absent)}: there is no such partition", "take its table out of the site"
+        )
+    return _nodes_fit(both[0], chosen)
+
+
+def _nodes_fit(site: Site, chosen: Partition) -> Finding:
+    fitting = [node for node in chosen.nodes if not _lacks(site, node)]
+    here = sum(node.is_here for node in fitting)
+    if not fitting:
+        lacks = sorted({reason for node in chosen.nodes for reason in _lacks(site, node)})
+        return missing(
+            f"no node of {chosen.name} is as the site says: {'; '.join(lacks) or 'it has none'}",
+            "correct the site file; lockstep init shows what the nodes have",
+        )
+    says = f"{chosen.name}: {len(fitting)} of {len(chosen.nodes)} nodes are as the site says"
+    if not here:
+        return warning(f"{says}, none is in service", "ask when they will be")
+    kinds = {node.kind.shape for node in fitting}
+    if len(kinds) > 1:
+        return warning(
+            f"{says}, of {len(kinds)} kinds", "set constraint or gpu_type, so that jobs get alike"
+        )
+    return ok(f"{says}, {here} in service")
+
+
+def _lacks(site: Site, node: clusters.Node) -> list[str]:
+    """Return what the site says of a node and the node has not."""
+    kind, found = node.kind, []
+    if site.gpus_per_node > kind.num_gpus:
+        found.append(f"gpus_per_node {site.gpus_per_node} over {kind.num_gpus}")
+    if site.gpu_type and site.gpu_type != kind.gpu_type:
+        found.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
+    if site.cpus_per_node > kind.num_cpus:
+        found.append(f"cpus_per_node {site.cpus_per_node} over {kind.num_cpus}")
+    if (mem_mib := _mib(site.mem)) > kind.memory_mib:
+        found.append(f"mem {mem_mib} MiB over {kind.memory_mib}")
+    # Expressions such as a&b or [a|b] are left to Slurm.
+    if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
+        found.append(f"constraint {site.constraint} is no feature of them")
+    return found
+
+
+def _mib(mem: str | None) -> int:
+    if mem is None:
+        return 0
+    unit = mem[-1] if mem[-1].isalpha() else ""
+    return int(int(mem.removesuffix(unit)) * MIB[unit])
+
+
+def time_limit(subject: Subject) -> Finding:
+    """Whether a job may take as long as the site says."""
+    both = _both(subject)
+    if isinstance(both, Finding):
+        return both
+    chosen = both[1].partition(both[0].partition)
+    if chosen is None or chosen.max_time is None:
+        return ok(f"{both[0].time}; the partition has no limit")
+    if seconds(both[0].time) > seconds(chosen.max_time):
+        return missing(
+            f"{both[0].time} is over the {chosen.max_time} of {chosen.name}",
+            f'time = "{chosen.max_time}" or less in the site file',
+        )
+    return ok(f"{both[0].time} of at most {chosen.max_time}")
+
+
+def job_limits(subject: Subject) -> Finding:
+    """Whether the limits of the site's QOS and account, which partitions do not say, allow it."""
+    both = _both(subject)
+    if isinstance(both, Finding):
+        return both
+    site, cluster = both
+    if not cluster.keeps_accounts or not (site.account or site.qos):
+        return not_needed("no account or QOS is named whose limits could be asked")
+    try:
+        found = clusters.limits(cluster.name, site.account, site.qos)
+    except RuntimeError as error:
+        return warning(f"{error}", "ask again later")
+    for one in found:
+        if one.max_time and seconds(site.time) > seconds(one.max_time):
+            return missing(
+                f"{site.time} is over the {one.max_time} of {one.of}: jobs would wait for ever",
+                f'time = "{one.max_time}" or less in the site file, or another qos',
+            )
+    said = [f"{one.of}: {_in_words(one)}" for one in found]
+    return ok(said[0], *said[1:]) if said else ok("account and QOS set none")
+
+
+def _in_words(limit: clusters.Limit) -> str:
+    words = [f"jobs up to {limit.max_time}"] if limit.max_time else []
+    words += [f"of at most {limit.max_tres}"] if limit.max_tres else []
+    words += [f"{limit.max_submit} in the queue"] if limit.max_submit is not None else []
+    return ", ".join(words)
+
+
+def account(subject: Subject) -> Finding:
+    """Whether the user may charge the site's account and use its QOS."""
+    both = _both(subject)
+    if isinstance(both, Finding):
+        return both
+    site, cluster = both
+    chosen = cluster.partition(site.partition)
+    if not cluster.keeps_accounts:
+        return not_needed("this Slurm keeps no accounts")
+    try:
+        own = clusters.own_accounts(cluster.name)
+    except RuntimeError as error:
+        return warning(f"{error}", "ask again later")
+    wanted = site.account or own.default
+    if not own.names:
+        return warning("Slurm knows none of yours", "ask for an account on the cluster")
+    choices = ", ".join(own.names)
+    if wanted is None:
+        return missing("none is named, and you have no default", f"name an account: {choices}")
+    if wanted not in own.names:
+        return missing(f"{wanted} is not yours", f"choose from {choices}")
+    if chosen and chosen.accounts and wanted not in chosen.accounts:
+        allowed = ", ".join(chosen.accounts)
+        return missing(f"{wanted} may not use {chosen.name}", f"it is open to {allowed}")
+    return _qos(site, own.qos[wanted], chosen) or ok(f"{wanted}, QOS {site.qos or 'the default'}")
+
+
+def _qos(site: Site, own: Sequence[str], chosen: Partition | None) -> Finding | None:
+    if site.qos and site.qos not in own:
+        return missing(
+            f"QOS {site.qos} is none of the account's", f"choose from {', '.join(own) or 'none'}"
+        )
+    if site.qos and chosen and chosen.qos and site.qos not in chosen.qos:
+        allowed = ", ".join(chosen.qos)
+        return missing(f"QOS {site.qos} may not use {chosen.name}", f"it is open to {allowed}")
+    return None
+
+
+def accounting(subject: Subject) -> Finding:
+    """Whether sacct can tell what jobs have used."""
+    if isinstance(subject.slurm, RuntimeError):
+        return not_needed("Slurm does not answer")
+    without = "nothing to do: reports then say nothing of queues, memory and billing"
+    if not subject.slurm.keeps_accounts:
+        return warning("this Slurm keeps no accounting", without)
+    try:
+        slurm.ask("sacct", "--noheader", "--allocations", "--format=JobID")
+    except RuntimeError as error:
+        return warning(str(error), "ask again later; collect keeps what it has")
+    return ok("sacct answers")
+
+
+def array_size(subject: Subject) -> Finding:
+    """How many elements a job array may have."""
+    if isinstance(subject.slurm, RuntimeError):
+        return not_needed("Slurm does not answer")
+    size = subject.slurm.max_array_size
+    if size is None:
+        return warning("MaxArraySize is not said", "use allocation ladder or job in the campaign")
+    if subject.site is not None and subject.site.max_array_size > size:
+        return missing(
+            f"max_array_size {subject.site.max_array_size} is over Slurm's {size}",
+            f"max_array_size = {size} in the site file",
+        )
+    return ok(f"up to {size - 1} elements in one array")
+
+
+def nodes(subject: Subject) -> Finding:
+    """Whether a job gets two nodes, and what they say of themselves."""
+    if not subject.asks_nodes:
+        return not_needed("not asked for; --slurm starts a job on two nodes")
+    if isinstance(subject.slurm, RuntimeError):
+        return missing("no job can be started: Slurm does not answer", "use a login node")
+    chosen = subject.slurm.partition(subject.site.partition if subject.site else None)
+    num_nodes = min(2, chosen.num_usable_nodes) if chosen else 2
+    command = srun(subject.site, num_nodes)
+    try:
+        said = _patiently(command)
+    except RuntimeError as error:
+        return missing(str(error), f"try: {shlex.join(command[:-3])} hostname")
+    return _nodes_found(subject, _rows(said), num_nodes)
+
+
+def _rows(said: str) -> list[list[str]]:
+    """Return what each node says of itself: its names, then its interfaces."""
+    marked = (line.partition(MARK)[2].split() for line in said.splitlines())
+    return sorted({row[0]: row for row in marked if len(row) > 1}.values())
+
+
+def _nodes_found(subject: Subject, rows: list[list[str]], num_nodes: int) -> Finding:
+    details = [f"{node}, host {host}: {', '.join(found)}" for node, host, *found in rows]
+    if len(rows) < num_nodes:
+        return missing(f"{len(rows)} of {num_nodes} nodes have answered", "try again", *details)
+    for name in named_interfaces(subject):
+        absent = [node for node, _, *found in rows if not _has(found, name)]
+        if absent:
+            return missing(
+                f"{', '.join(absent)}: no interface {name}, which the site names",
+                "name one that every node has",
+                *details,
+            )
+    return ok(f"{num_nodes} node(s) answer, with their network interfaces", *details)
+
+
+def _has(interfaces: Sequence[str], name: str) -> bool:
+    return any(interface.startswith(name) for interface in interfaces)
+
+
+def srun(site: Site | None, num_nodes: int) -> list[str]:
+    """Return the command that asks nodes for their names, by the site's own options."""
+    options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
+    if site is not None:
+        keys = ("partition", "account", "qos", "constraint", "reservation", "mem")
+        given = {key: getattr(site, key) for key in keys}
+        options += [f"--{key}={value}" for key, value in given.items() if value]
+        if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
+            options.append(f"--gpus-per-node={f'{site.gpu_type}:' if site.gpu_type else ''}1")
+        # Jobs may be meant to begin later, but nobody waits for one that only looks.
+        options += [one for one in site.extra_directives if not one.startswith("--begin=")]
+    return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
+
+
+def _end(started: "subprocess.Popen[str]") -> str:
+    """Let srun cancel its job, which it leaves in the queue if it is killed; return how it went."""
+    started.send_signal(signal.SIGTERM)
+    try:
+        started.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        return "its job may wait on: squeue --me --name=doctor"
+    return "its job is cancelled"
+
+
+def _patiently(command: Sequence[str]) -> str:
+    """Return what srun prints; a job that does not start in time is cancelled by it.
+
+    Raises:
+        RuntimeError: It fails, or the queue is too long.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as started:
+        try:
+            said, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; {_end(started)}"
+            ) from None
+    if started.returncode:
+        raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")
+    return said

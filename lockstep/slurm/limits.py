@@ -1,0 +1,72 @@
+"""What a partition allows a job: how long it may take, and how many nodes it may have."""
+
+from typing import TYPE_CHECKING
+
+from lockstep.campaign.campaign import Campaign, seconds
+from lockstep.slurm.site import Site
+
+if TYPE_CHECKING:
+    from lockstep.slurm.submit.resources import Share
+
+
+def limit_s(site: Site) -> int | None:
+    """Return the longest job of the partition; None where it is not known."""
+    return seconds(site.limits.time) if site.limits.time else None
+
+
+def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -> int:
+    """Return the time limit of a job that makes so many launches one after another.
+
+    Raises:
+        ValueError: The partition gives no job so much time.
+    """
+    most_s = limit_s(site)
+    asked = campaign.jobs
+    if asked.launch_time is None and asked.time is None:
+        return min(seconds(site.time), most_s or seconds(site.time))
+    each_s = seconds(str(asked.launch_time or asked.time))
+    needed_s = each_s * num_launches if asked.launch_time else each_s
+    if most_s is not None and needed_s > most_s:
+        raise ValueError(
+            f"job {name} needs {clock(needed_s)}, over the {clock(most_s)} of partition "
+            f"{site.partition}; {_how_to_cut(campaign, num_launches, most_s)}"
+        )
+    return needed_s
+
+
+def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
+    if campaign.jobs.launch_time is None:
+        return f"lower [jobs] time to {clock(most_s)}, or choose another --partition"
+    fitting = most_s // seconds(campaign.jobs.launch_time)
+    if num_launches == 1 or not fitting:
+        return "lower [jobs] launch_time, or choose another --partition"
+    finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)
+    fewer = "take share_job out" if campaign.jobs.share_job else "lower launch_time"
+    return (
+        f"{fitting} of its {num_launches} launches fit: {fewer}, or set [jobs] allocation to "
+        f"{finer}"
+    )
+
+
+def clock(duration_s: int) -> str:
+    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
+    minutes, rest = divmod(duration_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    prefix = f"{days}-" if days else ""
+    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
+
+
+def check_nodes(own: "Share", site: Site, world_size: int) -> None:
+    """Refuse a world size that the partition has too few nodes for.
+
+    Raises:
+        ValueError: It has.
+    """
+    num_nodes, most = own.num_nodes(world_size), site.limits.max_nodes
+    if most is not None and num_nodes > most:
+        raise ValueError(
+            f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
+            f"site {site.name} gives {most}, for up to {most * own.ranks_per_node} ranks; leave "
+            "the world size out, or choose another --partition"
+        )

@@ -1,0 +1,78 @@
+"""The command `lockstep lint`."""
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.slurm.lint.linter import Finding
+
+EXAMPLES = """\b
+Examples:
+  lockstep lint train.sbatch
+  lockstep lint jobs/*.sh --json
+  lockstep lint --rules
+
+\b
+Each line reads FILE:LINE: RULE SEVERITY: what is wrong; what to do.
+Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone give 0.
+"""
+
+
+@click.command("lint", epilog=EXAMPLES)
+@click.argument("scripts", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
+@click.pass_context
+def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rules: bool) -> None:
+    """Find errors in your own sbatch SCRIPTS before they wait in the queue.
+
+    Reads the scripts and runs nothing.
+    """
+    if lists_rules:
+        _print_rules(as_json)
+        return
+    if not scripts:
+        raise click.UsageError("Missing argument 'SCRIPTS...'; give a batch script, or --rules.")
+    found = _findings(scripts)
+    if as_json:
+        click.echo(json.dumps({"findings": [vars(one) for one in found]}, indent=1))
+    else:
+        for one in found:
+            click.echo(one)
+        click.echo(_summary(found, len(scripts)), err=True)
+    ctx.exit(any(one.severity != "note" for one in found))
+
+
+def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
+    import socket
+
+    from lockstep.slurm.lint import linter
+
+    interfaces = [name for _, name in socket.if_nameindex()]
+    # All are read before the first is judged, so that a wrong name costs no output.
+    loaded = [linter.load(path) for path in scripts]
+    return [one for script in loaded for one in linter.lint(script, interfaces)]
+
+
+def _summary(found: "list[Finding]", num_scripts: int) -> str:
+    counts = {
+        name: sum(one.severity == name for one in found) for name in ("error", "warning", "note")
+    }
+    counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    return f"{num_scripts} script{'s' * (num_scripts != 1)}: {counted}"
+
+
+def _print_rules(as_json: bool) -> None:
+    from lockstep.slurm.lint.linter import RULES
+
+    rows = [
+        {"rule": one.name, "severity": one.severity, "why": one.why, "action": one.action}
+        for one in RULES
+    ]
+    if as_json:
+        click.echo(json.dumps({"rules": rows}, indent=1))
+        return
+    for row in rows:
+        click.echo(f"{row['rule']:22}{row['severity']:9}{row['why']}")

@@ -1,0 +1,357 @@
+"""What Slurm's own commands are asked, and how their answers read.
+
+A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
+"""
+
+import getpass
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from lockstep.slurm.submit import sbatch_refusals as refusals
+
+TIMEOUT_S = 60
+MAX_ELEMENTS = 100_000
+QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
+MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is none
+# Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
+ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+# What outside variables say of other jobs, or of how answers are to read, is not for ours.
+FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_")
+# Where Slurm is, and who asks: what no command answers without.
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+# state -> what it means
+MEANINGS = {
+    "PENDING": "waits",
+    "CONFIGURING": "its nodes are being made ready",
+    "RUNNING": "runs",
+    "STALLED": "runs, but wrote nothing for longer than a case may take",
+    "SUSPENDED": "is suspended, and goes on when Slurm lets it",
+    "COMPLETING": "is being ended by Slurm",
+    "COMPLETED": "its script ended well",
+    "FAILED": "its script ended with an error",
+    "TIMEOUT": "the time limit was reached",
+    "DEADLINE": "its deadline was reached",
+    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not start",
+    "PREEMPTED": "another job took its nodes",
+    "CANCELLED": "it was cancelled",
+    "REVOKED": "another cluster took it",
+    "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
+    "unknown": "Slurm gave no answer about it; ask again later",
+}
+# why a pending job waits -> in plain words, and what to change
+REASONS = {
+    "None": "until Slurm has looked at it",
+    "Priority": "jobs of a higher priority come first",
+    "Resources": "until enough nodes are free",
+    "DependencyNeverSatisfied": "for ever: the job it waits for failed; cancel it, then resume",
+    "Dependency": "for another job",
+    "BeginTime": "until the time it may begin",
+    "JobArrayTaskLimit": "as many elements of the array run as max_running allows",
+    "PartitionDown": "until its partition is up; another partition in the site file may be",
+    "PartitionInactive": "until its partition is up; another partition in the site file may be",
+    "PartitionNodeLimit": "for ever: it asks for more nodes than its partition gives one job; "
+    "lower world_sizes or change partition",
+    "PartitionTimeLimit": "for ever: its time is over the partition's limit; lower time",
+    "ReqNodeNotAvail": "until its nodes are back: they are down, drained or reserved; without "
+    "the site's constraint or reservation it may find others",
+    "Nodes_required_for_job_are_DOWN": "until its nodes are back: they are down, drained or kept "
+    "for jobs of a higher priority; without the site's constraint it may find others",
+    "NodeDown": "until its nodes are back: they are down",
+    "BadConstraints": "for ever: no node is as asked; change constraint, gpu_type or mem",
+    "Licenses": "until a license is free",
+    "Reservation": "until its reservation begins",
+    "ReservationDeleted": "for ever: its reservation is gone; change reservation",
+    "InvalidAccount": "for ever: the account is not valid; change account",
+    "InvalidQOS": "for ever: the QOS is not valid; change qos",
+    "JobHeldUser": "until its owner lets it go: scontrol release {id}",
+    "JobHeldAdmin": "until an administrator lets it go; ask the cluster's support",
+    "launch_failed_requeued_held": "for ever: it could not be started on its nodes; look at them "
+    "with scontrol show job {id}, then scontrol release {id}",
+    "QOSMaxJobsPerUserLimit": "until fewer of your jobs run: the QOS limits them",
+    "QOSMaxSubmitJobPerUserLimit": "until fewer of your jobs are queued: the QOS limits them",
+    "QOSMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the QOS; lower time "
+    "or change qos",
+    "AssocGrpGRES": "until jobs of the account end: together they use all its GPUs",
+    "AssocMaxWallDurationPerJobLimit": "for ever: its time is over the limit of the account; "
+    "lower time",
+    "MaxMemPerLimit": "for ever: it asks for more memory than allowed; lower mem",
+}
+# how the other reasons of a limit begin, the longer first
+LIMITS = {
+    "QOSGrp": "until jobs of all users of the QOS end: together they are at its limit; another "
+    "qos may be free",
+    "QOS": "a limit of the QOS is reached; fewer ranks, a shorter time or another qos may pass",
+    "AssocGrp": "until jobs of the account end, or for ever if its budget is spent; ask sshare, "
+    "or change account",
+    "Assoc": "a limit of the account is reached; fewer ranks, a shorter time or another account "
+    "may pass",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """What Slurm says of a job.
+
+    Attributes:
+        name: Slurm's word, or `LOST` or `unknown`.
+        reason: Why a pending job waits, in Slurm's word; of `LOST` and `unknown`, in plain words
+            what is known instead.
+    """
+
+    name: str
+    reason: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job will write no more."""
+        return self.name in ENDED
+
+    @property
+    def meaning(self) -> str:
+        """The state in plain words."""
+        if self.name in ("LOST", "unknown") and self.reason:
+            return self.reason
+        meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
+        if self.name != "PENDING" or not self.reason:
+            return meant
+        return f"{meant}: {plain(self.reason)}"
+
+
+UNKNOWN = State("unknown")
+
+
+def plain(reason: str) -> str:
+    """Return why a job waits in plain words, Slurm's own kept where they say more."""
+    word = reason.strip("()").partition(",")[0].replace(" ", "_")
+    known = REASONS.get(word) or next((LIMITS[key] for key in LIMITS if word.startswith(key)), None)
+    if known is None:
+        return reason
+    return known if word in ("None", "Priority", "Resources") else f"{known} ({reason.strip('()')})"
+
+
+def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return what one of Slurm's commands says.
+
+    Args:
+        command: The command and its arguments.
+        environ: Its variables; ours by default, with those that make answers readable.
+
+    Raises:
+        RuntimeError: It is not installed, fails, or does not answer in time.
+    """
+    try:
+        ended = subprocess.run(
+            command,
+            env=environment() | ENVIRONMENT if environ is None else environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotInstalledError(command[0]) from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"{command[0]} gave no answer within {TIMEOUT_S} s; ask again later"
+        ) from None
+    if ended.returncode:
+        said = " ".join(ended.stderr.split()) or f"nothing, and exit code {ended.returncode}"
+        raise FailedError(f"{command[0]} said: {said}", ended.stderr)
+    return ended.stdout
+
+
+def environment() -> dict[str, str]:
+    """Return our variables without those of a job around us and the user's own filters."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(FOREIGN)
+    }
+
+
+class FailedError(RuntimeError):
+    """A command of Slurm that ended with an error.
+
+    Attributes:
+        stderr: What it said, line by line.
+    """
+
+    def __init__(self, message: str, stderr: str) -> None:
+        super().__init__(message)
+        self.stderr = stderr
+
+
+class NotInstalledError(RuntimeError):
+    """A command of Slurm that is not on this machine: asking again is of no use."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(f"{command} is not installed here; use a login node of the cluster")
+
+
+def require(command: str) -> None:
+    """Check that a command of Slurm is on this machine.
+
+    Raises:
+        NotInstalledError: It is not.
+    """
+    if shutil.which(command) is None:
+        raise NotInstalledError(command)
+
+
+def sbatch(script: Path, comment: str, *options: str) -> str:
+    """Submit a script and return its job's id; of an array, the id that its elements share.
+
+    Args:
+        script: The batch script.
+        comment: What the job is found by if the answer is lost.
+        options: Further options of sbatch, such as `--dependency=afterok:12`.
+
+    Raises:
+        ValueError: sbatch refuses what a site or campaign file says.
+        RuntimeError: Slurm does not answer, and has no such job.
+    """
+    command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
+    try:
+        return _job_id(ask(*command, environ=environment()))
+    except RuntimeError as error:
+        stderr = error.stderr if isinstance(error, FailedError) else ""
+        if explained := refusals.explain(stderr, getpass.getuser(), ask, script):
+            raise ValueError(explained) from None
+        # sbatch may lose the answer after the job has been taken.
+        if (job_id := _find(comment)) is not None:
+            return job_id
+        raise
+
+
+def _job_id(said: str) -> str:
+    """Return the id in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE)
+    if not found:
+        raise RuntimeError(
+            f"sbatch gave no job id but {said.strip()[:80]!r}; see by squeue --me whether it took "
+            "the job, and ask the cluster's support why sbatch --parsable prints no id"
+        )
+    return str(found[-1])
+
+
+def _find(comment: str) -> str | None:
+    """Return the job of a comment; a refused one leaves a record that is none."""
+    try:
+        held = [job for job in queue([own_name()]).values() if job.comment == comment]
+    except RuntimeError:
+        return None
+    refused = State("FAILED", "BadConstraints")
+    return next((job.job_id for job in held if job.state != refused), None)
+
+
+def scancel(job_ids: Iterable[str]) -> None:
+    """Cancel jobs, or single elements of arrays (`7_3`), by one call.
+
+    Raises:
+        RuntimeError: scancel fails.
+    """
+    ask("scancel", *job_ids)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job, or elements of an array, that Slurm still holds.
+
+    Attributes:
+        job_id: Its id; of an array, the id that its elements share.
+        raw_id: The id that the job itself sees as SLURM_JOB_ID.
+        elements: Which elements of an array; None for a job of its own.
+        state: How it stands.
+        submitted: When it was submitted, in seconds of the epoch.
+        comment: What sbatch was given to find it by.
+        command: The path of its script, and what that was given.
+        user: Whose it is.
+    """
+
+    job_id: str
+    raw_id: str
+    elements: tuple[int, ...] | None
+    state: State
+    submitted: int | None
+    comment: str
+    command: str
+    user: str
+
+
+def own_name() -> str:
+    """Return the name of the user who runs this command, as Slurm has it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
+    """Return the jobs that Slurm still holds, some of which may just have ended.
+
+    The keys are squeue's own: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+
+    Args:
+        users: Whose jobs; everybody's where none is named. Of one user Slurm finds them quickly.
+
+    Raises:
+        RuntimeError: squeue fails.
+    """
+    whose = [f"--user={','.join(users)}"] if users else []
+    said = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
+    rows = [line.split("|", 7) for line in said.splitlines() if line.count("|") >= 6]
+    return {row[0]: _queued(*row) for row in rows}
+
+
+def _queued(
+    spelt: str,
+    raw_id: str,
+    name: str,
+    reason: str,
+    time: str,
+    user: str,
+    note: str,
+    command: str = "",
+) -> Queued:
+    job_id, _, element = spelt.partition("_")
+    submitted = count(time)
+    elements = tuple(numbers(element)) if element else None
+    state = State(name, reason)
+    return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
+
+
+def count(text: str | None) -> int | None:
+    """Return a whole number of Slurm's text; None for anything else."""
+    return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None
+
+
+def numbers(text: str) -> Iterator[int]:
+    """Yield the elements that Slurm writes as `3` or `[0-5,7,9-21:3%2]`.
+
+    What it left out of a text it cut short (`...`) is not made up, and no more than a site's
+    max_array_size allows are given, whatever the text says.
+    """
+    yield from islice(_numbers(text), MAX_ELEMENTS)
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.strip("[]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
+        if match:
+            first, last, step = match.groups()
+            yield from range(int(first), int(last or first) + 1, max(1, int(step or 1)))

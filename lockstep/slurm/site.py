@@ -1,0 +1,310 @@
+"""A site: what a centre's Slurm wants to be told, read from a TOML file.
+
+The published JSON Schema is `lockstep/slurm/site.schema.json`.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    model_validator,
+)
+
+from lockstep import content
+from lockstep.campaign.campaign import Duration
+from lockstep.vocabulary import inputs
+
+# Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
+# last one would win unseen.
+EXTRA_OPTIONS = (
+    *("acctg-freq", "begin", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "exclude"),
+    *("exclusive", "gpu-freq", "gres-flags", "hint", "licenses", "mail-type", "mail-user"),
+    *("network", "nice", "nodelist", "power", "prefer", "propagate", "reboot", "segment"),
+    *("sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "tmp"),
+    *("use-min-nodes", "wckey"),
+)
+# Variables of the script itself, of Slurm, and those that bash does not let be set.
+OWN_VARIABLES = re.compile(
+    "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
+    "began|chosen|failed|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|"
+    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|"
+    "stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
+)
+
+
+# What `lockstep init` could not find begins with it.
+FILL_IN = "FILL IN: "
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a line break or control character is not allowed; leave it out")
+    return text
+
+
+def _shell_lines(text: str) -> str:
+    if "\r" in text or "\0" in text:
+        raise ValueError(
+            "a carriage return or NUL breaks a shell script; save it with Unix line ends"
+        )
+    return text
+
+
+def _directive_value(text: str) -> str:
+    if not re.fullmatch(r"[\w.,:+@&|*()\[\]/=-]+", text):
+        raise ValueError("a value for sbatch is made of letters, digits and .,:+@&|*()[]/=_- only")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if text.startswith(FILL_IN):
+        raise ValueError(f"still to be filled in: {text.removeprefix(FILL_IN)}")
+    if "://" in text:
+        raise ValueError("not a file; build the image first, such as by lockstep image build")
+    if not text.startswith("/"):
+        raise ValueError("not an absolute path; jobs start in another folder, so begin with /")
+    return text
+
+
+def _bindable(text: str) -> str:
+    if "," in text:
+        raise ValueError("a comma separates binds in Apptainer; list each bind by itself")
+    return text
+
+
+def _without_colon(text: str) -> str:
+    if ":" in text:
+        raise ValueError("a colon separates the parts of a bind in Apptainer; use another path")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text, re.ASCII):
+        raise ValueError("not a variable's name; it is made of letters, digits and _")
+    if OWN_VARIABLES.fullmatch(text):
+        raise ValueError("the job script or Slurm sets this variable itself; leave it out")
+    return text
+
+
+def _extra(text: str) -> str:
+    match = re.fullmatch(r"--([a-z][a-z-]*)(?:=(.+))?", text)
+    if match is None:
+        raise ValueError("options are taken in their long form; write --name or --name=value")
+    if match[1] not in EXTRA_OPTIONS:
+        near = difflib.get_close_matches(match[1], EXTRA_OPTIONS, n=1)
+        hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
+        raise ValueError(
+            f"not an option that may be added to what Lockstep asks for; {hint}; write another "
+            "into a template of your own (key template)"
+        )
+    if match[2]:
+        _directive_value(match[2])
+    return text
+
+
+Line = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Word = Annotated[Line, AfterValidator(_directive_value)]
+AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
+Bind = Annotated[AbsolutePath, AfterValidator(_bindable)]
+Extra = Annotated[Line, AfterValidator(_extra)]
+Place = Annotated[Bind, AfterValidator(_without_colon)]
+Variable = Annotated[str, AfterValidator(_variable)]
+ShellLines = Annotated[str, AfterValidator(_shell_lines)]
+Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
+Cost = Annotated[StrictFloat, Field(ge=0, le=inputs.MAX_RATE, allow_inf_nan=False)]
+
+# Where NCCL and gloo are told which network interface to use (their documentation, "Environment
+# Variables"; PyTorch, "Distributed communication package").
+INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
+
+
+class Container(BaseModel):
+    """The image that the ranks run in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image: AbsolutePath = Field(description="Apptainer image, on storage that all nodes see")
+    binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
+    args: tuple[Line, ...] = Field(default=(), description="further options of apptainer exec")
+
+
+class Partition(BaseModel):
+    """The limits of a partition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    time: Duration | None = Field(default=None, description="longest job it takes")
+    max_nodes: Count | None = Field(default=None, description="nodes of its largest job")
+
+
+class Site(BaseModel):
+    """What a site file may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: inputs.SchemaVersion
+    name: Line = Field(description="the centre or machine")
+    partition: Word | None = Field(default=None, description="partition of all jobs")
+    partitions: dict[Word, Partition] = Field(
+        default={}, description="limits of partitions, each of which --partition can choose"
+    )
+    account: Word | None = Field(default=None, description="project that pays")
+    qos: Word | None = Field(default=None, description="quality of service")
+    constraint: Word | None = Field(default=None, description="features of the nodes")
+    reservation: Word | None = Field(default=None, description="reservation to run in")
+    gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
+        description="GPUs of one node; 0 measures on CPUs"
+    )
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        default=None, description="type of GPU where the partition has several, such as a100"
+    )
+    gpu_runtime: Literal["cuda", "rocm"] = Field(
+        default="cuda", description="what the GPUs need in an image"
+    )
+    cpus_per_node: Count = Field(description="CPUs of one node, as Slurm counts them")
+    mem: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*[KMGT]?)$")] | None = Field(
+        default=None, description="memory of a node for a job, such as 480G; 0 is all of it"
+    )
+    time: Duration = Field(description="limit of one job, [days-]HH:MM:SS")
+    max_ranks_per_node: Count | None = Field(
+        default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
+    )
+    container: Container | None = Field(default=None, description="run in an Apptainer image")
+    modules: tuple[Line, ...] = Field(default=(), description="or load these modules")
+    venv: AbsolutePath | None = Field(default=None, description="and enter this environment")
+    suite: Place | None = Field(
+        default=None, description="checkout of Lockstep; the image's own by default"
+    )
+    scratch: Place | None = Field(
+        default=None,
+        description="folder on every node, in which a job keeps its data files until it ends; "
+        "beside the results by default",
+    )
+    stage_in: tuple[AbsolutePath, ...] = Field(
+        default=(), description="files and folders that a job copies among its data files"
+    )
+    stage_image: StrictBool = Field(
+        default=False, description="copy the image to every node's scratch before a job measures"
+    )
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = Field(
+        default=None, description="network interface of the ranks, such as ib0"
+    )
+    env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
+    extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
+    shell_before: ShellLines = Field(default="", description="shell lines before the first launch")
+    shell_after: ShellLines = Field(
+        default="", description="shell lines at the end of a job, also of one that fails"
+    )
+    template: AbsolutePath | None = Field(
+        default=None, description='Jinja file that extends "base.sh.j2" and replaces its blocks'
+    )
+    max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = Field(
+        default=1001, description="MaxArraySize of `scontrol show config`"
+    )
+    cost_per_node_hour: Cost | None = Field(default=None, description="what a node costs")
+    cost_per_gpu_hour: Cost | None = Field(default=None, description="or what a GPU costs")
+    currency: Line | None = Field(default=None, description="of that cost, such as EUR")
+
+    @property
+    def limits(self) -> Partition:
+        """Limits of the partition that jobs go to, as far as they are known."""
+        return self.partitions.get(str(self.partition), Partition())
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a job gets all GPUs of its nodes, whatever it asks for (sbatch(1))."""
+        return "--exclusive" in self.extra_directives
+
+    def in_partition(self, name: str) -> Self:
+        """Return the site with its jobs in another partition.
+
+        Raises:
+            ValueError: The site does not know the partition.
+        """
+        known = sorted({*self.partitions, *filter(None, [self.partition])})
+        if name not in known:
+            raise ValueError(
+                f"site {self.name} has no partition {name!r}; choose from "
+                f"{', '.join(known) or 'none'}, or add [partitions.{name}] to its file"
+            )
+        return self.model_copy(update={"partition": name})
+
+    def with_debug_output(self) -> Self:
+        """Return the site with NCCL saying all that it does."""
+        return self.model_copy(update={"env": self.env | DEBUG_COMM})
+
+    def rank_environment(self) -> dict[str, str]:
+        """Return the variables that every rank gets."""
+        named = {name: self.interface for name in INTERFACE_NAMES if self.interface}
+        return named | self.env
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        native = bool(self.modules or self.venv)
+        if native == (self.container is not None):
+            which = "both are given; keep one" if native else "neither is given; give one"
+            raise ValueError(f"ranks run in a container or with modules and venv, and {which}")
+        if native and self.suite is None:
+            raise ValueError(
+                "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"
+            )
+        if self.gpu_type and not self.gpus_per_node:
+            raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
+        if self.gpus_per_node and self.partition is None:
+            raise ValueError(
+                "key 'partition' is missing, which jobs with GPUs need; `sinfo` lists them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _staged_to_somewhere(self) -> Self:
+        if (self.stage_in or self.stage_image) and self.scratch is None:
+            raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
+        if self.stage_image and self.container is None:
+            raise ValueError("stage_image is set but there is no [container]; leave it out")
+        names = [Path(path).name for path in self.stage_in]
+        doubled = [name for name in names if names.count(name) > 1]
+        if doubled:
+            raise ValueError(
+                f"stage_in copies {doubled[0]!r} twice to one place; give one of them another name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_price(self) -> Self:
+        prices = [self.cost_per_node_hour, self.cost_per_gpu_hour]
+        if None not in prices:
+            raise ValueError("cost_per_node_hour and cost_per_gpu_hour are both given; keep one")
+        if (prices == [None, None]) != (self.currency is None):
+            raise ValueError("a cost and its currency go together; give both, or neither")
+        return self
+
+
+def built_in() -> dict[str, Path]:
+    """Return the sites that ship with the suite, name -> file."""
+    folder = content.ROOT / "slurm_templates" / "sites"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(source: str) -> Site:
+    """Read a site by its path or its built-in name.
+
+    Raises:
+        ValueError: The file cannot be read, or says something that is not allowed.
+    """
+    return inputs.load(source, Site, built_in())
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the published JSON Schema of a site file."""
+    return Site.model_json_schema()

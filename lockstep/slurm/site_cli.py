@@ -1,0 +1,126 @@
+"""The commands about a site: init and doctor."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.slurm.init import Draft
+
+
+@click.command()
+@click.option("--site", help="Site file, or a built-in one, to examine as well.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Folder of training data: its file system and space.",
+)
+@click.option(
+    "--to",
+    "results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results",
+    show_default=True,
+    help="Folder that results would go to.",
+)
+@click.option("--slurm", is_flag=True, help="Start a job of a minute on two nodes.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_context
+def doctor(
+    context: click.Context,
+    site: str | None,
+    data: Path | None,
+    results: Path,
+    *,
+    slurm: bool,
+    as_json: bool,
+) -> None:
+    """Say whether this machine, a site and its image are fit to measure.
+
+    Ends with 0 if they are, 1 if something is missing, 3 if nothing can be measured from here.
+
+    \b
+    Examples:
+      lockstep doctor                            this machine
+      lockstep doctor --site site.toml           and a site, its image and Slurm
+      lockstep doctor --site site.toml --slurm   and two of its nodes
+      lockstep doctor --data /scratch/me         and where data lie
+    """
+    from lockstep.slurm import site as sites
+    from lockstep.slurm.doctor import examination as doctors
+    from lockstep.slurm.doctor.checks import Subject
+
+    chosen = sites.load(site) if site else None
+    subject = Subject(os.environ, results, chosen, data, slurm)
+    with _watched() as say:
+        diagnosis = doctors.examine(subject, say)
+    if as_json:
+        click.echo(json.dumps(diagnosis.facts(), indent=1))
+        context.exit(diagnosis.exit_code)
+    click.echo(doctors.page(diagnosis))
+    if diagnosis.exit_code == 0:
+        ready = f"plan campaign.toml --site {site}" if diagnosis.submits else "run"
+        click.echo(f"Next: lockstep {ready}")
+    context.exit(diagnosis.exit_code)
+
+
+@contextmanager
+def _watched() -> Iterator[Callable[[str], None]]:
+    """Give what names the current check: on a terminal, in a line that goes at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("looking") as line:
+        yield lambda name: line.update(f"looking: {name}")
+
+
+@click.command()
+@click.argument(
+    "folder", type=click.Path(path_type=Path, file_okay=False), default=".", required=False
+)
+@click.option("--site", help="Start from a built-in site instead of asking Slurm: example.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the files, write none.")
+def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
+    """Write a first site.toml and campaign.toml into FOLDER, from what Slurm and the machine say.
+
+    Without Slurm it writes the campaign alone, for `lockstep run`.
+
+    \b
+    Examples:
+      lockstep init                  into the current folder
+      lockstep init --dry-run        see what it would say
+      lockstep init --site example   plan for a cluster from a laptop
+    """
+    from lockstep.slurm import init as drafts
+
+    made = drafts.built_in(site) if site else drafts.drafts(folder, os.environ)
+    if dry_run:
+        for name, draft in made.items():
+            click.echo(f"# ---- {folder / name}\n{draft.text}")
+        return
+    drafts.write(folder, made, force=force)
+    for name in made:
+        click.echo(f"wrote {folder / name}")
+    click.echo(_next(folder, made))
+
+
+def _next(folder: Path, made: "dict[str, Draft]") -> str:
+    """Return what to do with the files."""
+    campaign, site = folder / "campaign.toml", folder / "site.toml"
+    if site.name not in made:
+        return (
+            "No Slurm is installed here, so this campaign is for this machine alone.\n"
+            f"Next: lockstep run {campaign}"
+        )
+    if keys := ", ".join(made[site.name].to_fill_in):
+        return f"Next: fill in {keys} in {site}, then lockstep doctor --site {site}"
+    return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"

@@ -1,0 +1,242 @@
+"""What Slurm's accounting knows of jobs that have ended, and what follows from it.
+
+In a batch script, where the answer is to be kept for a machine without sacct, the same question
+reads (in one line, with the jobs' ids parted by commas):
+
+    SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=FIELDS --jobs=IDS
+
+with `FIELDS` parted by commas: `SHELL_COMMAND` is that line without the ids. A row of a job that
+has not ended says nothing final, and is not kept.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from lockstep.slurm import scheduler as slurm
+
+FIELDS = (
+    *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),
+    *("End", "MaxRSS"),
+    *("MaxVMSize", "AveCPU", "TotalCPU", "ReqMem", "AllocTRES", "AllocCPUS", "NNodes", "NTasks"),
+    *("TRESUsageInTot", "NodeList", "User", "JobName"),  # the last may hold any character
+)
+COMMAND = ("sacct", "--parsable2", f"--format={','.join(FIELDS)}")
+SHELL_COMMAND = " ".join((*(f"{k}={v}" for k, v in slurm.ENVIRONMENT.items()), *COMMAND))
+
+# Slurm counts in units of 1024, whatever the letter (sacct(1), --units).
+UNITS: dict[str, int] = {letter: 1024**power for power, letter in enumerate(["", *"KMGTPE"])}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?", re.ASCII)
+_REQUEST = re.compile(r"(.+?)([nc]?)", re.ASCII)
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", re.ASCII)
+HOUR_S = 3600.0
+
+T = TypeVar("T", int, float)
+Row = dict[str, str]
+Account = dict[str, Any]
+
+
+def ask(job_ids: Sequence[str]) -> dict[str, Account]:
+    """Return what sacct knows now of each job and array element, ended or not, by one call.
+
+    Raises:
+        RuntimeError: sacct fails.
+    """
+    return read(slurm.ask(*COMMAND, f"--jobs={','.join(job_ids)}")) if job_ids else {}
+
+
+def read(text: str) -> dict[str, Account]:
+    """Return job id (of an array's element `ID_K`) -> what sacct's parsable text says of it.
+
+    Args:
+        text: sacct's output, its first line the names of the columns.
+    """
+    steps: dict[str, list[Row]] = {}
+    jobs: dict[str, Row] = {}
+    for row in _rows(text):
+        job_id, _, step = row["JobID"].partition(".")
+        if step:
+            steps.setdefault(job_id, []).append(row)
+        elif job_id:
+            jobs[job_id] = row
+    found = {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
+    return {name: account for job_id, account in found.items() for name in _names(job_id)}
+
+
+def _names(job_id: str) -> Iterator[str]:
+    """Yield a job's own id, or those of the elements that never began and share a row."""
+    array_id, _, elements = job_id.partition("_")
+    if elements.startswith("["):
+        yield from (f"{array_id}_{number}" for number in slurm.numbers(elements))
+    else:
+        yield job_id
+
+
+def _rows(text: str) -> Iterator[Row]:
+    head, *lines = text.splitlines() or [""]
+    names = head.split("|")
+    if {"JobID", "State"} <= set(names):
+        for line in lines:
+            cells = line.split("|", len(names) - 1)
+            if len(cells) == len(names):  # a line cut short is none
+                yield dict.fromkeys(FIELDS, "") | dict(zip(names, cells, strict=True))
+
+
+def is_absent(error: RuntimeError) -> bool:
+    """Return whether a failure of sacct means that there is no accounting to wait for."""
+    return isinstance(error, slurm.NotInstalledError) or "storage is disabled" in str(error)
+
+
+def has_ended(account: Mapping[str, Any] | None) -> bool:
+    """Return whether sacct says of a job that it has ended."""
+    return account is not None and account["state"] in slurm.ENDED
+
+
+def _account(row: Row, steps: Sequence[Row]) -> Account:
+    """Merge a job's row with those of its steps: memory stands on the steps alone."""
+    times = {name: instant(row[name]) for name in ("Submit", "Eligible", "Start", "End")}
+    facts: Account = {
+        "raw_id": row["JobIDRaw"] or None,
+        "name": row["JobName"] or None,
+        "user": row["User"] or None,
+        "state": _word(row["State"]),
+        "exit_code": row["ExitCode"] or None,
+        "elapsed_s": duration(row["Elapsed"]),
+        "submitted": times["Submit"],
+        "eligible": times["Eligible"],
+        "started": times["Start"],
+        "ended": times["End"],
+        "queue_wait_s": _wait(times["Submit"], times["Eligible"], times["Start"]),
+        "max_rss_bytes": _largest(size(step["MaxRSS"]) for step in steps),
+        "max_vm_bytes": _largest(size(step["MaxVMSize"]) for step in steps),
+        "ave_cpu_s": _largest(duration(step["AveCPU"]) for step in steps),
+        "total_cpu_s": _total_cpu(row, steps),
+        "memory_bytes": _largest(map(_memory, steps)),
+        "alloc_tres": _tres(row["AllocTRES"]) or None,
+        "alloc_cpus": slurm.count(row["AllocCPUS"]),
+        "num_nodes": slurm.count(row["NNodes"]),
+        "nodes": row["NodeList"] if row["NodeList"] not in ("", "None assigned") else None,
+    }
+    facts["requested_bytes"] = _requested(row["ReqMem"], facts)
+    return facts | _ratios(facts)
+
+
+def _ratios(facts: Account) -> Account:
+    """Return the shares that were used, as seff 2.1 (contribs/seff of Slurm) computes them.
+
+    CPU time of all steps over CPUs x elapsed time, and the largest memory that a step's tasks had
+    together over what was allocated. Hours are of what was allocated; those of `billing` are
+    Slurm's own (slurm.conf(5), TRESBillingWeights), before a QOS's usage factor.
+    """
+    cpus, elapsed = facts["alloc_cpus"], facts["elapsed_s"]
+    tres = facts["alloc_tres"] or {}
+    return {
+        "cpu_efficiency": _ratio(facts["total_cpu_s"], cpus and elapsed and cpus * elapsed),
+        "memory_efficiency": _ratio(facts["memory_bytes"], facts["requested_bytes"]),
+        "gpu_hours": _hours(_num_gpus(tres), elapsed),
+        "node_hours": _hours(facts["num_nodes"], elapsed),
+        "cpu_hours": _hours(cpus, elapsed),
+        "billing_hours": _hours(slurm.count(tres.get("billing")), elapsed),
+    }
+
+
+def _hours(count: int | None, elapsed_s: float | None) -> float | None:
+    return None if count is None or elapsed_s is None else count * elapsed_s / HOUR_S
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _word(text: str) -> str:
+    """Return the state's first word: `CANCELLED by 1000`, `COMPLETED+`."""
+    return (text.split() or [""])[0].rstrip("+") or "unknown"
+
+
+def _wait(submitted: int | None, eligible: int | None, started: int | None) -> int | None:
+    """Return seconds in which the job might have started: not held by a dependency or `--begin`."""
+    if submitted is None or eligible is None or started is None:
+        return None
+    wait_s = started - max(submitted, eligible)
+    return wait_s if wait_s >= 0 else None
+
+
+def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
+    known = [used for step in steps if (used := duration(step["TotalCPU"])) is not None]
+    return sum(known) if known else duration(row["TotalCPU"])
+
+
+def _memory(step: Row) -> int | None:
+    """Return what the tasks of a step had together: the sum of their peaks."""
+    told = size(_tres(step["TRESUsageInTot"]).get("mem", ""))
+    if told is not None:
+        return told
+    each, tasks = size(step["MaxRSS"]), slurm.count(step["NTasks"])
+    return each * (tasks or 1) if each is not None else None
+
+
+def _requested(text: str, facts: Account) -> int | None:
+    """Return the memory of the whole job: what was allocated, else what was asked for.
+
+    `32G` is of the job, `32Gn` of each node and `4Gc` of each CPU (sacct(1) up to 20.11).
+    """
+    allocated = size((facts["alloc_tres"] or {}).get("mem", ""))
+    if allocated is not None and allocated > 0:
+        return allocated
+    match = _REQUEST.fullmatch(text)
+    amount = size(match[1]) if match else None
+    if not match or not amount:
+        return None
+    per: dict[str, int | None] = {"n": facts["num_nodes"], "c": facts["alloc_cpus"], "": 1}
+    times = per[match[2]]
+    return amount * times if times else None
+
+
+def _num_gpus(tres: Mapping[str, str]) -> int | None:
+    """Return the GPUs in `gres/gpu=4` or, where only types are counted, `gres/gpu:h100=4`."""
+    if not tres:
+        return None
+    if "gres/gpu" in tres:
+        return slurm.count(tres["gres/gpu"])
+    typed = [slurm.count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
+    return sum(filter(None, typed)) or None
+
+
+def _tres(text: str) -> dict[str, str]:
+    cells = (cell.rpartition("=") for cell in text.split(",") if "=" in cell)
+    return {name: value for name, _, value in cells}
+
+
+def _largest(values: "Iterable[T | None]") -> "T | None":
+    return max((value for value in values if value is not None), default=None)
+
+
+def size(text: str) -> int | None:
+    """Return the bytes of `1024`, `1908K`, `28.5G`; None for anything else."""
+    match = _SIZE.fullmatch(text)
+    if not match or len(text) > slurm.MAX_DIGITS:
+        return None
+    return round(float(match[1]) * UNITS[match[2]])
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds of `[days-][hours:]minutes:seconds[.fraction]`; None for anything else."""
+    match = _DURATION.fullmatch(text)
+    if not match or len(text) > 2 * slurm.MAX_DIGITS:
+        return None
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
+
+
+def instant(text: str) -> int | None:
+    """Return a time in seconds of the epoch; None for `Unknown`, `None` and the like.
+
+    Slurm writes a date where it was not asked for seconds, in the time zone of the machine.
+    """
+    if text.isdecimal():
+        return slurm.count(text) or None
+    try:
+        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp())
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,137 @@
+"""Jobs that were sent by hand, found by what their scripts leave in a campaign's folder.
+
+A script writes `slurm-ID.out` from its first line on and `exit-ID.json` at its end; its sessions
+note the job in the journals. One that still waits is known to squeue alone, by its script's path.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status.sent import Job, Results
+
+KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
+FOUND = "by hand:"  # how the uuid of such a job begins
+UNNAMED = "sent by hand"
+_OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
+
+
+def ids(
+    results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
+) -> list[str]:
+    """Return the jobs that nobody recorded as sent, of an array `ID_K`.
+
+    Args:
+        results: The campaign's folder.
+        sent: The jobs that were recorded.
+        queue: Job id, of an element `ID_K`, -> what squeue holds.
+    """
+    known = {whole(job.id) for job in sent if job.id}
+    comments = {job.uuid for job in sent}
+    # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
+    waiting = [
+        job_id
+        for job_id, held in (queue or {}).items()
+        if is_of(held.command, results)
+        and held.comment not in comments
+        and not (held.comment and held.state.has_ended)
+    ]
+    found = dict.fromkeys([*_left(results), *waiting])
+    return [job_id for job_id in found if whole(job_id) not in known]
+
+
+def _left(results: Results) -> Iterator[str]:
+    names = [path.name for path in results.jobs_folder.glob("slurm-*.out")]
+    yield from (match[1] for name in sorted(names) if (match := _OUTPUT.fullmatch(name)))
+    # An earlier version's record names no job; of an element it may have another id than squeue.
+    yield from (job_id for job_id, record in results.exits().items() if record.get("job"))
+
+
+def jobs(
+    results: Results,
+    job_ids: Sequence[str],
+    queue: Mapping[str, slurm.Queued] | None,
+    accounts: Mapping[str, Mapping[str, Any]],
+) -> list[Job]:
+    """Return the jobs of these ids, with what is known of what they make.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    if not job_ids:
+        return []
+    scripts, exits, writers = results.scripts(), results.exits(), results.jobs_of_launches()
+    found = []
+    for job_id in job_ids:
+        held, account = (queue or {}).get(job_id), accounts.get(job_id, {})
+        script = Path(held.command.split(" ")[0]).stem if held else None
+        name = exits.get(job_id, {}).get("job") or script or account.get("name") or UNNAMED
+        kind, launches = _made_by(job_id, scripts.get(name), writers)
+        user = held.user if held else account.get("user")
+        found.append(_job(job_id, str(name), kind, launches, user))
+    return found
+
+
+def _made_by(
+    job_id: str, script: Mapping[str, Any] | None, writers: Mapping[str, set[str]]
+) -> tuple[str, list[str]]:
+    """Return a job's kind and launches, by its script or else by the journals that it wrote to."""
+    element = job_id.partition("_")[2]
+    if script is None:
+        launches = [name for name, written_by in writers.items() if job_id in written_by]
+        return "array" if element else "ladder", launches
+    launches = script["launches"]
+    return script["kind"], launches[int(element) :][:1] if element else launches
+
+
+def _job(job_id: str, name: str, kind: str, launches: Sequence[str], user: str | None) -> Job:
+    element = job_id.partition("_")[2]
+    number = int(element) if element else None
+    return Job(job_id, name, kind, f"{FOUND}{whole(job_id)}", "", tuple(launches), number, user)
+
+
+def is_found(job: Job) -> bool:
+    """Return whether a job was found by what it left, not by a record of its submission."""
+    return job.uuid.startswith(FOUND)
+
+
+def whole(job_id: str) -> str:
+    """Return a job's id, of an element the id that its array's elements share."""
+    return job_id.partition("_")[0]
+
+
+def is_of(command: str, results: Results) -> bool:
+    """Return whether a job's script is one of a folder's."""
+    if not command.startswith("/"):
+        return False  # Slurm does not say
+    return Path(command).resolve().is_relative_to(results.jobs_folder.resolve())
+
+
+def command(script: Path, after: Sequence[tuple[str, str]]) -> str:
+    """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet.
+
+    Args:
+        script: The script.
+        after: (job, how) of each job that it waits for.
+    """
+    ids = {job: f"<id of {job}>" for job, _ in after}
+    return " ".join(["sbatch", *dependencies(after, ids), shlex.quote(str(script))])
+
+
+def dependencies(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> list[str]:
+    """Return sbatch's options about the jobs that a job waits for.
+
+    Args:
+        after: (job, how) of each of them.
+        ids: Job -> its id.
+    """
+    waits: dict[str, list[str]] = {}
+    for job, how in after:
+        waits.setdefault(how, []).append(ids[job])
+    if not waits:
+        return []
+    told = ",".join(":".join([how, *others]) for how, others in waits.items())
+    return [f"--dependency={told}", KEEP_GOING]

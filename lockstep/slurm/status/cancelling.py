@@ -1,0 +1,116 @@
+"""Cancelling the jobs of a campaign.
+
+What was cancelled is noted in the record of submissions: of an element of an array that had not
+begun Slurm keeps nothing, neither in squeue nor in sacct.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status import by_hand
+from lockstep.slurm.status.sent import Results
+
+
+@dataclass(frozen=True)
+class Open:
+    """A job, or elements of an array, that waits or runs.
+
+    Attributes:
+        held: What squeue holds.
+        name: The job's name.
+        uuid: Its submission; None where it was sent by hand.
+    """
+
+    held: slurm.Queued
+    name: str
+    uuid: str | None
+
+
+def chosen(results: Results, name: str | None, point: int | None) -> list[Open]:
+    """Return the folder's jobs that wait or run and are to be cancelled.
+
+    Args:
+        results: The campaign's folder.
+        name: Only the jobs of this name.
+        point: Only this element of an array.
+
+    Raises:
+        ValueError: No job is so called, or none, or several, are arrays with that element.
+        RuntimeError: squeue fails.
+    """
+    sent, opened = results.submissions(), list(_open(results))
+    names = dict.fromkeys([*(entry["job"] for entry in sent), *(one.name for one in opened)])
+    if name is not None and name not in names:
+        known = ", ".join(names) or "none"
+        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {known}")
+    opened = [one for one in opened if name in (None, one.name)]
+    if point is None:
+        return opened
+    recorded = [one["job"] for one in sent if name in (None, one["job"]) and _has(one, point)]
+    opened = [one for one in opened if point in (one.held.elements or ())]
+    arrays = dict.fromkeys([*recorded, *(one.name for one in opened)])
+    if not arrays:
+        raise ValueError(f"no array here has an element {point}; without --point, jobs end whole")
+    if len(arrays) > 1:
+        known = ", ".join(arrays)
+        raise ValueError(f"several arrays have an element {point}; name one by --job: {known}")
+    return opened
+
+
+def _has(entry: Mapping[str, Any], point: int) -> bool:
+    return entry.get("kind") == "array" and point < len(entry.get("launches", ()))
+
+
+def _open(results: Results) -> Iterator[Open]:
+    sent = results.submissions()
+    ids = {entry["id"] for entry in sent}
+    for held in slurm.queue().values():
+        if held.state.has_ended:
+            continue
+        entry = next((one for one in sent if _is_ours(held, one)), None)
+        if entry is not None:
+            yield Open(held, entry["job"], entry["uuid"])
+        elif held.job_id not in ids and by_hand.is_of(held.command, results):
+            yield Open(held, Path(held.command.split(" ")[0]).stem, None)
+
+
+def _is_ours(held: slurm.Queued, entry: Mapping[str, Any]) -> bool:
+    """Return whether a job in the queue is the one that was sent: ids begin anew some day."""
+    if held.comment == entry["uuid"]:
+        return True
+    return held.job_id == entry["id"] and held.comment in ("", "(null)")
+
+
+def ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
+    """Return id, as scancel takes it, -> name of the job."""
+    end = "" if point is None else f"_{point}"
+    return {f"{one.held.job_id}{end}": one.name for one in opened}
+
+
+def cancel(results: Results, opened: Sequence[Open], point: int | None) -> None:
+    """Cancel jobs, and note it.
+
+    Raises:
+        RuntimeError: scancel fails, as it does for jobs of another user.
+        OSError: They are cancelled, but this cannot be noted.
+    """
+    try:
+        slurm.scancel(ids(opened, point))
+    except slurm.FailedError as error:
+        others = sorted({one.held.user for one in opened} - {slurm.own_name()})
+        if not others:
+            raise
+        whose = " and ".join(others)
+        raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
+    ended: dict[str, list[int]] = {}
+    for one in opened:
+        if one.uuid is not None:
+            own = (one.held.elements or (0,)) if point is None else (point,)
+            ended.setdefault(one.uuid, []).extend(own)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for uuid, elements in ended.items():
+        results.set_down({"uuid": uuid, "cancelled": elements, "cancelled_at": now})

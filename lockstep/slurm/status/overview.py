@@ -1,0 +1,267 @@
+"""A campaign's standing as plain data and as text, arrays summarised."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.status import by_hand
+from lockstep.slurm.status.advice import advise, to_mend
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.standing import Campaign, Standing, counts
+
+# A thousand elements or launches are counted; so many of those that need a look are named.
+MAX_NAMED = 8
+# state -> how a summary of an array calls the elements in it
+SHORT = {
+    "COMPLETED": "done",
+    "RUNNING": "run",
+    "STALLED": "stalled",
+    "COMPLETING": "end",
+    "PENDING": "wait",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "TIMEOUT": "over time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "preempted",
+}
+# The state that an array has as a whole is the first of these that an element is in.
+ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
+
+
+def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
+    """Return how a campaign stands as JSON has it: a row for each job, an array being one."""
+    return {
+        "jobs": [_row(group, campaign, results, folder) for group in _groups(campaign.jobs)],
+        "launches": {name: vars(one) for name, one in campaign.launches.items()},
+        "refused": results.refusals(),
+        "num_planned": len(campaign.planned),
+        "num_complete": campaign.num_complete,
+        "abandoned": campaign.abandoned,
+        "errors": list(campaign.errors),
+    }
+
+
+def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return how a campaign stands, as it is read on a terminal."""
+    text = []
+    for row in facts(campaign, results, folder)["jobs"]:
+        text += _job_lines(row)
+    text += [f"{name}: not sent; {why}" for name, why in results.refusals().items()]
+    text += _launch_lines(campaign)
+    return text + _command_lines(campaign, results, folder)
+
+
+def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
+    return [list(group) for _, group in groupby(standings, key=lambda one: one.job.uuid)]
+
+
+def _row(
+    group: Sequence[Standing], campaign: Campaign, results: Results, folder: str
+) -> dict[str, Any]:
+    head = _representative(group)
+    job, account = head.job, head.account or {}
+    launches = [name for one in group for name in one.job.launches]
+    left = [one for one in group if not all(map(campaign.is_complete, one.job.launches or [""]))]
+    typed, is_last = shlex.quote(folder), campaign.has_ended
+    array = {} if job.element is None else _array(group, left, results, typed, is_last)
+    return {
+        "id": by_hand.whole(job.id) if job.id else None,
+        "job": job.name,
+        "kind": job.kind,
+        "user": head.user,
+        "by_hand": by_hand.is_found(job),
+        "state": head.state.name,
+        "reason": head.state.reason if head.state.name == "PENDING" else None,
+        "meaning": head.state.meaning.replace("{id}", str(job.id)),
+        "advice": advise(head, results, typed, is_last=is_last) if head in left else None,
+        "queue_wait_s": head.wait_s,
+        "since_submission_s": head.sent_s,
+        "elapsed_s": account.get("elapsed_s"),
+        "nodes": account.get("nodes"),
+        "num_launches": len(launches),
+        "num_complete": sum(map(campaign.is_complete, launches)),
+        "script": str(results.jobs_folder / f"{job.name}.sh"),
+        "log": _log(head, results),
+        **array,
+    }
+
+
+def _representative(group: Sequence[Standing]) -> Standing:
+    """Return the element whose state tells most of its array: what goes on, else what is wrong."""
+
+    def rank(one: Standing) -> int:
+        name = one.state.name
+        return ORDER.index(name) if name in ORDER else len(ORDER) + (not one.is_bad)
+
+    return min(group, key=rank)
+
+
+def _array(
+    group: Sequence[Standing],
+    left: Sequence[Standing],
+    results: Results,
+    typed: str,
+    is_last: bool,
+) -> dict[str, Any]:
+    """Return what a row says of an array: all its elements, and those that left work undone."""
+    bad = [one for one in left if one.is_bad]
+    return {
+        "elements": counts(group),
+        "ended_badly": [
+            {
+                "id": one.job.id,
+                "state": one.state.name,
+                "launch": (*one.job.launches, None)[0],
+                "advice": advise(one, results, typed, is_last=is_last),
+            }
+            for one in bad
+        ],
+    }
+
+
+def _log(standing: Standing, results: Results) -> str | None:
+    job = standing.job
+    if job.id is None:
+        return None
+    path = results.output(job)
+    return str(
+        path if job.element is None else path.with_name(f"slurm-{by_hand.whole(job.id)}_*.out")
+    )
+
+
+def headlines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return a line for each job that changes only when the job's standing does."""
+    return [
+        f"{_headline(row)} ({row['num_complete']} of {row['num_launches']} launches complete)"
+        if row["num_launches"]
+        else _headline(row)
+        for row in facts(campaign, results, folder)["jobs"]
+    ]
+
+
+def _headline(row: Mapping[str, Any]) -> str:
+    title = f"{row['job']}, job {row['id'] or '-'}"
+    title += ", sent by hand" if row["by_hand"] else ""
+    title += f", of {row['user']}" if row["user"] not in (None, slurm.own_name()) else ""
+    if "elements" in row:
+        return f"{title}, array: {_summary(row['elements'])}"
+    return f"{title}: {row['state']}, {row['meaning']}"
+
+
+def _job_lines(row: Mapping[str, Any]) -> list[str]:
+    text = [_headline(row)]
+    if "elements" in row:
+        text += [f"  {row['meaning']}"] if row["state"] == "PENDING" else []
+        text += _bad_elements(row["ended_badly"])
+    elif row["advice"]:
+        text.append(f"  {row['advice']}")
+    times = "; ".join(_times(row))
+    text += [f"  {times}"] if times else []
+    return text + ([f"  log: {row['log']}"] if row["log"] else [])
+
+
+def _times(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["queue_wait_s"] is not None:
+        yield f"waited {_clock(row['queue_wait_s'])}"
+    if row["since_submission_s"] is not None:
+        yield f"submitted {_clock(row['since_submission_s'])} ago"
+    if row["elapsed_s"] is not None and "elements" not in row:
+        yield f"ran {_clock(row['elapsed_s'])}"
+    if row["num_launches"]:
+        yield f"{row['num_complete']} of {row['num_launches']} launches complete"
+
+
+def _summary(elements: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in elements.items())
+
+
+def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
+    text = [
+        f"  {one['id']} ({one['launch']}): {one['state']}; {one['advice']}"
+        for one in bad[:MAX_NAMED]
+    ]
+    return text + (
+        [f"  and {len(bad) - MAX_NAMED} more; --json names them"] if bad[MAX_NAMED:] else []
+    )
+
+
+def _launch_lines(campaign: Campaign) -> list[str]:
+    text = [f"launches: {campaign.num_complete} of {len(campaign.planned)} complete"]
+    begun = [one for one in campaign.launches.values() if not one.complete]
+    text += [
+        f"  {one.name}: {one.measured} measured, {len(one.failed)} failed, {one.remaining} left"
+        for one in begun[:MAX_NAMED]
+    ]
+    if begun[MAX_NAMED:]:
+        text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
+    return text
+
+
+def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return commands to copy, with the ids and paths they need."""
+    typed = shlex.quote(folder)
+    opened = [one for one in campaign.jobs if one.job.id and _may_write(one, campaign)]
+    if opened:
+        text = [*_open_lines(opened, results), f"lockstep status {typed} --watch"]
+    elif campaign.jobs:
+        verb = _after_jobs(campaign, results)
+        text = [f"lockstep {verb} {typed}"]
+        if verb == "resume" and _needs_mending(campaign, results):
+            text = [f"lockstep resume {typed} --site SITE  # once that file is mended"]
+    elif results.refusals():
+        text = ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
+    elif scripts := results.scripts():
+        text = [_by_hand(name, facts, results) for name, facts in scripts.items()]
+    elif results.jobs_folder.exists() and campaign.num_complete < len(campaign.planned):
+        text = ["lockstep submit CAMPAIGN --site SITE"]
+    else:
+        # Where nobody wrote jobs, `lockstep run` measured: nothing else takes up what it left.
+        text = [f"lockstep report {typed}"]
+        if campaign.num_complete < len(campaign.planned):
+            text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
+    return ["Next:", *(f"  {line}" for line in text)]
+
+
+def _needs_mending(campaign: Campaign, results: Results) -> bool:
+    """Return whether a job that left work undone would end in the same way once more."""
+    left = set(campaign.abandoned)
+    last = {one.job.name: one for one in campaign.jobs}.values()
+    bad = [one for one in last if left & {*one.job.launches} or not one.job.launches]
+    return any(to_mend(one, results) is not None for one in bad)
+
+
+def _may_write(one: Standing, campaign: Campaign) -> bool:
+    """Return whether a job may still write: of an unknown one that left work undone, too."""
+    is_done = bool(one.job.launches) and all(map(campaign.is_complete, one.job.launches))
+    return not one.has_ended and not (one.state.name == "unknown" and is_done)
+
+
+def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
+    ids = list(dict.fromkeys(by_hand.whole(str(one.job.id)) for one in opened))
+    running = [one for one in opened if one.state.name == "RUNNING"]
+    if running:
+        yield f"tail -f {shlex.quote(str(results.output(running[0].job)))}"
+    yield f"squeue --start --jobs={','.join(ids)}"
+    if all(one.user in (None, slurm.own_name()) for one in opened):
+        yield f"scancel {' '.join(ids)}"
+
+
+def _after_jobs(campaign: Campaign, results: Results) -> str:
+    if campaign.abandoned:
+        return "resume"
+    return "report" if results.is_collected() else "collect"
+
+
+def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
+    after = [(str(one.get("job")), str(one.get("how"))) for one in script["after"]]
+    return by_hand.command(results.jobs_folder / f"{name}.sh", after)
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as people say it: 45 s, 12 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

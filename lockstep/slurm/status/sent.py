@@ -1,0 +1,289 @@
+"""A campaign's folder as its jobs share it: which jobs were sent, and who may change it."""
+
+import fcntl
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.campaign.folder import Folder, in_use, no_locks, sign_lock, take_lock
+from lockstep.vocabulary import files, journal
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of Slurm that was sent: one of its own, or one element of an array.
+
+    Attributes:
+        id: Slurm's id, of an element `ID_K`; None where sbatch never said it.
+        name: The job's name.
+        kind: ladder, job, array, preflight, profile or collect.
+        uuid: The comment by which squeue finds it.
+        sent: When it was sent, as ISO 8601 says it.
+        launches: What it makes.
+        element: Which element of an array; None for a job of its own.
+        user: Who sent it; None where nobody noted it.
+        cancelled: Whether `lockstep cancel` ended it.
+    """
+
+    id: str | None
+    name: str
+    kind: str
+    uuid: str
+    sent: str
+    launches: tuple[str, ...]
+    element: int | None = None
+    user: str | None = None
+    cancelled: bool = False
+
+
+class Results(Folder):
+    """The folder of a campaign that runs under Slurm."""
+
+    @property
+    def jobs_folder(self) -> Path:
+        """Where scripts, their output and the record of submissions stand."""
+        return self.path / "jobs"
+
+    @property
+    def submissions_file(self) -> Path:
+        """The record of the jobs that were sent, of each a line before and one after."""
+        return self.jobs_folder / "submitted.jsonl"
+
+    @property
+    def scripts_file(self) -> Path:
+        """What each script that was written makes, and which jobs it waits for."""
+        return self.jobs_folder / "scripts.json"
+
+    @property
+    def accounting_file(self) -> Path:
+        """What is known of the jobs that have ended."""
+        return self.path / "accounting.json"
+
+    @property
+    def set_aside_folder(self) -> Path:
+        """Where launches went that are measured again, each as NAME-TIME."""
+        return self.path / "launches-set-aside"
+
+    def journals(self) -> Iterator[tuple[str, Path]]:
+        """Yield (launch, journal) of what was ever measured, what was set aside included."""
+        for name in self.names():
+            yield name, self.journal(name)
+        for path in sorted(self.set_aside_folder.glob("*/journal.jsonl")):
+            files.refuse_link_out(path, self.path)
+            yield path.parent.name.rpartition("-")[0], path
+
+    def output(self, job: Job) -> Path:
+        """Return where a job's batch script writes what it says."""
+        return self.jobs_folder / f"slurm-{job.id}.out"
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        """Return each submission that was tried, with all that is recorded of it."""
+        path = self.submissions_file
+        found: dict[str, dict[str, Any]] = {}
+        for entry in journal.read(path) if path.exists() else []:
+            _check(entry, path)
+            for name in entry.get("launches", ()):
+                self.launch(name)  # refuses one that leads elsewhere
+            before = found.get(entry["uuid"], {"id": None})
+            cancelled = [*before.get("cancelled", ()), *entry.get("cancelled", ())]
+            found[entry["uuid"]] = before | entry | {"cancelled": cancelled}
+        return list(found.values())
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Return the jobs that were sent, each with its id, or None where sbatch never said it.
+
+        Raises:
+            ValueError: The record of submissions is corrupt.
+        """
+        found = self._recorded()
+        return [entry for entry in found if not entry.get("refused") and "job" in entry]
+
+    def refusals(self) -> dict[str, str]:
+        """Return job -> why sbatch refused it, of those that were not sent since.
+
+        Raises:
+            ValueError: The record of submissions is corrupt.
+        """
+        last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
+        return {name: str(why) for name, why in last.items() if why}
+
+    def is_collected(self) -> bool:
+        """Return whether `collect` has run since the last launch wrote."""
+        if not self.accounting_file.exists():
+            return False
+        pairs = [(self.journal(name), self.result_file(name)) for name in self.names()]
+        return all(
+            made.exists() and made.stat().st_mtime >= journal_.stat().st_mtime
+            for journal_, made in pairs
+        )
+
+    def side_log(self, job: Job) -> Path:
+        """Return where what a preflight or a collecting job starts writes what it says."""
+        return self.jobs_folder / f"{job.kind}-{job.id}.txt"
+
+    def users(self) -> list[str]:
+        """Return who sent the jobs; none where somebody unknown may have sent one of them."""
+        users = {entry.get("user") for entry in self.submissions()}
+        return [] if None in users else sorted(map(str, users))
+
+    def scripts(self) -> dict[str, dict[str, Any]]:
+        """Return job -> what its script makes, of the scripts that were written."""
+        try:
+            found = files.parse(files.content(self.scripts_file))["jobs"]
+            return {str(name): one for name, one in found.items() if _is_script(one)}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}  # none, or of an earlier version
+
+    def jobs_of_launches(self) -> dict[str, set[str]]:
+        """Return launch -> the jobs that wrote to its journal, of an array's also `ID_K`.
+
+        Raises:
+            ValueError: A journal is corrupt.
+        """
+        found: dict[str, set[str]] = {}
+        for name in self.names():
+            for entry in journal.read(self.journal(name)):
+                if entry.get("kind") == "launch":
+                    found.setdefault(name, set()).update(_writers(entry))
+        return found
+
+    def set_down(self, entry: Mapping[str, Any]) -> None:
+        """Add a line to the record of submissions.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        record = journal.Journal(self.submissions_file)
+        try:
+            record.append(entry)
+        finally:
+            record.close()
+
+    def job_ids(self) -> list[str]:
+        """Return the ids of the jobs that were sent, an array's once."""
+        return [entry["id"] for entry in self.submissions() if entry["id"] is not None]
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs that were sent, each element of an array by itself.
+
+        Raises:
+            ValueError: The record of submissions is corrupt.
+        """
+        return [job for entry in self.submissions() for job in _jobs(entry)]
+
+    def exits(self) -> dict[str, dict[str, Any]]:
+        """Return SLURM_JOB_ID -> how the job's own script said that it ended."""
+        found = {}
+        for path in sorted(self.jobs_folder.glob("exit-*.json")):
+            try:
+                record = files.parse(files.content(path))
+            except ValueError:
+                continue  # not a record: the job is then as if it had left none
+            if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
+                found[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
+        return found
+
+    def staging(self) -> dict[str, dict[str, float]]:
+        """Return SLURM_JOB_ID -> seconds that it copied files in and out.
+
+        Raises:
+            ValueError: The record is corrupt.
+        """
+        path = self.jobs_folder / "staging.jsonl"
+        entries = journal.read(path) if path.exists() else []
+        names = ("stage_in_s", "stage_out_s")
+        return {
+            str(one["job_id"]): {n: one[n] for n in names if isinstance(one.get(n), int | float)}
+            for one in entries
+            if "job_id" in one
+        }
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder's lock, the same that `lockstep run` holds.
+
+        Raises:
+            ValueError: Another command changes the folder, its lock is no regular file, or its file
+                system has no locks.
+        """
+        try:
+            self.jobs_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
+        with files.opened_lock(self.path / ".lock") as lock:
+            if not take_lock(lock, self.path):
+                raise ValueError(in_use(self.path))
+            sign_lock(lock)
+            yield
+
+    @contextmanager
+    def merging(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Wait until no other `collect` merges what it found, which takes an instant.
+
+        No job holds this lock, nor a command that asks Slurm.
+
+        Args:
+            say: Told where there are no locks: two at once may then undo each other's work.
+
+        Raises:
+            ValueError: The lock is no regular file.
+        """
+        with files.opened_lock(self.path / ".collect.lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                say(f"{no_locks(self.path, error)}; run one collect at a time")
+            yield
+
+
+def _check(entry: dict[str, Any], path: Path) -> None:
+    """Refuse a line that is no record of a submission, or of what came of it."""
+    for name in ("uuid", "job", "kind", "time"):
+        if not isinstance(entry.get(name, "" if name != "uuid" else None), str):
+            raise ValueError(f"{path}: a line names no {name}; it is no record of submissions")
+    job = entry.get("job", "")
+    if not job.isprintable():  # it would act on a terminal
+        raise ValueError(f"{path}: a line has the job {job[:80]!r}, which is no job's name")
+    job_id = entry.get("id")
+    is_id = isinstance(job_id, str) and re.fullmatch("[0-9]+", job_id)
+    if job_id is not None and not is_id:
+        raise ValueError(f"{path}: a line has the id {str(job_id)[:80]!r}, which is no job's")
+    if not files.are_texts(entry.get("launches", [])):
+        raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
+    cancelled = entry.get("cancelled", [])
+    if not isinstance(cancelled, list) or not all(isinstance(one, int) for one in cancelled):
+        raise ValueError(f"{path}: a line names no elements; it is no record of submissions")
+
+
+def _is_script(one: object) -> bool:
+    if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
+        return False
+    after = one.get("after")
+    is_whole = isinstance(after, list) and all(isinstance(job, dict) for job in after)
+    return is_whole and files.are_texts(one.get("launches"))
+
+
+def _writers(header: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the job in which a session wrote to a journal; nothing outside a job."""
+    slurm: Any = header.get("launch")
+    for name in ("provenance", "slurm"):
+        slurm = slurm.get(name) if isinstance(slurm, dict) else None
+    if isinstance(slurm, dict):
+        yield str(slurm.get("SLURM_JOB_ID", ""))
+        if "SLURM_ARRAY_JOB_ID" in slurm:
+            yield f"{slurm['SLURM_ARRAY_JOB_ID']}_{slurm.get('SLURM_ARRAY_TASK_ID')}"
+
+
+def _jobs(entry: dict[str, Any]) -> Iterator[Job]:
+    launches = tuple(entry.get("launches", ()))
+    own = (entry["job"], entry.get("kind", "ladder"), entry["uuid"], entry.get("time", ""))
+    user, ended = entry.get("user"), set(entry["cancelled"])
+    if entry.get("kind") != "array":
+        yield Job(entry["id"], *own, launches, user=user, cancelled=bool(ended))
+        return
+    for number, launch in enumerate(launches):
+        job_id = entry["id"] and f"{entry['id']}_{number}"
+        yield Job(job_id, *own, (launch,), number, user, number in ended)

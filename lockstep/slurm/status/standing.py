@@ -1,0 +1,324 @@
+"""How the jobs and launches of a campaign stand, by what is surest of what is known.
+
+The layers, the surest first: what the job's own script left at its end, squeue, sacct. A job that
+none of them knows is `unknown`, and after a time of grace `LOST`: never completed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from lockstep.campaign.folder import Outcome
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.scheduler import State
+from lockstep.slurm.status import accounting, by_hand
+from lockstep.slurm.status.sent import Job, Results
+
+# sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
+GRACE_S = 600
+# A launch writes a line as each case begins and ends: without one for longer than a case may take
+# it stands still. That is pytest's own default of --case-budget; to start may take as long as this.
+CASE_BUDGET_S = 900.0
+START_S = 300.0
+STALLED = State("STALLED")
+LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
+# slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
+RUNAWAY = State(
+    "LOST",
+    "squeue knows it no more and it left no record of its end, though sacct does not call it ended",
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one job stands.
+
+    Attributes:
+        job: The job.
+        state: Its state.
+        account: What sacct says, where it was asked and knows.
+        record: What the job's own script left at its end.
+        wait_s: Seconds in which the job might have started, and did not.
+        sent_s: Seconds since a job that still waits was submitted.
+        quiet_s: Seconds since a running job last wrote a line.
+        user: Whose it is, as far as is known.
+    """
+
+    job: Job
+    state: State
+    account: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] | None = None
+    wait_s: float | None = None
+    sent_s: float | None = None
+    quiet_s: float | None = None
+    user: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job will write no more, as far as is known."""
+        return self.state.has_ended or self.state.name == "LOST"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it has ended otherwise than well."""
+        return self.has_ended and self.state.name != "COMPLETED"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the layers say at one moment; None where one gives no answer.
+
+    Attributes:
+        exits: SLURM_JOB_ID -> the record of the job's own script.
+        queue: Job id -> what squeue holds.
+        accounts: Job id -> what sacct knows.
+        errors: Why a layer gives no answer.
+    """
+
+    exits: Mapping[str, Mapping[str, Any]]
+    queue: Mapping[str, slurm.Queued] | None
+    accounts: Mapping[str, Mapping[str, Any]] | None
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """How a whole campaign stands.
+
+    Attributes:
+        jobs: Its jobs, in the order they were sent.
+        launches: Launch -> how far it is, of those that have begun.
+        planned: The launches of the campaign.
+        errors: Why a layer gave no answer.
+    """
+
+    jobs: Sequence[Standing]
+    launches: Mapping[str, Outcome]
+    planned: Sequence[str]
+    errors: Sequence[str]
+
+    @property
+    def num_complete(self) -> int:
+        """Planned launches that are complete."""
+        return sum(self.is_complete(name) for name in self.planned)
+
+    def is_complete(self, name: str) -> bool:
+        """Return whether a launch is complete."""
+        return name in self.launches and self.launches[name].complete
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no job will write any more."""
+        return all(one.has_ended for one in self.jobs)
+
+    @property
+    def abandoned(self) -> list[str]:
+        """Launches that an ended job left incomplete and that no job will make any more."""
+        coming = {name for one in self.jobs if not one.has_ended for name in one.job.launches}
+        left = {name for one in self.jobs if one.has_ended for name in one.job.launches}
+        return sorted(name for name in left - coming if not self.is_complete(name))
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something was lost: a launch abandoned, or a job of no launches ended badly."""
+        last = {one.job.name: one for one in self.jobs if not one.job.launches}
+        return bool(self.abandoned) or any(one.is_bad for one in last.values())
+
+
+@dataclass
+class Board:
+    """A campaign that is looked at again and again: what cannot change is not asked twice."""
+
+    results: Results
+    _accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _complete: dict[str, Outcome] = field(default_factory=dict)
+
+    def look(self) -> Campaign:
+        """Return how the campaign stands now, by at most one squeue and one sacct call.
+
+        Raises:
+            ValueError: The folder's records are corrupt.
+        """
+        jobs, answers = self._jobs()
+        now = time.time()
+        claimed = self.results.claimed() or {}
+        limit_s = max(claimed.get("case_budget") or CASE_BUDGET_S, START_S)
+        standings = [self._standing(job, answers, now, limit_s) for job in jobs]
+        launches = self._launches(claimed.get("studies", ()))
+        sent = [name for job in jobs for name in job.launches]
+        planned = [one["name"] for one in claimed.get("launches", ())]
+        planned = planned or list(dict.fromkeys([*sent, *launches]))
+        return Campaign(standings, launches, planned, answers.errors)
+
+    def _jobs(self) -> tuple[list[Job], Answers]:
+        """Return the jobs that were sent, also by hand, and what the layers say of them."""
+        sent = self.results.jobs()
+        if not sent and not any(self.results.jobs_folder.glob("*.sh")):
+            return [], Answers({}, {}, {}, ())
+        errors = []
+        queue = None
+        try:
+            queue = queued_elements(slurm.queue(self.results.users()))
+        except RuntimeError as error:
+            errors.append(str(error))
+        sent = _named(sent, queue or {})
+        others = by_hand.ids(self.results, sent, queue)
+        answers = self._ask([*(job.id for job in sent if job.id), *others], queue, errors)
+        found = by_hand.jobs(self.results, others, queue, answers.accounts or {})
+        names = {job.name for job in found}  # of which sbatch may have lost the id
+        return [*(job for job in sent if job.id or job.name not in names), *found], answers
+
+    def _ask(
+        self, ids: Sequence[str], queue: Mapping[str, slurm.Queued] | None, errors: list[str]
+    ) -> Answers:
+        accounts = None
+        try:
+            accounts = accounting.ask(self._wanted(ids, queue or {}))
+        except RuntimeError as error:
+            errors.append(str(error))
+            if accounting.is_absent(error):
+                accounts = {}  # which is an answer
+        self._accounts |= {
+            i: one for i, one in (accounts or {}).items() if accounting.has_ended(one)
+        }
+        known = None if accounts is None else {**accounts, **self._accounts}
+        return Answers(self.results.exits(), queue, known, tuple(errors))
+
+    def _wanted(self, ids: Sequence[str], queue: Mapping[str, slurm.Queued]) -> list[str]:
+        """Return what sacct is to be asked about: what has left the queue, arrays as a whole."""
+        left = (
+            by_hand.whole(job_id)
+            for job_id in ids
+            if job_id not in self._accounts and not is_active(queue.get(job_id))
+        )
+        return list(dict.fromkeys(left))
+
+    def _standing(self, job: Job, answers: Answers, now: float, limit_s: float) -> Standing:
+        queued = (answers.queue or {}).get(job.id or "")
+        if queued is not None and not is_held_for(queued, job):
+            queued = None
+        account = (answers.accounts or {}).get(job.id or "") or self._accounts.get(job.id or "")
+        raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
+        record = answers.exits.get(str(raw)) or answers.exits.get(str(job.id))
+        state = state_of(queued, account, record)
+        if state is None:
+            state = self._without_answer(job, account, answers, now)
+        wait_s = account["queue_wait_s"] if account else None
+        sent_s = None
+        if queued and state.name == "PENDING" and queued.submitted:
+            sent_s = max(0.0, now - queued.submitted)
+        user = (queued and queued.user) or (account and account["user"]) or job.user
+        quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
+        if quiet_s is not None and quiet_s > limit_s:
+            state = STALLED
+        return Standing(job, state, account, record, wait_s, sent_s, quiet_s, user)
+
+    def _without_answer(
+        self, job: Job, account: Mapping[str, Any] | None, answers: Answers, now: float
+    ) -> State:
+        """Return what to call a job that squeue does not know, and whose end nobody knows of."""
+        if job.cancelled:  # of an element that had not begun neither layer keeps anything
+            return State("CANCELLED")
+        if answers.queue is None:  # then what sacct last heard is the best that is known
+            return State(account["state"]) if account else slurm.UNKNOWN
+        if answers.accounts is None:
+            return slurm.UNKNOWN
+        if account is None and job.user not in (None, slurm.own_name()):
+            return State("unknown", f"Slurm says nothing of it here; it is a job of {job.user}")
+        signs = [self._last_sign(job)]
+        try:
+            signs.append(datetime.fromisoformat(job.sent).timestamp())
+        except ValueError:
+            signs.append(None)
+        seen = max((sign for sign in signs if sign is not None), default=None)
+        if seen is not None and now - seen > GRACE_S:
+            return RUNAWAY if account else State("LOST")
+        return LAGS if account else slurm.UNKNOWN
+
+    def _quiet_s(self, job: Job, now: float) -> float | None:
+        sign = self._last_sign(job)
+        return None if sign is None else max(0.0, now - sign)
+
+    def _last_sign(self, job: Job) -> float | None:
+        """Return when a job last wrote into its output, or a journal or log of its launches."""
+        folders = [self.results.launch(name) for name in job.launches]
+        paths = [folder / name for folder in folders for name in ("journal.jsonl", "log.txt")]
+        signs = []
+        for path in [self.results.output(job), *paths]:
+            try:
+                signs.append(path.stat().st_mtime)
+            except OSError:
+                continue  # not written yet
+        return max(signs, default=None)
+
+    def _launches(self, studies: Sequence[str]) -> dict[str, Outcome]:
+        found = {}
+        for name in self.results.names():
+            found[name] = self._complete.get(name) or self.results.outcome(name, studies)
+        self._complete = {name: one for name, one in found.items() if one.complete}
+        return found
+
+
+def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
+    """Return job id, of an element `ID_K`, -> what squeue holds, which joins those that wait."""
+    found = {}
+    for job in queue.values():
+        if job.elements is None:
+            found[job.job_id] = job
+        else:
+            found |= {f"{job.job_id}_{number}": job for number in job.elements}
+    return found
+
+
+def is_active(queued: slurm.Queued | None) -> bool:
+    """Return whether squeue holds a job that has not ended."""
+    return queued is not None and not queued.state.has_ended
+
+
+def is_held_for(held: slurm.Queued, job: Job) -> bool:
+    """Return whether what squeue holds is a job that was sent: ids begin anew some day."""
+    return held.comment == job.uuid or job.user in (None, held.user)
+
+
+def _named(jobs: Sequence[Job], queue: Mapping[str, slurm.Queued]) -> list[Job]:
+    """Return the jobs, those whose id sbatch never said with the id that squeue knows."""
+    ids = {one.comment: one.job_id for one in queue.values()}
+    return [_named_by(job, ids.get(job.uuid)) for job in jobs]
+
+
+def _named_by(job: Job, job_id: str | None) -> Job:
+    if job.id is not None or job_id is None:
+        return job
+    return replace(job, id=job_id if job.element is None else f"{job_id}_{job.element}")
+
+
+def state_of(
+    queued: slurm.Queued | None,
+    account: Mapping[str, Any] | None,
+    record: Mapping[str, Any] | None,
+) -> State | None:
+    """Return a job's state from what each layer knows of it; None where none knows.
+
+    That the job's own script has ended is the surest, though Slurm may still be ending the job;
+    of what has ended, Slurm's word for the end says more than an exit code.
+    """
+    if queued is not None and not queued.state.has_ended:
+        has_left = record is not None and queued.state.name != "PENDING"  # as when requeued
+        return State("COMPLETING") if has_left else queued.state
+    if record is not None and record.get("lost"):
+        return State("NODE_FAIL")  # the script noticed, and ended before Slurm did
+    if account is not None and accounting.has_ended(account):
+        return State(account["state"])
+    if queued is not None and queued.state.has_ended:
+        return queued.state
+    if record is not None:
+        return State("COMPLETED" if record["exit_code"] == 0 else "FAILED")
+    return None
+
+
+def counts(standings: Sequence[Standing]) -> dict[str, int]:
+    """Return state -> how many elements of an array are in it, the most first."""
+    return dict(Counter(one.state.name for one in standings).most_common())

@@ -1,0 +1,1 @@
+"""From a campaign to its jobs: resources, scripts and what sbatch answers."""

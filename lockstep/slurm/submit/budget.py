@@ -1,0 +1,88 @@
+"""A budget: how much of a campaign fits into so many GPU-hours, and what is left out for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep.campaign.campaign import Campaign
+
+# Fewer launches give no interval worth reading, so points go before these repeats do.
+MIN_REPEATS = 3
+ORDER = f"repeats down to {MIN_REPEATS}, then the largest world sizes, then repeats down to 1"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A campaign within a budget.
+
+    Attributes:
+        campaign: What is left of it.
+        dropped: What was left out, in words, in the order in which it was.
+    """
+
+    campaign: Campaign
+    dropped: tuple[str, ...] = ()
+
+
+def fit(campaign: Campaign, budget: float, cost: Callable[[Campaign], float], unit: str) -> Fitted:
+    """Return as much of a campaign as a budget holds.
+
+    What is dropped, in this order: repeats from the last down to 3, world sizes from the largest,
+    repeats down to 1. A kind of drop that saves nothing is not made.
+
+    Args:
+        campaign: What is wanted.
+        budget: What may be spent.
+        cost: What a campaign costs; never more for one with less in it.
+        unit: What both are counted in.
+
+    Raises:
+        ValueError: Even the smallest point costs more.
+    """
+    fitted = Fitted(campaign)
+    for drop in (_repeats_to(MIN_REPEATS), _world_sizes, _repeats_to(1)):
+        if cost(fitted.campaign) <= budget:
+            return fitted
+        fitted = drop(fitted, lambda changed: cost(changed) <= budget, cost)
+    needed = cost(fitted.campaign)
+    if needed <= budget:
+        return fitted
+    raise ValueError(
+        f"a budget of {budget:g} {unit} holds nothing of this campaign: one repeat of world size "
+        f"{fitted.campaign.world_sizes[0]} takes {needed:.2f}; raise --budget, or lower time"
+    )
+
+
+Fits = Callable[[Campaign], bool]
+Drop = Callable[[Fitted, Fits, Callable[[Campaign], float]], Fitted]
+
+
+def _repeats_to(least: int) -> Drop:
+    def drop(fitted: Fitted, fits: Fits, cost: Callable[[Campaign], float]) -> Fitted:
+        most = fitted.campaign.repeats
+        if most <= least or cost(_with_repeats(fitted.campaign, least)) >= cost(fitted.campaign):
+            return fitted
+        low, high = least, most - 1  # as many as fit, or the least
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(_with_repeats(fitted.campaign, middle)):
+                low = middle
+            else:
+                high = middle - 1
+        said = f"repeats {most} -> {low}"
+        return Fitted(_with_repeats(fitted.campaign, low), (*fitted.dropped, said))
+
+    return drop
+
+
+def _with_repeats(campaign: Campaign, repeats: int) -> Campaign:
+    return campaign.model_copy(update={"repeats": repeats})
+
+
+def _world_sizes(fitted: Fitted, fits: Fits, cost: Callable[[Campaign], float]) -> Fitted:  # noqa: ARG001
+    campaign, dropped = fitted.campaign, []
+    while len(campaign.world_sizes) > 1 and not fits(campaign):
+        *kept, largest = sorted(campaign.world_sizes)
+        dropped.append(str(largest))
+        campaign = campaign.model_copy(update={"world_sizes": tuple(kept)})
+    said = [f"world size{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"] if dropped else []
+    return Fitted(campaign, (*fitted.dropped, *said))

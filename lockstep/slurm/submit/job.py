@@ -1,0 +1,344 @@
+"""Jobs: what a campaign asks of a site, computed here before `script` renders it.
+
+The templates hold no arithmetic: every number and every option stands in a `JobSpec`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from lockstep.campaign.campaign import Campaign, Launch, common_options, plan, seconds
+from lockstep.slurm.limits import check_nodes, limit_s, time_limit_s
+from lockstep.slurm.site import Site
+from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
+
+Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
+Profiler = Literal["nsys", "ncu"]
+# What a job beside the measuring ones may take; they take minutes where nothing is wrong.
+PREFLIGHT_S = 900
+COLLECT_S = 1800
+# A profile is a window of a few steps: a whole run's would be gigabytes that nobody reads.
+PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """What a job waits for.
+
+    Attributes:
+        job: Name of the other job.
+        how: Whether that must have succeeded (`afterok`) or only ended (`afterany`).
+    """
+
+    job: str
+    how: Literal["afterok", "afterany"]
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One batch job, or one array of them.
+
+    Attributes:
+        name: Name of the job and its script.
+        kind: Which template renders it.
+        folder: The campaign's folder, absolute.
+        num_nodes: Nodes of the allocation, of each element's where it is an array.
+        gpus_per_node: GPUs asked for on each of them.
+        billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
+        time_s: Its time limit.
+        cpus_per_task: CPUs of a rank, equal at every world size.
+        directives: What sbatch is told, one option each.
+        shapes: World size -> what srun is told about nodes, ranks and GPUs.
+        tests: What pytest measures, absolute; nothing for the suite's own.
+        options: What pytest is told in every launch.
+        launches: The launches in the order they are made; an array's element K makes the K-th.
+        after: The jobs that it waits for.
+        profiler: What each rank runs under, if anything.
+    """
+
+    name: str
+    kind: Kind
+    folder: str
+    num_nodes: int
+    gpus_per_node: int
+    billed_per_node: int
+    time_s: int
+    cpus_per_task: int
+    directives: tuple[str, ...]
+    shapes: dict[int, tuple[str, ...]]
+    options: tuple[str, ...]
+    launches: tuple[Launch, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    profiler: Profiler | None = None
+    tests: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the largest step."""
+        return max(self.shapes)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the array; 1 for any other job."""
+        return len(self.launches) if self.kind == "array" else 1
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours if every element takes all of its time."""
+        return self.num_elements * self.num_nodes * self.time_s / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours that Slurm accounts for if every element takes all of its time."""
+        return self.billed_per_node * self.node_hours
+
+    @property
+    def script(self) -> Path:
+        """Where its script stands."""
+        return Path(self.folder, "jobs", f"{self.name}.sh")
+
+
+def settle(campaign: Campaign, site: Site) -> Campaign:
+    """Return the campaign with the device and the threads that every launch will use."""
+    own = share(campaign, site)
+    # A driver that a node lacks is then an error, never a measurement of its CPUs.
+    device = "cuda" if own.is_gpu else campaign.device
+    threads = campaign.threads_per_rank or own.cpus_per_task
+    return campaign.model_copy(update={"device": device, "threads_per_rank": threads})
+
+
+def launches_of(campaign: Campaign) -> list[Launch]:
+    """Return the launches as the campaign's jobs cut them: an array's are of one case each."""
+    return plan(campaign, by_case=campaign.jobs.allocation == "array")
+
+
+def jobs(
+    campaign: Campaign, site: Site, folder: Path, launches: Sequence[Launch] | None = None
+) -> list[JobSpec]:
+    """Return the jobs of a campaign, each after those that it waits for.
+
+    Args:
+        campaign: What to measure.
+        site: Where.
+        folder: The campaign's folder of results, absolute.
+        launches: Which launches to make; all by default.
+
+    Raises:
+        ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.
+    """
+    maker = Maker.of(campaign, site, folder)
+    wanted = launches_of(campaign) if launches is None else launches
+    if not wanted:
+        return []
+    found = list(maker.measuring(wanted))
+    if campaign.jobs.preflight:
+        first = maker.preflight(max(launch.world_size for launch in wanted))
+        found = [first, *(_behind(first, job) for job in found)]
+    if campaign.jobs.collect:
+        found.append(maker.collect(found))
+    return found
+
+
+def _behind(first: JobSpec, job: JobSpec) -> JobSpec:
+    """Return a job that never begins where the first one fails."""
+    if any(one.how == "afterok" for one in job.after):
+        return job  # the one before it does not begin then
+    return replace(job, after=(Dependency(first.name, "afterok"), *job.after))
+
+
+def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) -> JobSpec:
+    """Return the job that profiles a few steps of each case, apart from what is measured.
+
+    Raises:
+        ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.
+    """
+    # While ncu replays a kernel of one rank the others would wait for it for ever.
+    world_sizes = (1,) if profiler == "ncu" else campaign.world_sizes
+    changes = PROFILED | {"world_sizes": world_sizes, "repeats": 1}
+    campaign = campaign.model_copy(update=changes)
+    maker = Maker.of(campaign, site, folder)
+    job = maker.make(f"{campaign.name}-{profiler}", "profile", plan(campaign))
+    return replace(job, profiler=profiler)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What all jobs of a campaign at a site have in common."""
+
+    campaign: Campaign
+    site: Site
+    folder: Path
+    share: Share
+
+    @classmethod
+    def of(cls, campaign: Campaign, site: Site, folder: Path) -> "Maker":
+        """Return the maker of jobs that fit.
+
+        Raises:
+            ValueError: Campaign and site do not fit, or sbatch cannot be given the folder's name.
+        """
+        _check_folder(folder, site)
+        campaign = settle(campaign, site)
+        own = share(campaign, site)
+        _check_ladder(campaign, site, own)
+        return cls(campaign, site, folder, own)
+
+    def measuring(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        """Yield the jobs that measure, as the campaign cuts them."""
+        if self.campaign.jobs.allocation == "array":
+            yield from self._all_arrays(launches)
+            return
+        before: tuple[Dependency, ...] = ()
+        for suffix, group in self._apart(launches):
+            found = self._of_repeat(suffix, group, before)
+            yield from found
+            # On nodes that jobs share, two repeats at once would slow each other down.
+            before = () if self.site.is_exclusive else (Dependency(found[-1].name, "afterany"),)
+
+    def _apart(self, launches: Sequence[Launch]) -> Iterator[tuple[str, list[Launch]]]:
+        """Yield what jobs of their own make, with an end for their names: a repeat each.
+
+        Repeats within one job share its nodes, and are not independent of each other.
+        """
+        if self.campaign.jobs.share_job or self.campaign.repeats == 1:
+            yield "", list(launches)
+            return
+        for repeat, group in groupby(launches, key=lambda launch: launch.repeat):
+            yield f"-r{repeat}", list(group)
+
+    def _of_repeat(
+        self, suffix: str, launches: Sequence[Launch], before: tuple[Dependency, ...]
+    ) -> list[JobSpec]:
+        """Return the jobs of a repeat: one, or one for each world size after the smaller one."""
+        name = self.campaign.name
+        if self.campaign.jobs.allocation == "ladder":
+            return [self.make(f"{name}{suffix}", "ladder", launches, before)]
+        found = []
+        for world_size, group in _by_size(launches):
+            found.append(self.make(f"{name}-w{world_size}{suffix}", "job", group, before))
+            before = (Dependency(found[-1].name, "afterok"),)
+        return found
+
+    def _all_arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        before: tuple[Dependency, ...] = ()
+        limited = self.campaign.jobs.max_running is not None
+        for world_size, group in _by_size(launches):
+            for job in self._arrays(f"{self.campaign.name}-w{world_size}", group):
+                yield replace(job, after=before)
+                # At once they would run more elements than the campaign lets run.
+                before = (Dependency(job.name, "afterany"),) if limited else ()
+
+    def _arrays(self, name: str, launches: Sequence[Launch]) -> Iterator[JobSpec]:
+        """Yield as many arrays as Slurm's limit of one makes of them."""
+        most = self.site.max_array_size
+        chunks = [launches[first : first + most] for first in range(0, len(launches), most)]
+        for number, chunk in enumerate(chunks, start=1):
+            own = name if len(chunks) == 1 else f"{name}-{number}"
+            yield self.make(own, "array", chunk)
+
+    def preflight(self, world_size: int) -> JobSpec:
+        """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
+        own = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
+        own += [f"--device={self.campaign.device}"] if self.campaign.device else []
+        job = self._job(
+            f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
+        )
+        options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *own)
+        return replace(job, options=options, tests=())
+
+    def collect(self, others: Sequence[JobSpec]) -> JobSpec:
+        """Return the job that collects and reports once the others have ended."""
+        after = tuple(Dependency(job.name, "afterany") for job in others)
+        name = f"{self.campaign.name}-collect"
+        job = self._job(name, "collect", [1], self._short(COLLECT_S), self.share.without_gpu())
+        return replace(job, options=(), after=after)
+
+    def _short(self, time_s: int) -> int:
+        """Return the time of a job that needs little, where the site's jobs are shorter still."""
+        return min(time_s, seconds(self.site.time))
+
+    def make(
+        self,
+        name: str,
+        kind: Kind,
+        launches: Sequence[Launch],
+        after: tuple[Dependency, ...] = (),
+    ) -> JobSpec:
+        """Return a job that makes launches."""
+        one_after_another = 1 if kind == "array" else len(launches)
+        time_s = time_limit_s(self.campaign, self.site, name, one_after_another)
+        world_sizes = sorted({launch.world_size for launch in launches})
+        job = self._job(name, kind, world_sizes, time_s)
+        if kind == "array":
+            limit = self.campaign.jobs.max_running
+            elements = f"0-{len(launches) - 1}" + (f"%{limit}" if limit else "")
+            job = replace(job, directives=(*job.directives, f"--array={elements}"))
+        return replace(job, launches=tuple(launches), after=after)
+
+    def _job(
+        self,
+        name: str,
+        kind: Kind,
+        world_sizes: Sequence[int],
+        time_s: int,
+        own: Share | None = None,
+    ) -> JobSpec:
+        own = own or self.share
+        largest = max(world_sizes)
+        check_nodes(own, self.site, largest)
+        time_s = min(time_s, limit_s(self.site) or time_s)
+        number = "%A_%a" if kind == "array" else "%j"
+        output = f"{self.folder}/jobs/slurm-{number}.out"
+        asked = own.on_node(largest) if own.is_gpu else 0
+        return JobSpec(
+            name=name,
+            kind=kind,
+            folder=str(self.folder),
+            num_nodes=own.num_nodes(largest),
+            gpus_per_node=asked,
+            billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else asked,
+            time_s=time_s,
+            cpus_per_task=own.cpus_per_task,
+            directives=tuple(directives(self.site, own, name, largest, time_s, output)),
+            shapes={size: shape(self.site, own, size) for size in world_sizes},
+            options=tuple(_options(self.campaign, self.site)),
+            tests=self.campaign.tests,
+        )
+
+
+def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
+    """Yield each world size, the smallest first, with its launches."""
+    for world_size in sorted({launch.world_size for launch in launches}):
+        yield world_size, [one for one in launches if one.world_size == world_size]
+
+
+def _check_ladder(campaign: Campaign, site: Site, own: Share) -> None:
+    # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
+    on_node = own.ranks_per_node
+    for world_size in campaign.world_sizes:
+        if world_size > on_node and world_size % on_node:
+            raise ValueError(
+                f"world size {world_size} does not fill nodes of {on_node} ranks on {site.name}; "
+                f"choose {world_size // on_node * on_node} or {-(-world_size // on_node) * on_node}"
+            )
+
+
+def _check_folder(folder: Path, site: Site) -> None:
+    if not folder.is_absolute():
+        raise ValueError(f"{folder}: not an absolute path; jobs start in another folder")
+    barred = UNSAFE | (frozenset(":,") if site.container else frozenset())
+    found = sorted(barred & set(str(folder)))
+    if found or not str(folder).isprintable():
+        what = f"{found[0]!r}" if found else "a control character"
+        raise ValueError(
+            f"{str(folder)!r} holds {what}, which sbatch or Apptainer would read its own way; "
+            "give --to another folder"
+        )
+
+
+def _options(campaign: Campaign, site: Site) -> Iterable[str]:
+    yield from common_options(campaign)
+    yield f"--label=site={site.name}"
+    yield "--resume"

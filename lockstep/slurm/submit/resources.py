@@ -1,0 +1,118 @@
+"""What one rank gets of a node, and how sbatch and srun are told of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lockstep.campaign.campaign import Campaign
+from lockstep.slurm.limits import clock
+from lockstep.slurm.site import Site
+
+WARNING_S = 120
+# In a quoted value of a directive sbatch reads these its own way, or as a file name's pattern.
+UNSAFE = frozenset("\"'`\\$#%")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank gets of a node."""
+
+    ranks_per_node: int
+    cpus_per_task: int
+    is_gpu: bool
+
+    def num_nodes(self, world_size: int) -> int:
+        """Return the nodes of a world size."""
+        return -(-world_size // self.ranks_per_node)
+
+    def on_node(self, world_size: int) -> int:
+        """Return the ranks on each of its nodes."""
+        return min(world_size, self.ranks_per_node)
+
+    def without_gpu(self) -> "Share":
+        """Return the share of what computes nothing."""
+        return replace(self, is_gpu=False)
+
+
+def share(campaign: Campaign, site: Site) -> Share:
+    """Return what one rank gets, the same at every world size.
+
+    Raises:
+        ValueError: The site has no GPUs, or too few CPUs, for what the campaign asks.
+    """
+    if campaign.device == "cuda" and not site.gpus_per_node:
+        raise ValueError(
+            f'device = "cuda", but site {site.name} has gpus_per_node = 0; set one of them'
+        )
+    is_gpu = site.gpus_per_node > 0 and campaign.device != "cpu"
+    most = site.gpus_per_node if is_gpu else site.cpus_per_node
+    ranks = min(most, site.max_ranks_per_node or most)
+    cpus = site.cpus_per_node // ranks
+    threads = campaign.threads_per_rank or 1
+    if cpus < threads:
+        raise ValueError(
+            f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "
+            f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
+        )
+    return Share(ranks, cpus, is_gpu)
+
+
+def directives(
+    site: Site, own: Share, name: str, largest: int, time_s: int, output: str
+) -> Iterable[str]:
+    """Yield what sbatch is told of a job, one option each."""
+    on_node = own.on_node(largest)
+    # Of a short job the warning may take only a part.
+    warning_s = min(WARNING_S, time_s // 4)
+    chosen = {
+        "job-name": name,
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "constraint": site.constraint,
+        "reservation": site.reservation,
+        "nodes": own.num_nodes(largest),
+        "ntasks-per-node": on_node,
+        "cpus-per-task": own.cpus_per_task,
+        "gpus-per-node": _gpus(site, on_node) if own.is_gpu else None,
+        "mem": site.mem,
+        "time": clock(time_s),
+        "signal": f"B:USR1@{warning_s}",
+        "open-mode": "append",
+        "output": output,
+    }
+    for option, value in chosen.items():
+        if value is not None:
+            yield directive(option, str(value))
+    yield "--no-requeue"
+    yield from site.extra_directives
+
+
+def directive(option: str, value: str) -> str:
+    """Return one option as sbatch reads it from a script.
+
+    Raises:
+        ValueError: The value could end the line or its quotes.
+    """
+    if not value.isprintable() or (UNSAFE - {"%"}) & set(value):
+        raise ValueError(
+            f"{option} = {value!r}: a quote, backslash, $, # or control character is not allowed "
+            "in a value for sbatch; leave it out"
+        )
+    return f'--{option}="{value}"' if " " in value else f"--{option}={value}"
+
+
+def _gpus(site: Site, num: int) -> str:
+    return f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
+
+
+def shape(site: Site, own: Share, world_size: int) -> tuple[str, ...]:
+    """Return what srun is told of nodes, ranks and GPUs of a world size."""
+    on_node = own.on_node(world_size)
+    asked = (
+        f"--nodes={own.num_nodes(world_size)}",
+        f"--ntasks={world_size}",
+        f"--ntasks-per-node={on_node}",
+    )
+    # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
+    # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
+    return (*asked, f"--gpus-per-node={_gpus(site, on_node)}") if own.is_gpu else asked

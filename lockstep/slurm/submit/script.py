@@ -1,0 +1,206 @@
+"""Batch scripts: a job rendered by our templates, and by the site's own where it has one."""
+
+import os
+import re
+import shlex
+import subprocess
+import traceback
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import (
+    ChoiceLoader,
+    DictLoader,
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateNotFound,
+    TemplateSyntaxError,
+)
+
+from lockstep import content
+from lockstep.campaign.campaign import Launch
+from lockstep.slurm.site import Site
+from lockstep.slurm.status import accounting
+from lockstep.slurm.submit.job import JobSpec
+from lockstep.vocabulary import files
+from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES
+from lockstep.vocabulary.inputs import MAX_SHOWN_CHARACTERS
+
+IMAGE_SUITE = "/opt/lockstep"
+BASE = "base.sh.j2"
+SITE = "site.sh.j2"
+BASH_S = 60  # to read a script, which takes milliseconds
+# What Slurm and the drivers' libraries call the devices a job may use.
+DEVICES = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+}
+# Names of variables, as bash matches them, that each rank hands on into the image.
+HANDED_ON = ("SLURM_*", "LOCKSTEP_*", *(f"{one}*" for one in COMMUNICATION_PREFIXES))
+GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+
+
+def suite(site: Site) -> str:
+    """Return where the suite is, as the ranks see it."""
+    return site.suite or IMAGE_SUITE
+
+
+def container_command(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tuple[str, ...]:
+    """Return a rank's command line up to the image; empty where ranks run outside one.
+
+    Args:
+        site: Where the job runs.
+        folders: What ranks read and write, under the same names inside the image.
+        is_gpu: Whether ranks have GPUs.
+    """
+    if site.container is None:
+        return ()
+    binds = [f"--bind={path}" for path in filter(None, [*folders, site.suite])]
+    binds += [f"--bind={path}" for path in site.container.binds]
+    # Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
+    flags = ["--cleanenv", "--no-eval", *([GPU_FLAGS[site.gpu_runtime]] if is_gpu else [])]
+    return ("apptainer", "exec", *flags, *binds, *site.container.args)
+
+
+def _folders(tests: Sequence[str]) -> list[str]:
+    """Return the repositories that tests lie in: what they import lies there, too."""
+    found = {}
+    for test in tests:
+        path = Path(test.partition("::")[0])
+        marks = (one for one in path.parents if (one / ".git").exists())
+        found[str(next(marks, path.parent))] = True
+    return list(found)
+
+
+def environment(site_template: str | None = None) -> Environment:
+    """Return the templates' environment: nothing undefined, every value quoted by a filter.
+
+    Args:
+        site_template: Text of a site's own template, between ours and the base.
+    """
+    own = {} if site_template is None else {SITE: site_template}
+    made = Environment(  # noqa: S701, shell scripts, in which HTML's escapes would be wrong
+        loader=ChoiceLoader([DictLoader(own), _templates()]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["sh"] = lambda value: shlex.quote(str(value))
+    made.filters["words"] = lambda values: " ".join(map(_word, values))
+    return made
+
+
+def _word(value: str) -> str:
+    # A comma is plain to the shell, but reads like the end of an array's element.
+    quoted = shlex.quote(value)
+    return f"'{value}'" if quoted == value and "," in value else quoted
+
+
+@cache
+def _templates() -> FileSystemLoader:
+    return FileSystemLoader(content.ROOT / "slurm_templates" / "templates")
+
+
+def render(job: JobSpec, site: Site) -> str:
+    """Return the batch script of a job.
+
+    Raises:
+        ValueError: The site's own template cannot be read, or is broken.
+    """
+    if job.kind == "preflight":  # it shows that there is scratch, with no copy of what is large
+        site = site.model_copy(update={"stage_in": (), "stage_image": False})
+    values: dict[str, Any] = {
+        "job": job,
+        "site": site,
+        "suite": suite(site),
+        "variables": site.rank_environment(),
+        "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),
+        "command": container_command(
+            site, [job.folder, *_folders(job.tests)], is_gpu=job.gpus_per_node > 0
+        ),
+        # What only reads results needs no data.
+        "staged": site.scratch is not None and job.kind != "collect",
+        "sacct": accounting.SHELL_COMMAND,
+        "lines": [" ".join(words(launch)) for launch in job.launches],
+    }
+    name = f"{job.kind}.sh.j2"
+    if site.template is None:
+        text = environment().get_template(name).render(values, parent=BASE)
+    else:
+        text = _render_own(name, site.template, values)
+    if site.template or site.shell_before or site.shell_after:
+        _refuse_unreadable(text, site.template or "shell_before or shell_after")
+    return text
+
+
+def _render_own(name: str, template: str, values: dict[str, Any]) -> str:
+    try:
+        return environment(_read(template)).get_template(name).render(values, parent=SITE)
+    except TemplateNotFound as error:
+        raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
+    except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
+        said = " ".join(str(error).split())
+        where = f"{template}{_line_of(error)}"
+        raise ValueError(f"{where}: not a template over {BASE}: {said}") from error
+    except RecursionError:
+        raise ValueError(f"{template}: extends itself; it must extend {BASE}") from None
+
+
+def _line_of(error: Exception) -> str:
+    """Return `:LINE` of a site's template where an error arose in it, or nothing."""
+    if isinstance(error, TemplateSyntaxError):
+        return f":{error.lineno}"
+    # Jinja gives a template that is no file this name in a traceback, with the template's lines.
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+    return f":{lines[-1]}" if lines else ""
+
+
+def _read(template: str) -> str:
+    try:
+        return files.content(Path(template)).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{template}: not UTF-8 text: {error}; change template") from error
+    except ValueError as error:
+        raise ValueError(f"{error}; change template") from error
+
+
+def _refuse_unreadable(text: str, origin: str) -> None:
+    """Refuse a script that sbatch or bash would, before a job of it is sent."""
+    if not text.startswith("#!"):
+        raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
+    found = subprocess.run(
+        ["/bin/bash", "-n"],
+        input=text,
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=BASH_S,
+        check=False,
+    )
+    if found.returncode:
+        said = _offence(found.stderr, text.split("\n"))
+        raise ValueError(f"{origin} makes a script that bash does not read: {said}")
+
+
+def _offence(said: str, lines: Sequence[str]) -> str:
+    """Return what bash says of a script, with the line that it means: no file holds the script."""
+    found = re.search(r"line ([0-9]+): (?!warning:)(.*)", said)
+    if found is None:
+        return " ".join(said.split())
+    number = int(found[1])
+    line = lines[number - 1].strip() if number <= len(lines) else ""
+    where = f"in line {number}: {line[:MAX_SHOWN_CHARACTERS]}" if line else "after its last line"
+    return f"{found[2]}, {where}"
+
+
+def words(launch: Launch) -> Iterator[str]:
+    """Yield what the script's `launch` is told: NAME WORLD_SIZE REPEAT [PART]."""
+    yield from (launch.name, str(launch.world_size), str(launch.repeat))
+    if launch.part is not None:
+        yield f"{launch.part}/{launch.num_parts}"

@@ -1,0 +1,297 @@
+"""Sending a campaign's jobs: scripts written, claimed, sent once, and recorded before and after."""
+
+import json
+import shlex
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from lockstep.campaign.campaign import Campaign, Launch
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.site import Site
+from lockstep.slurm.status import by_hand
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.submit import budget
+from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
+from lockstep.slurm.submit.resources import share
+from lockstep.slurm.submit.script import render
+from lockstep.vocabulary import files, journal
+from lockstep.vocabulary.record import KEY
+
+SITE_FILE = "site.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A campaign at a site, with the folder of its results.
+
+    Attributes:
+        campaign: What to measure, with its device and threads settled.
+        site: Where.
+        results: The folder.
+        profiler: What to profile with in place of measuring.
+        again: Names of measured launches to set aside and measure again.
+        dropped: What a budget left out, in words.
+        debug_comm: Whether NCCL says all that it does, in these jobs and in none that resume them.
+    """
+
+    campaign: Campaign
+    site: Site
+    results: Results
+    profiler: Profiler | None = None
+    again: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    debug_comm: bool = False
+
+    @property
+    def launches(self) -> list[Launch]:
+        """All launches of the campaign."""
+        return launches_of(self.campaign)
+
+    @cached_property
+    def missing(self) -> list[Launch]:
+        """The launches that still lack a case, and those to measure again."""
+        lacking = {one.name for one in self.results.missing(self.campaign, self.launches)}
+        return [one for one in self.launches if one.name in lacking | set(self.again)]
+
+    @cached_property
+    def jobs(self) -> list[JobSpec]:
+        """The jobs to send, each after those that it waits for.
+
+        Raises:
+            ValueError: Campaign and site do not fit.
+        """
+        if self.profiler is not None:
+            return [profile(self.campaign, self.site, self.results.path, self.profiler)]
+        return jobs(self.campaign, self.site, self.results.path, self.missing)
+
+    def scripts(self) -> list[str]:
+        """Return the text of each job's script."""
+        site = self.site.with_debug_output() if self.debug_comm else self.site
+        return [render(spec, site) for spec in self.jobs]
+
+    @property
+    def unit(self) -> str:
+        """What a budget is counted in."""
+        return "GPU-hours" if share(self.campaign, self.site).is_gpu else "node-hours"
+
+    def within(self, hours: float) -> "Work":
+        """Return as much of the work as fits into a budget of GPU-hours, or of node-hours.
+
+        Raises:
+            ValueError: Nothing fits.
+        """
+        is_gpu = share(self.campaign, self.site).is_gpu
+        names = {launch.name for launch in self.missing}
+
+        def cost(campaign: Campaign) -> float:
+            left = [launch for launch in launches_of(campaign) if launch.name in names]
+            specs = jobs(campaign, self.site, self.results.path, left)
+            return sum(spec.gpu_hours if is_gpu else spec.node_hours for spec in specs)
+
+        fitted = budget.fit(self.campaign, hours, cost, self.unit)
+        return replace(self, campaign=fitted.campaign, dropped=fitted.dropped)
+
+
+def stored(results: Results) -> tuple[Campaign, Site]:
+    """Return the campaign and the site that a folder's jobs were last sent for.
+
+    Raises:
+        ValueError: No job was sent from it.
+    """
+    campaign, path = results.claimed(), results.jobs_folder / SITE_FILE
+    if campaign is None or not path.exists():
+        # A submission that failed leaves a folder of jobs, too.
+        ran_here = campaign is not None and not results.submissions_file.exists()
+        todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
+        raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
+    beside = ("launches", "left_out")  # what a claim holds beside the campaign
+    kept = {key: value for key, value in campaign.items() if key not in beside}
+    try:
+        site = Site.model_validate(files.parse(files.content(path)))
+        return Campaign.model_validate(kept), site
+    except ValueError as error:  # pydantic's is one, of several lines
+        first = str(error).splitlines()[-1].strip()
+        raise ValueError(
+            f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it "
+            f"({first}); lockstep submit CAMPAIGN --site SITE"
+        ) from None
+
+
+def write_scripts(todo: Work, *, force: bool) -> list[Path]:
+    """Claim the folder, write the scripts of jobs and what they need, and return their paths.
+
+    Raises:
+        ValueError: The folder holds other results, campaign and site do not fit, or a script of
+            that name is there and reads otherwise.
+    """
+    texts = todo.scripts()
+    paths = [spec.script for spec in todo.jobs]
+    for path, text in zip(paths, texts, strict=True):
+        if not force and path.exists() and files.text(path) != text:
+            raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
+    todo.results.claim(todo.campaign, todo.launches)
+    if todo.profiler is None:  # what a profile changes is not what measures
+        site = todo.site.model_dump_json(by_alias=True, indent=1)
+        journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
+    made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
+    document = {"schema": 1, "jobs": made}
+    journal.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
+    for path, text in zip(paths, texts, strict=True):
+        journal.write_atomically(path, text)
+    return paths
+
+
+def _script_facts(spec: JobSpec) -> dict[str, object]:
+    """Return what is known of a job from its script alone, whoever sends it."""
+    return {
+        "kind": spec.kind,
+        "launches": _launches(spec),
+        "after": [{"job": one.job, "how": one.how} for one in spec.after],
+    }
+
+
+def _launches(spec: JobSpec) -> list[str]:
+    # A profile measures nothing: what it runs never becomes a launch's journal.
+    return [one.name for one in spec.launches if spec.kind != "profile"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A job that Slurm has taken.
+
+    Attributes:
+        spec: The job.
+        id: Slurm's id of it.
+    """
+
+    spec: JobSpec
+    id: str
+
+    @property
+    def output(self) -> Path:
+        """Where its script's output goes; of an array, that of the first element."""
+        number = f"{self.id}_0" if self.spec.kind == "array" else self.id
+        return Path(self.spec.folder, "jobs", f"slurm-{number}.out")
+
+
+def submit(todo: Work) -> Iterator[Sent]:
+    """Send the jobs of what is missing, and give each one once Slurm has taken it.
+
+    Raises:
+        ValueError: Jobs of this folder may still write into it, or sbatch refuses the site.
+        RuntimeError: Slurm does not answer.
+    """
+    with todo.results.alone():
+        refuse_unfinished(todo.results)
+        slurm.require("sbatch")  # before a record of a submission that nobody can make
+        scripts = write_scripts(todo, force=True)
+        moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
+        ids: dict[str, str] = {}
+        for spec, script in zip(todo.jobs, scripts, strict=True):
+            after = [(one.job, one.how) for one in spec.after]
+            try:
+                ids[spec.name] = _send(todo.results, spec, script, by_hand.dependencies(after, ids))
+            except ValueError as error:
+                said = _take_back(ids)
+                for launch, aside in moved.items():
+                    if not launch.exists():
+                        aside.rename(launch)
+                raise ValueError(f"{error}{said}") from None
+            yield Sent(spec, ids[spec.name])
+
+
+def _take_back(ids: Mapping[str, str]) -> str:
+    """Cancel the jobs that a refused one has left alone, and say so."""
+    if not ids:
+        return ""
+    try:
+        slurm.scancel(list(ids.values()))
+    except RuntimeError as error:
+        return f"; {', '.join(ids)} had been sent and may still run, for {error}"
+    return f"; {', '.join(ids)}, sent before it, cancelled"
+
+
+def refuse_unfinished(results: Results) -> None:
+    """Refuse to change a folder into which a job may still write.
+
+    Raises:
+        ValueError: There is one.
+        RuntimeError: Slurm does not answer.
+    """
+    sent = results.submissions()
+    # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
+    queue = slurm.queue()
+    known = {entry["uuid"] for entry in sent} | set(results.job_ids())
+    for job in queue.values():
+        is_ours = {job.job_id, job.comment} & known or by_hand.is_of(job.command, results)
+        if is_ours and not job.state.has_ended:
+            was_sent = {job.job_id, job.comment} & known
+            how = f"lockstep cancel {shlex.quote(str(results.path))}" if was_sent else "scancel it"
+            whose = "" if job.user == slurm.own_name() else f" of {job.user}"
+            raise ValueError(
+                f"job {job.job_id}{whose} may still write into {results.path}: it "
+                f"{job.state.meaning}; "
+                f"wait for its end, or {how}"
+            )
+
+
+def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str]) -> str:
+    comment = f"lockstep:{uuid.uuid4()}"
+    record = journal.Journal(results.submissions_file)
+    try:
+        record.append({"uuid": comment, **_facts(spec)})
+        try:
+            job_id = slurm.sbatch(script, comment, *options)
+        except ValueError as error:
+            record.append({"uuid": comment, "refused": str(error)})
+            raise
+        record.append({"uuid": comment, "id": job_id})
+        return job_id
+    finally:
+        record.close()
+
+
+def _facts(spec: JobSpec) -> dict[str, object]:
+    return {
+        "job": spec.name,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "user": slurm.own_name(),
+        "launches": _launches(spec),
+        "kind": spec.kind,
+        "after": [one.job for one in spec.after],
+    }
+
+
+def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
+    """Return the launches of which a case has a flag: they are no proposal evidence.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    return [one.name for one in launches if _is_flagged(results.journal(one.name))]
+
+
+def _is_flagged(path: Path) -> bool:
+    if not journal.outcomes(path):
+        return False
+    cases = journal.rebuild(path)["benchmarks"]
+    return any(case["extra_info"][KEY]["flags"] for case in cases)
+
+
+def set_aside(results: Results, names: Sequence[str]) -> dict[Path, Path]:
+    """Move launches away, so that they are measured again; nothing is deleted.
+
+    Returns:
+        Where each launch's folder was -> where it is now.
+    """
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    moved = {}
+    for name in names:
+        target = results.set_aside_folder / f"{name}-{now}"
+        target.parent.mkdir(exist_ok=True)
+        moved[results.launch(name)] = results.launch(name).rename(target)
+    return moved

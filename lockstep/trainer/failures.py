@@ -1,0 +1,97 @@
+"""Why a training run failed: said once, by the rank that had the fault, to whoever started it."""
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep.launch import blame
+from lockstep.vocabulary.host import hostname
+
+# A rank that only lost the others gives the one that had the fault this time to speak first.
+YIELD_S = 2.0
+
+
+class DivergedError(RuntimeError):
+    """The loss of a step is not finite on some rank."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the first rank to speak says.
+
+    Attributes:
+        kind: What was wrong: the configuration, the machine or code, or the training itself.
+        message: A sentence, with the rank and its host where not all ranks say the same.
+        is_agreed: Whether it is all there is to say; else the rank's traceback is needed, too.
+        is_consequence: Whether the rank only lost the others.
+    """
+
+    kind: Literal["input", "machine", "diverged"]
+    message: str
+    is_agreed: bool
+    is_consequence: bool
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> "Failure":
+        """Return what a rank has run into."""
+        if isinstance(error, ValueError):
+            return cls("input", str(error), True, False)
+        name, said = type(error).__name__, str(error)
+        is_consequence = blame.is_consequence(f"{name}: {said}")
+        is_system = isinstance(error.__cause__, OSError)
+        if " on " in said.partition(":")[0] and not is_system:
+            return cls(_kind(error), said, True, is_consequence)
+        said = said if isinstance(error, RuntimeError) else f"{name}: {said}"
+        return cls(_kind(error), f"rank {rank} on {hostname()}: {said}", is_system, is_consequence)
+
+
+def _kind(error: Exception) -> Literal["machine", "diverged"]:
+    return "diverged" if isinstance(error, DivergedError) else "machine"
+
+
+def report(path: Path, failure: Failure) -> None:
+    """Write a failure down unless another rank has."""
+    if failure.is_consequence:
+        time.sleep(YIELD_S)
+    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        json.dump(asdict(failure), file)
+
+
+def read(path: Path) -> Failure | None:
+    """Return what a rank has written down; None where none had the time."""
+    return Failure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def first_step(losses: Sequence[float], finite: Sequence[bool]) -> dict[str, Any]:
+    """Return this rank's first step without a finite loss, for the others to compare.
+
+    Args:
+        losses: Of the epoch's steps, on this rank.
+        finite: Which of them are.
+    """
+    step = finite.index(False) if False in finite else None
+    loss = "" if step is None else f"{losses[step]:g}"
+    return {"step": step, "loss": loss, "host": hostname()}
+
+
+def diverged(epoch: int, ranks: Sequence[dict[str, Any]]) -> DivergedError:
+    """Return the error that names the ranks whose loss was the first that is not finite.
+
+    Args:
+        epoch: Counted from 1.
+        ranks: What `first_step` found on each; at least one has such a step.
+    """
+    step = min(found["step"] for found in ranks if found["step"] is not None)
+    there = [rank for rank, found in enumerate(ranks) if found["step"] == step]
+    found = ranks[there[0]]
+    who = f"rank {there[0]} on {found['host']}"
+    if len(there) == len(ranks) > 1:
+        who = f"all {len(ranks)} ranks on {found['host']} and others"
+    return DivergedError(
+        f"{who}: the loss is {found['loss']} in step {step + 1} of epoch {epoch}; lower --lr, or "
+        "look at the data of that step"
+    )

@@ -1,0 +1,1 @@
+"""What every room may import: records, file formats, sizes and names; neither torch nor pytest."""

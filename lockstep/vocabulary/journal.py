@@ -1,0 +1,450 @@
+"""The journal of a launch: one JSON line per event, on disk before the next case starts.
+
+A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip`,
+`fail` and `left` lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed
+launch loses no finished case. A line cut short by a kill was never a finished case: it is dropped.
+
+Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
+node may go on writing after another session took over: what they write is of an older attempt than
+the `launch` line before it, and is not read.
+"""
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from lockstep.vocabulary import files
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION, check_schema
+
+# What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
+# whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).
+LOCK_WAIT_S = 10.0
+POLL_S = 0.2
+ENDS = ("case", "skip", "fail")
+# Of a whole journal, which may hold many launches; one line is one document.
+LIMIT_BYTES = 16 * files.LIMIT_BYTES
+# How a file begins that `Journal` wrote: of a launch, or of submissions.
+_HEADS = (b'{"kind": "launch"', b'{"uuid": "')
+# How a line begins that `Journal` wrote of a case that has ended.
+_ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
+# What a reader relies on in each kind of line.
+_NEEDED: dict[str, dict[str, type]] = {
+    "launch": {"launch": dict, "document": dict, "expected": list},
+    "begin": {"case": str},
+    "case": {"case": str, "benchmark": dict},
+    "skip": {"case": str, "reason": str},
+    "fail": {"case": str, "reason": str},
+    "left": {"case": str, "left": dict},
+}
+
+
+class Journal:
+    """An append-only file of JSON lines, each on disk when `append` returns.
+
+    Only one may be open at a time, wherever the file system has locks.
+
+    Args:
+        path: The file; its folder is made, and a torn last line is cut off.
+
+    Raises:
+        BlockingIOError: Another has it open.
+        ValueError: It is no journal, or no regular file, and stays as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._attempt = uuid.uuid4().hex
+        self._file = _appended(path)
+        try:
+            _lock(self._file, path)
+            _cut_torn_tail(path)
+            _sync_folder(path.parent)
+        except (OSError, ValueError):
+            self._file.close()
+            raise
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write one line and wait until it is on disk.
+
+        Raises:
+            ValueError: No reader would take the entry, as `encode` says.
+            OSError: The disk or the journal is full, or the file out of reach.
+        """
+        self._write(entry)
+        os.fsync(self._file.fileno())
+
+    def begin(self, case: str) -> None:
+        """Note that a case is in flight, for a reader after a crash; the disk is not waited for.
+
+        Raises:
+            OSError: The disk is full, or the file out of reach.
+        """
+        self._write({"kind": "begin", "case": case})
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        content = encode({**entry, "attempt": self._attempt})
+        whole_bytes = os.fstat(self._file.fileno()).st_size
+        if whole_bytes + len(content) > LIMIT_BYTES:
+            limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
+            raise OSError(errno.EFBIG, f"{limit}; go on in another folder")
+        try:
+            while content:  # a disk that is nearly full takes a part
+                content = content[self._file.write(content) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), whole_bytes)  # or the next line would join this one
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def encode(entry: Mapping[str, Any]) -> bytes:
+    """Return a line of a journal, which readers take.
+
+    Raises:
+        TypeError: It holds what JSON does not know.
+        ValueError: It is too long, nested too deeply, or holds a number that is not finite or out
+            of range.
+    """
+    try:
+        line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+    except RecursionError:
+        raise ValueError(f"nested deeper than {files.MAX_DEPTH} levels") from None
+    if len(line) >= files.LIMIT_BYTES:
+        raise ValueError(
+            f"{len(line) // files.MIB} MiB are too long for a line of the journal, which must stay "
+            f"below {files.LIMIT_BYTES // files.MIB} MiB; keep less of a case, or measure fewer "
+            "rounds"
+        )
+    files.parse(line)
+    return line
+
+
+def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry that `Journal.append` takes, whatever is later put into parts of the given.
+
+    Raises:
+        TypeError: As `encode` does.
+        ValueError: As `encode` does.
+    """
+    # With the name of an attempt, as the line will have one of the same length.
+    kept: dict[str, Any] = json.loads(encode({**entry, "attempt": uuid.uuid4().hex}))
+    return kept
+
+
+def _appended(path: Path) -> IO[bytes]:
+    """Open a file for appending, one write a line; a pipe is not waited for."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    raise ValueError(f"{path}: no regular file, so no journal")
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Keep others out of a file until it is closed, where its file system can."""
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise BlockingIOError(
+                    f"another launch writes into {path}, or a lost node still holds its lock; wait "
+                    "for its end"
+                ) from None
+            time.sleep(POLL_S)
+        except OSError:
+            return  # no locks here: the drivers' own refusals are then all there is
+        else:
+            return
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_tail(path: Path) -> None:
+    with files.opened(path, LIMIT_BYTES) as file:
+        content = file.read()
+    if not any(content.startswith(head) or head.startswith(content) for head in _HEADS):
+        raise ValueError(f"{path}: no journal, for it begins with {content[:16]!r}")
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        read(path)  # what follows other lines than a journal's is not ours to cut
+        os.truncate(path, whole)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a journal, oldest first.
+
+    Raises:
+        ValueError: The file is missing, or a line other than the last is not JSON.
+    """
+    return list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with files.opened(path, LIMIT_BYTES) as file:
+        for number in itertools.count(1):
+            line = file.readline(files.LIMIT_BYTES)
+            if len(line) == files.LIMIT_BYTES:
+                raise ValueError(
+                    f"{path}:{number}: longer than the limit of {len(line) // files.MIB} MiB"
+                )
+            # What follows the last newline is empty, or a line the kill cut short.
+            if not line.endswith(b"\n"):
+                return
+            yield _entry(line, f"{path}:{number}")
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    # Whoever deletes it loses what the other lines, and files made of them, hold.
+    todo = "put back a whole copy of the file, or move its folder away to start anew"
+    try:
+        entry = files.parse(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not a journal line: {error}; {todo}") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: not a journal line: {str(entry)[:80]!r} is no object; {todo}")
+    return entry
+
+
+def current(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries that belong together: the last fresh launch and what resumed it.
+
+    What a session wrote after another took over is left out.
+    """
+    starts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("resumed")]
+    return list(_of_latest_attempt(entries[starts[-1] :])) if starts else []
+
+
+def _of_latest_attempt(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    attempt = None
+    for entry in entries:
+        if _is_header(entry):
+            attempt = entry.get("attempt")
+        if entry.get("attempt") == attempt:
+            yield entry
+
+
+def _is_header(entry: Mapping[str, Any]) -> bool:
+    return entry.get("kind") == "launch"
+
+
+def _current_of(path: Path) -> list[dict[str, Any]]:
+    entries = current(read(path))
+    if entries:
+        check_schema(entries[0], str(path))
+    for entry in entries:
+        _check_types(entry, path)
+    return entries
+
+
+def _check_types(entry: Mapping[str, Any], path: Path) -> None:
+    """Refuse a line that lacks what its kind needs; a kind of a later version is left aside."""
+    kind = str(entry.get("kind"))
+    for name, needed in _NEEDED.get(kind, {}).items():
+        if not isinstance(entry.get(name), needed):
+            raise ValueError(
+                f"{path}: a {kind} line has {name} {str(entry.get(name))[:80]!r}, which is no "
+                f"{needed.__name__}; the journal is corrupt"
+            )
+    if kind == "launch" and not files.are_texts(entry["expected"]):
+        raise ValueError(f"{path}: a launch line expects what is no case; the journal is corrupt")
+
+
+def outcomes(path: Path) -> dict[str, str]:
+    """Return case -> its last outcome, `case`, `skip` or `fail`; empty if nothing was written.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    if not path.exists():
+        return {}
+    return {e["case"]: e["kind"] for e in _ends(_current_of(path))}
+
+
+def in_flight(path: Path) -> str | None:
+    """Return the case that was begun and has not ended, if there is one.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    return _in_flight(_current_of(path)) if path.exists() else None
+
+
+def _in_flight(entries: list[dict[str, Any]]) -> str | None:
+    # A session that resumed, and ended before a case of its own, has not settled this one.
+    last: Mapping[str, Any] = next(
+        (entry for entry in reversed(entries) if not _is_header(entry)), {}
+    )
+    return str(last["case"]) if last.get("kind") == "begin" else None
+
+
+def _ends(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that say how a case ended."""
+    return [entry for entry in entries if entry.get("kind") in ENDS]
+
+
+def rebuild(path: Path) -> dict[str, Any]:
+    """Return the pytest-benchmark document of a journal, finished or not.
+
+    Raises:
+        ValueError: The journal is missing, corrupt, of another schema, or holds no launch.
+    """
+    entries = _current_of(path)
+    if not entries:
+        raise ValueError(f"{path}: no launch in this journal, so nothing was measured")
+    headers = [e for e in entries if _is_header(e)]
+    last = _in_order({e["case"]: e for e in _ends(entries)}, headers[-1]["expected"])
+    document = dict(headers[-1]["document"])
+    document["benchmarks"] = [e["benchmark"] for e in last.values() if e["kind"] == "case"]
+    document[KEY] = _launch_block(headers[-1], last) | {
+        "in_flight": _in_flight(entries),
+        "left_behind": [
+            {"case": e["case"], **e["left"]} for e in entries if e.get("kind") == "left"
+        ],
+        "sessions": [_session(header["launch"]) for header in headers],
+    }
+    return document
+
+
+def _session(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return when and where a session of a launch ran; one that resumed it may have moved."""
+    ranks = (facts.get("provenance") or {}).get("ranks") or []
+    return {
+        "started": facts.get("started"),
+        "rank_hosts": [rank.get("host") for rank in ranks],
+    }
+
+
+def measured(path: Path) -> dict[str, dict[str, Any]]:
+    """Return case -> pytest-benchmark entry of the cases that were measured.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    last = {e["case"]: e for e in _ends(_current_of(path))}
+    return {case: e["benchmark"] for case, e in last.items() if e["kind"] == "case"}
+
+
+def _in_order(
+    last: dict[str, dict[str, Any]], expected: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the ends of cases as the suite lists them; they ran in a random order."""
+    place = {case: number for number, case in enumerate(expected)}
+    return dict(sorted(last.items(), key=lambda end: place.get(end[0], len(place))))
+
+
+def is_ahead(path: Path, document: Any) -> bool:
+    """Return whether a journal holds cases that a document made of it, or None, does not.
+
+    By what both hold, since a copy of them may be of any time. A document that has as many ends as
+    the journal has lines of them is told without parsing those.
+
+    Raises:
+        ValueError: The journal is missing, or corrupt.
+    """
+    held = _ends_in(document)
+    return _num_end_lines(path) > len(held) and _ends_in(rebuild(path)) != held
+
+
+def lacks(path: Path, document: Any) -> bool:
+    """Return whether a document, or None, holds measured cases that its journal does not.
+
+    A journal that is gone has none; one that was begun again still has what it measured before.
+
+    Raises:
+        ValueError: The journal cannot be read.
+    """
+    found = document.get("benchmarks") if isinstance(document, dict) else None
+    measured = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    if not measured:
+        return False
+    kept = [entry.get("benchmark") for entry in read(path)] if path.exists() else []
+    return any(one not in kept for one in measured)
+
+
+def _num_end_lines(path: Path) -> int:
+    """Count the lines of cases that have ended, one that was measured again as often as it was."""
+    with files.opened(path, LIMIT_BYTES) as file:
+        lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
+        return sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
+
+
+def _ends_in(document: Any) -> list[tuple[str, Any]]:
+    """Return what a document, which others may have written, says of cases that have ended."""
+    whole = document if isinstance(document, dict) else {}
+    block = whole.get(KEY)
+    block = block if isinstance(block, dict) else {}
+    parts = {"case": whole.get("benchmarks")}
+    parts |= {"skip": block.get("skipped"), "fail": block.get("failed")}
+    return [(kind, one) for kind, ends in parts.items() if isinstance(ends, list) for one in ends]
+
+
+def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    expected = header["expected"]
+    done = {case for case, e in last.items() if e["kind"] in ("case", "skip")}
+    return {
+        **header["launch"],
+        "schema": SCHEMA_VERSION,
+        "complete": set(expected) <= done,
+        "expected": expected,
+        "skipped": _reasons(last, "skip"),
+        "failed": _reasons(last, "fail"),
+    }
+
+
+def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [
+        {"case": case, "reason": e["reason"]} | ({"crashed": True} if e.get("crashed") else {})
+        for case, e in last.items()
+        if e["kind"] == kind
+    ]
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Of another host, or in another container, there is a process of the same number.
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:  # a full disk does not say whose file it had no room for
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
+    """Write the journal's pytest-benchmark JSON beside it and return the document."""
+    document = rebuild(journal_path)
+    write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
+    return document

@@ -1,0 +1,188 @@
+"""The models that are measured, behind one protocol and one table.
+
+A workload knows nothing of pytest, ranks or timing. It is named `NAME` or `NAME:key=value,...`
+(`resnet18`, `mlp:width=512`, `gpt:size=toy`), or by the name of any torchvision classification
+model. One of your own is a callable that returns a `Workload`, named `package.module:callable`
+(options follow: `package.module:callable:key=value`) or registered under the entry-point group
+`lockstep.workloads`. Importing this package needs no torch.
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from lockstep.vocabulary.sizes import MAX_COUNT
+
+if TYPE_CHECKING:
+    import torch
+
+ENTRY_POINT_GROUP = "lockstep.workloads"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model and its data, small enough to read at a glance.
+
+    Attributes:
+        name: The workload as it was asked for, options included.
+        build: Makes the model, parameters seeded by torch's global generator.
+        make_batch: Takes a number of items, a device and a generator on that device; returns
+            inputs and targets whose first dimension is the number of items.
+        loss: Takes the model's outputs and the targets, returns a scalar.
+        sample_unit: What throughput counts: images, tokens.
+        samples_per_item: Samples in one item of a batch (tokens per sequence; else 1).
+    """
+
+    name: str
+    build: "Callable[[], torch.nn.Module]"
+    make_batch: (
+        "Callable[[int, torch.device, torch.Generator | None], tuple[torch.Tensor, torch.Tensor]]"
+    )
+    loss: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+    sample_unit: str = "images"
+    samples_per_item: int = 1
+
+
+class Builder(Protocol):
+    """What the table names: options in, a workload out."""
+
+    def __call__(self, **options: int | str) -> Workload:
+        """Make the workload, or raise ValueError for an option's value."""
+
+
+TABLE = {
+    "gpt": "lockstep.workloads.gpt:gpt",
+    "mlp": "lockstep.workloads.mlp:mlp",
+    "mnist_cnn": "lockstep.workloads.mnist_cnn:mnist_cnn",
+    "resnet18": "lockstep.workloads.resnet:resnet18",
+    "resnet18_cifar": "lockstep.workloads.resnet:resnet18_cifar",
+    "resnet50": "lockstep.workloads.resnet:resnet50",
+}
+
+
+def make(spec: str) -> Workload:
+    """Return the workload a spec names.
+
+    Raises:
+        ValueError: No such workload, or an option it does not take.
+    """
+    name, options = parse(spec)
+    builder = _find_builder(name)
+    _check_options(spec, builder, options)
+    workload = _build(spec, builder, options)
+    if not isinstance(workload, Workload):
+        raise _refusal(spec, f"made a {type(workload).__name__}")
+    return Workload(**{**vars(workload), "name": spec})
+
+
+def builder_of(spec: str) -> Builder:
+    """Return the function that makes a spec's workload.
+
+    Raises:
+        ValueError: No such workload.
+    """
+    return _find_builder(parse(spec)[0])
+
+
+def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object:
+    try:
+        return builder(**options)
+    except ValueError as error:  # as Builder asks: about an option's value
+        said = _first_line(error) or "raised ValueError"
+        raise ValueError(f"workload {spec!r}: {said}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the user's code: it may exit, too
+        raise _refusal(spec, f"raised {_said(error)}") from error
+
+
+def _refusal(spec: str, what: str) -> ValueError:
+    """Return the error for a user's own code that is no workload, or makes none."""
+    return ValueError(
+        f"workload {spec!r} {what}; it must name a function that returns a "
+        "lockstep.workloads.Workload, with a default for each parameter not given as key=value"
+    )
+
+
+def _said(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, _first_line(error))))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def parse(spec: str) -> tuple[str, dict[str, int | str]]:
+    """Split `NAME:key=value,key=value` into the name and its options.
+
+    Raises:
+        ValueError: The spec is not of that form.
+    """
+    name, _, tail = spec.rpartition(":")
+    if name in TABLE and tail and "=" not in tail:
+        raise ValueError(f"workload {spec!r}: {tail!r} is not key=value")
+    if not name or "=" not in tail:
+        return spec, {}
+    options: dict[str, int | str] = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not (equals and key and value):
+            raise ValueError(f"workload {spec!r}: {part!r} is not key=value")
+        options[key] = int(value) if re.fullmatch(r"\d+", value) else value
+    return name, options
+
+
+def _find_builder(name: str) -> Builder:
+    if name in TABLE:
+        return _load(TABLE[name])
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            return _load(f"{entry.module}:{entry.attr}")
+    if ":" in name:
+        return _load(name)
+    return _load("lockstep.workloads.torchvision_models:builder")(name)  # type: ignore[call-arg,return-value]
+
+
+def unknown(name: str, others: list[str]) -> ValueError:
+    """Return the error for a name nobody has, with its nearest neighbours."""
+    known = sorted({*TABLE, *others})
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}"
+    return ValueError(
+        f"no workload {name!r}: {hint} (also any torchvision classification model, "
+        "or package.module:callable)"
+    )
+
+
+def _load(target: str) -> Builder:
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        return operator.attrgetter(attribute)(module)  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the user's code: it may exit, too
+        raise _refusal(target, f"cannot be loaded: {_said(error)}") from error
+
+
+def _check_options(spec: str, builder: Builder, options: dict[str, int | str]) -> None:
+    try:
+        allowed = inspect.signature(builder).parameters
+    except (TypeError, ValueError):
+        kind = type(builder).__name__
+        raise _refusal(spec, f"is of type {kind}, no function of Python") from None
+    for key, value in options.items():
+        if key not in allowed:
+            takes = ", ".join(allowed) or "none"
+            raise ValueError(f"workload {spec!r} takes no option {key!r}; its options: {takes}")
+        if isinstance(allowed[key].default, int) and not isinstance(value, int):
+            raise ValueError(f"workload {spec!r}: {key}={value} is not a whole number >= 0")
+        is_ours = str(getattr(builder, "__module__", "")).startswith(__name__)
+        if is_ours and isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"workload {spec!r}: {key}={value} is not {MAX_COUNT} or less")

@@ -1,0 +1,38 @@
+"""A wide multi-layer perceptron: many gradient bytes for few FLOPs, so communication shows.
+
+Letters: B batch, W width.
+"""
+
+import torch
+from torch import nn
+
+from lockstep.workloads import Workload
+
+NUM_CLASSES = 10
+MAX_DEPTH = 10_000  # to make more layers takes minutes, which nobody measures
+
+
+def mlp(width: int = 1024, depth: int = 4) -> Workload:
+    """Return `depth` square layers of `width` units and a classifier of ten classes.
+
+    Raises:
+        ValueError: The width or the depth is out of range.
+    """
+    if width < 1 or not 1 <= depth <= MAX_DEPTH:
+        raise ValueError(
+            f"mlp needs width >= 1 and depth >= 1 and <= {MAX_DEPTH}, got {width} and {depth}"
+        )
+
+    def build() -> nn.Module:
+        hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(width, NUM_CLASSES))
+
+    def make_batch(
+        num_items: int, device: torch.device, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs (B, W) and classes (B,)."""
+        inputs = torch.randn(num_items, width, device=device, generator=generator)
+        targets = torch.randint(NUM_CLASSES, (num_items,), device=device, generator=generator)
+        return inputs, targets
+
+    return Workload("mlp", build, make_batch, nn.functional.cross_entropy, sample_unit="vectors")

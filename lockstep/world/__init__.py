@@ -1,0 +1,1 @@
+"""The ranks of a launch: their process group, their store, and who watches over them."""

@@ -1,0 +1,450 @@
+"""Who takes part in a launch: ranks, hosts, devices and the process group between them.
+
+Ranks come from torchrun's variables. A scheduler's are read only where the job script says so by
+`LOCKSTEP_LAUNCHER=slurm|openmpi|pmi`: inside an interactive allocation a plain `pytest bench/`
+would otherwise wait for ranks that nobody started.
+"""
+
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from lockstep.machine import provenance
+from lockstep.vocabulary.host import die_with_parent, hostname
+from lockstep.world.control import Control, LostError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+# launcher -> variable of (rank, local rank, world size, ranks per node)
+VARIABLES = {
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "pmi": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
+}
+
+# launcher -> the command that sets them
+COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "openmpi": "mpirun", "pmi": "mpiexec"}
+SHOWN_CHARACTERS = 40
+
+PORTS = range(1, 2**16)
+# What a job script says of the store that it serves: where, and what this step's keys begin with
+STORE_VARIABLES = ("LOCKSTEP_STORE", "LOCKSTEP_STORE_PREFIX")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one rank stands, as in torch.distributed."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    ranks_per_node: int = 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of hosts, the last of which may be only partly used."""
+        return -(-self.world_size // self.ranks_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Placement):
+    """A rank that has joined: its device, its share of the cores, its process group.
+
+    Attributes:
+        control: What it tells the other ranks through the store.
+        group_timeout_s: After this long a collective that a rank is missing from raises.
+    """
+
+    device: "torch.device"
+    backend: str
+    threads_per_rank: int
+    control: Control
+    group_timeout_s: float
+
+
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
+    """Return this process's place, world size 1 if no launcher started it.
+
+    Raises:
+        ValueError: A launcher's variables are missing, not integers, or contradict each other.
+    """
+    launcher = environ.get("LOCKSTEP_LAUNCHER", "torchrun")
+    if launcher not in VARIABLES:
+        raise ValueError(
+            f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {', '.join(VARIABLES)}; unset it"
+        )
+    rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
+    if launcher == "torchrun" and rank not in environ and world_size not in environ:
+        _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
+        refuse_apart(environ)
+        return Placement()
+    if launcher == "slurm":
+        _refuse_without_srun(environ, hint="start with srun")
+    size = _integer(environ, world_size)
+    per_node = _ranks_per_node(environ, ranks_per_node, size)
+    found = Placement(_integer(environ, rank), _integer(environ, local_rank), size, per_node)
+    if not (0 <= found.rank < size and 0 <= found.local_rank < per_node <= size):
+        raise _wrong(
+            environ,
+            f"{rank}={found.rank}, {local_rank}={found.local_rank}, {world_size}={size} and "
+            f"{per_node} ranks per node contradict each other",
+        )
+    return found
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun or a job script started this process, and waits for its end."""
+    return "TORCHELASTIC_RUN_ID" in environ or "LOCKSTEP_LAUNCHER" in environ
+
+
+def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
+    """Refuse one process of its own inside an allocation that was made for several tasks.
+
+    An interactive shell may be the one task of a step, with the variables of the whole allocation.
+    """
+    num_tasks = environ.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in environ and _tasks_of_step(environ) == "1" != num_tasks:
+        raise ValueError(
+            f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
+            "SLURM_NTASKS to measure one rank"
+        )
+
+
+def refuse_apart(environ: Mapping[str, str]) -> None:
+    """Refuse tasks of one step that would not know of each other, and each measure one rank.
+
+    Raises:
+        ValueError: srun started several, and nobody said that they are ranks.
+    """
+    num_tasks = _tasks_of_step(environ)
+    if "SLURM_JOB_ID" in environ and num_tasks != "1":
+        raise ValueError(
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
+            "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+        )
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> str:
+    """Return how many tasks srun started together; a process in no step is alone."""
+    return environ.get("SLURM_STEP_NUM_TASKS", "1")
+
+
+def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
+    """Return ranks per host; Slurm does not say where only --ntasks was given."""
+    if name in environ:
+        return _integer(environ, name)
+    num_nodes = _integer(environ, "SLURM_NNODES") if "SLURM_NNODES" in environ else 1
+    return -(-size // max(1, num_nodes))
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name)
+    if value is None:
+        fact = f"{name} is not set although a launcher's other variables are"
+        raise _wrong(environ, fact, ", or unset them for world size 1")
+    try:
+        return int(value)
+    except ValueError:
+        fact = f"{name}={value[:SHOWN_CHARACTERS]!r} is not an integer"
+        raise _wrong(environ, fact) from None
+
+
+def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueError:
+    """Return the refusal of a launcher's variables, with what was seen of each launcher's."""
+    names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
+    seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
+    command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
+    return ValueError(f"{fact}; start with {command}{instead} (seen: {', '.join(seen)})")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(provenance.usable_cores())
+
+
+def join(
+    timeout_s: float = 300.0,
+    *,
+    device: str | None = None,
+    threads_per_rank: int | None = None,
+    nccl_timeout_s: float | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> World:
+    """Take this rank's device and join the process group: nccl on GPUs, gloo on CPUs.
+
+    Args:
+        timeout_s: After this long a collective that a rank is missing from raises.
+        device: "cpu" or "cuda"; CUDA where there is one, by default.
+        threads_per_rank: Threads of one rank; its share of the usable cores by default.
+        nccl_timeout_s: The same under NCCL, whose time-out ends the process: whoever watches over
+            the ranks must come before it.
+        environ: The launcher's variables.
+
+    Raises:
+        ValueError: The launcher's variables are wrong, or an option's value is not allowed.
+        RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
+    """
+    import torch
+
+    place = placement(environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+        die_with_parent()
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not cpu or cuda")
+    threads = _threads(threads_per_rank, place.ranks_per_node, environ)
+    torch.set_num_threads(threads)
+    store = _store(place, timeout_s, environ)
+    control = Control(store, place.rank, place.world_size, timeout_s)
+    own_device = _device(device, place.local_rank, control, timeout_s)
+    backend = "nccl" if own_device.type == "cuda" else "gloo"
+    joined = World(
+        **vars(place),
+        device=own_device,
+        backend=backend,
+        threads_per_rank=threads,
+        control=control,
+        group_timeout_s=(nccl_timeout_s or timeout_s) if backend == "nccl" else timeout_s,
+    )
+    _open_process_group(joined, epoch=0)
+    return joined
+
+
+def _open_process_group(world: World, epoch: int) -> None:
+    """Make the process group of an epoch; its keys are its own, so no rank joins an older one."""
+    from torch import distributed
+
+    distributed.init_process_group(
+        world.backend,
+        store=distributed.PrefixStore(f"process_group/{epoch}", world.control.store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=world.group_timeout_s),
+    )
+
+
+def rebuild(world: World, epoch: int) -> None:
+    """Replace the process group, which a failed case leaves out of step, and prove the new one.
+
+    Args:
+        world: This rank.
+        epoch: How many process groups there were before, equal on all ranks.
+
+    Raises:
+        RuntimeError: The ranks do not meet, or their sum is wrong.
+    """
+    import torch
+    from torch import distributed
+
+    leave()
+    gc.collect()  # what still holds the old group keeps its connections open
+    _open_process_group(world, epoch)
+    total = torch.tensor(float(world.rank), device=world.device)
+    distributed.all_reduce(total)
+    n = world.world_size
+    if float(total) != n * (n - 1) / 2:
+        raise RuntimeError(f"the new process group sums {n} ranks to {float(total)}")
+
+
+def has_group() -> bool:
+    """Return whether this rank has a process group."""
+    from torch import distributed
+
+    return distributed.is_initialized()
+
+
+def num_collectives() -> int:
+    """Return in how many collectives of the process group this rank has taken part, or will have.
+
+    Those still under way count: a backend counts them as they are called, and gloo counts each
+    send and receive as one more.
+    """
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return 0
+    group: Any = distributed.group.WORLD
+    return int(group._get_sequence_number_for_group())  # noqa: SLF001, torch has no public name
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one."""
+    from torch import distributed
+
+    # A torch that is built without it has no more than this of torch.distributed.
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
+    if asked is not None and asked < 1:
+        raise ValueError(f"threads_per_rank={asked} is not 1 or more")
+    if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+        # Under srun the usable cores may already be one task's own.
+        return asked or _integer(environ, "SLURM_CPUS_PER_TASK")
+    return asked or max(1, usable_cores() // ranks_per_node)
+
+
+def _device(
+    asked: str | None, local_rank: int, control: Control, timeout_s: float
+) -> "torch.device":
+    """Take this rank's device, once all ranks are here and each has one."""
+    import torch
+
+    is_cpu = asked == "cpu" or not torch.cuda.is_available()
+    problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
+    problem = problem or _missing_backend("gloo" if is_cpu else "nccl")
+    answers = control.exchange("join", {"host": hostname(), "problem": problem})
+    if refusal := _refusal(answers, timeout_s):
+        # Or rank 0 might take the store along before all have read the answers.
+        with contextlib.suppress(LostError):
+            control.part()
+        raise RuntimeError(refusal)
+    if is_cpu:
+        return torch.device("cpu")
+    own_device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(own_device)
+    return own_device
+
+
+def _refusal(answers: list[dict[str, str] | None], timeout_s: float) -> str:
+    """Return why these ranks cannot measure together, or nothing."""
+    silent = [str(rank) for rank, given in enumerate(answers) if given is None]
+    if silent:
+        return (
+            f"rank {', '.join(silent[:8])} of {len(answers)} did not join within {timeout_s:g} s; "
+            "look whether its process and node run"
+        )
+    said = (
+        f"rank {rank} on {given['host']}: {given['problem']}"
+        for rank, given in enumerate(answers)
+        if given and given["problem"]
+    )
+    return next(said, "")
+
+
+def _missing_gpu(asked: str | None, local_rank: int) -> str:
+    """Return what is wrong if this rank's GPU is not there, else nothing."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank < visible or (asked is None and not visible):
+        return ""
+    return (
+        f"local rank {local_rank} needs GPU {local_rank}, but {visible} are visible on this "
+        "host; start one rank per GPU, or pass --device cpu"
+    )
+
+
+def _missing_backend(backend: str) -> str:
+    """Return what is wrong if this rank's torch is built without a backend, else nothing."""
+    import torch
+    from torch import distributed
+
+    is_built_in = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
+    if is_built_in[backend]():
+        return ""
+    instead = "" if backend == "gloo" else ", or pass --device cpu"
+    return f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
+
+
+def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":
+    """Return the store that all ranks see: the job's, torchrun's, or one that rank 0 serves."""
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise RuntimeError(
+            f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
+            "torch.distributed; install one with it"
+        )
+    if place.world_size == 1:
+        return distributed.HashStore()
+    serves = False
+    if "LOCKSTEP_STORE" in environ:
+        host, port = _address(environ["LOCKSTEP_STORE"])
+        prefix = environ.get("LOCKSTEP_STORE_PREFIX", "")
+        if not prefix:  # the keys of an earlier launch would answer for ranks of this one
+            raise ValueError("LOCKSTEP_STORE is set without LOCKSTEP_STORE_PREFIX; unset it")
+    else:
+        _check_meeting(place, environ)
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        prefix = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # torchrun's agent serves the store itself; under other launchers rank 0 does.
+        serves = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = _connect(place.rank, host, port, timeout_s, serves=serves)
+    return distributed.PrefixStore(f"lockstep/{prefix}", store)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdecimal() and int(port) in PORTS):
+        raise ValueError(f"LOCKSTEP_STORE={text!r} is not HOST:PORT; unset it")
+    return host, int(port)
+
+
+def _check_meeting(place: Placement, environ: Mapping[str, str]) -> None:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        is_torchrun = environ.get("LOCKSTEP_LAUNCHER", "torchrun") == "torchrun"
+        todo = "start with torchrun" if is_torchrun else "set them to rank 0's host and a free port"
+        raise ValueError(
+            f"world size {place.world_size} but {' and '.join(missing)} not set; {todo}, or unset "
+            "the launcher's variables"
+        )
+    port = environ["MASTER_PORT"]
+    if not (port.isdecimal() and int(port) in PORTS):
+        raise ValueError(
+            f"MASTER_PORT={port[:SHOWN_CHARACTERS]!r} is not a port from 1 to 65535; set it to a "
+            "free one"
+        )
+
+
+def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool) -> "Store":
+    from torch import distributed
+
+    try:
+        return distributed.TCPStore(
+            host,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        act = "serve" if serves else "reach"
+        raise RuntimeError(
+            f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port} within "
+            f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
+            "this address, and that the nodes reach each other"
+        ) from error
+
+
+def _way_to(host: str) -> str:
+    """Return through which interface this host would reach another."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        return f"{host}: {error.strerror or error}"
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (address.address for address in addresses):
+            return f"through {name}, {own}"
+    return f"from {own}"

@@ -1,0 +1,122 @@
+"""Lockstep in a repository of one's own: a wheel, a test with the fixture, a ladder, a page."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from launched import environ
+
+ROOT = Path(__file__).parents[1]
+OWN_TEST = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def test_my_step(lockstep):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(32, 64)
+
+    def step():
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    lockstep.measure(step, samples=len(batch), ddp=model, unit="images")
+
+
+def test_of_the_repository_itself():
+    assert True
+"""
+TAKEN = 'raise ImportError("a folder of the repository was taken for one of Lockstep")\n'
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The Python of an environment that holds the wheel, beside what the tests' own holds."""
+    made = tmp_path_factory.mktemp("installed")
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    for command in (
+        [*uv, "build", "--wheel", "--out-dir", made, ROOT],
+        [sys.executable, "-m", "venv", "--without-pip", made / "venv"],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    python = made / "venv" / "bin" / "python"
+    (wheel,) = made.glob("*.whl")
+    install = [*uv, "pip", "install", "--no-deps", "--python", python, wheel]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    (packages,) = (made / "venv").glob("lib/python*/site-packages")
+    assert {path.name for path in packages.iterdir() if "-info" not in path.name} == {"lockstep"}
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A repository that has folders of Lockstep's names, and a test with the fixture."""
+    made = tmp_path_factory.mktemp("repository")
+    for name in ("bench", "reports", "containers", "slurm_templates"):
+        (made / name).mkdir()
+        (made / name / "__init__.py").write_text(TAKEN)
+    (made / "benchmarks").mkdir()
+    (made / "benchmarks" / "test_mine.py").write_text(OWN_TEST)
+    return made
+
+
+def run(python, folder, *arguments):
+    variables = environ(folder)
+    del variables["PYTHONPATH"]
+    return subprocess.run(
+        [python, "-m", *map(str, arguments)], cwd=folder, env=variables,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, repository):
+    ladder = ("--tests", "benchmarks", "--size", "smoke", "--repeats", "1", "--device", "cpu")
+    ended = run(installed, repository, "lockstep", "run", *ladder)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    reported = run(installed, repository, "lockstep", "report", "results/benchmarks", "--json")
+    assert reported.returncode == 0, reported.stderr
+    points = json.loads(reported.stdout)["points"]
+    assert [(p["case"], p["study"], p["world_size"]) for p in points] == [
+        ("test_my_step", "weak", 1),
+        ("test_my_step", "weak", 2),
+    ]
+    assert [p["samples_per_step"] for p in points] == [32, 64]
+    assert {p["sample_unit"] for p in points} == {"images"}
+    page = (repository / "results" / "benchmarks" / "report.html").read_text()
+    assert "test_my_step" in page
+
+
+@pytest.mark.slow
+def test_plain_pytest_measures_it_at_one_rank_beside_the_other_tests(installed, repository):
+    ended = run(installed, repository, "pytest", "-q", "benchmarks", "--benchmark-json=mine.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 passed" in ended.stdout
+    (entry,) = json.loads((repository / "mine.json").read_text())["benchmarks"]
+    assert entry["name"] == "test_my_step[world_size=1]"
+    assert entry["extra_info"]["lockstep"]["details"]["gradient_bytes"] == 4 * (64 * 64 + 64)
+
+
+def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):
+    (tmp_path / "test_other.py").write_text(
+        "import sys\ndef test_other(pytestconfig):\n"
+        "    loaded = sorted(name for name in sys.modules if name.startswith('lockstep'))\n"
+        "    assert loaded == ['lockstep', 'lockstep.plugin'], loaded\n"
+        "    assert not {'torch', 'numpy'} & set(sys.modules)\n"
+        "    assert not hasattr(pytestconfig.option, 'journal')\n"
+    )
+    variables = environ(tmp_path) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "lockstep.plugin", tmp_path],
+        cwd=tmp_path, env=variables | {"PYTHONPATH": os.fspath(ROOT)}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
