@@ -255,7 +255,8 @@ def test_a_case_is_the_same_from_whichever_folder_an_installed_suite_is_started(
     (tmp_path / "conftest.py").unlink()
     (tmp_path / "pyproject.toml").unlink()
     own = [
-        *("-m", "pytest", content / "bench" / "test_own.py", *arguments[3:-2], "--resume"),
+        *("-m", "pytest", "-p", "lockstep.launch.hooks", content / "bench" / "test_own.py"),
+        *(*arguments[3:-2], "--resume"),
         *("--journal", tmp_path / "a.jsonl", "--benchmark-json", tmp_path / "out.json"),
     ]
     codes = []

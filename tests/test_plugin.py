@@ -91,6 +91,8 @@ def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, reposito
     ]
     assert [p["samples_per_step"] for p in points] == [32, 64]
     assert {p["sample_unit"] for p in points} == {"images"}
+    written = run(installed, repository, "lockstep", "report", "results/benchmarks")
+    assert written.returncode == 0, written.stderr
     page = (repository / "results" / "benchmarks" / "report.html").read_text()
     assert "test_my_step" in page
 

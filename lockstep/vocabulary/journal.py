@@ -18,6 +18,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -333,11 +334,11 @@ def rebuild(path: Path) -> dict[str, Any]:
 
 def _session(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return when and where a session of a launch ran; one that resumed it may have moved."""
-    ranks = (facts.get("provenance") or {}).get("ranks") or []
-    return {
-        "started": facts.get("started"),
-        "rank_hosts": [rank.get("host") for rank in ranks],
-    }
+    hosts: list[str | None] = []
+    # The record's reader says what is wrong with a provenance of another form.
+    with suppress(AttributeError, KeyError, TypeError):
+        hosts = [rank.get("host") for rank in facts["provenance"]["ranks"]]
+    return {"started": facts.get("started"), "rank_hosts": hosts}
 
 
 def measured(path: Path) -> dict[str, dict[str, Any]]:
