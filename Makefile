@@ -7,7 +7,7 @@ KILLS ?= 200
 SLURM_KILLS ?= 0
 SEED ?= 0
 
-.PHONY: help venv demo test unit lint format bench statistics chaos faults fuzz soak clean
+.PHONY: help venv demo test unit lint format bench house statistics chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -57,6 +57,9 @@ format: venv ## Bring all files into style
 
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
 	$(BIN)/python tests/figures.py
+
+house: ## Print how large the house is, beside what it should be
+	@$(PYTHON) tests/figures_house.py
 
 statistics: venv ## Print how often intervals, verdicts, findings and predictions hold where the truth is known
 	$(BIN)/python tests/figures_statistics.py
