@@ -215,14 +215,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_link_in_the_lock_s_place_leads_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
-    (tmp_path / data.LOCK_NAME).symlink_to("mine")
-    with pytest.raises(ValueError, match="no regular file, so no lock"), data.locked(tmp_path):
-        pass
-    assert (tmp_path / "mine").read_text() == "precious"
-
-
 def test_a_file_system_without_locks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -489,20 +489,6 @@ def test_a_record_that_cannot_be_read_says_nothing(tmp_path, record):
     assert image.image(given).status == "ok"
 
 
-@pytest.mark.parametrize("special", ["lockstep.sif", "lockstep.sif.json"])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pipe_or_device_is_no_image_and_no_record(tmp_path, special, make):
-    given, file = in_image(tmp_path)
-    (tmp_path / special).unlink(missing_ok=True)
-    make(tmp_path / special)
-    found = image.image(given)
-    if special == file.name:
-        says = f"{file}: no regular file; give one, or delete this"
-        assert (found.status, found.says) == ("missing", says)
-    else:
-        assert found.says.endswith("no record of how it was built")
-
-
 def test_an_image_that_is_not_there_is_missing(tmp_path):
     found = image.image(subject(tmp_path, site=site()))
     assert (found.status, found.says) == (

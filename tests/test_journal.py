@@ -352,10 +352,6 @@ def test_a_number_that_is_not_finite_is_refused_and_leaves_no_trace(tmp_path, nu
     assert told(kept.path) == [launch("a"), case("a")]
 
 
-def nested(depth):
-    return [nested(depth - 1)] if depth else []
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -363,7 +359,6 @@ def nested(depth):
             "y" * LIMIT,
             "0 MiB are too long for a line of the journal, which must stay below ",
         ),
-        (nested(files.MAX_DEPTH), "nested deeper than 64 levels"),
         (2**70, "the number 1180591620717411303424 is out of range"),
     ],
 )
@@ -443,17 +438,6 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(tmp_path, conte
     with pytest.raises(ValueError, match=r"mine: no journal, for it begins with|mine:2: not a jou"):
         Journal(path)
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("is_read", [False, True])
-def test_a_pipe_is_no_journal_and_is_not_waited_for(tmp_path, is_read):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with contextlib.ExitStack() as stack:
-        if is_read:
-            stack.callback(os.close, os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-        with pytest.raises(ValueError, match=r"pipe: no regular file, so no journal$"):
-            Journal(path)
 
 
 @pytest.mark.parametrize("first", [launch("a"), {"uuid": "lockstep:1", "job": "a"}])

@@ -686,31 +686,6 @@ def test_a_json_that_is_no_file_is_not_replaced(run_ranks, tmp_path):
     assert len(json.loads((tmp_path / "real.json").read_text())["benchmarks"]) == 1
 
 
-@pytest.mark.chaos
-def test_a_json_may_be_a_pipe_that_somebody_reads(run_ranks, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q"]
-    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
-        try:
-            (ended, _) = run_ranks([[*arguments, "--benchmark-json", "pipe"]] * 2, tmp_path)
-            said = reader.communicate(timeout=60)[0]
-        finally:
-            reader.kill()  # nobody may have written
-    assert ended.returncode == 0, ended.stdout
-    assert len(json.loads(said)["benchmarks"]) == 1
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("option", ["--benchmark-json", "--journal"])
-def test_a_pipe_that_nobody_reads_is_refused_before_the_first_case(run_ranks, tmp_path, option):
-    os.mkfifo(tmp_path / "pipe")
-    arguments = [*SMOKE, "-m", "collective", "-k", "4096 and broadcast", "-q", option, "pipe"]
-    zero, one = run_ranks([arguments] * 2, tmp_path)
-    (error,) = errors(zero)
-    assert re.search(rf"rank 0 on .*: pipe: .*; give {option} another file$", error)
-    assert [zero.returncode, one.returncode] == [4, 4]
-
-
 OWN_ROUNDS = """
 import pytest
 

@@ -1,7 +1,6 @@
 """The commands from a campaign to jobs, as far as they need no Slurm."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -205,17 +204,6 @@ def test_a_script_that_reads_otherwise_is_not_overwritten(folder):
     assert script.read_text() == "mine"
     assert lockstep(f"{command} --force", folder).returncode == 0
     assert script.read_text().startswith("#!/bin/bash\n#SBATCH ")
-
-
-def test_a_pipe_in_a_script_s_place_is_not_waited_for(folder):
-    script = folder / "results/ladder/jobs/ladder.sh"
-    script.parent.mkdir(parents=True)
-    os.mkfifo(script)
-    ended = lockstep("render campaign.toml --site site.toml", folder)
-    assert ended.returncode == 2
-    assert ended.stderr == f"Error: {script}: no regular file; give one, or delete this\n"
-    assert lockstep("render campaign.toml --site site.toml --force", folder).returncode == 0
-    assert script.read_text().startswith("#!/bin/bash\n")
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(folder):

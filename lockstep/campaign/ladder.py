@@ -28,7 +28,7 @@ from lockstep.campaign.launcher import (
     local_environment,
     torchrun,
 )
-from lockstep.vocabulary import files, journal
+from lockstep.vocabulary import journal
 from lockstep.vocabulary.host import die_with_parent, hostname
 from lockstep.vocabulary.record import KEY, case_name
 
@@ -237,11 +237,11 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
 
     Raises:
         ValueError: Another command works in the folder, or one of another host or what it left, or
-            the lock is no regular file, or the folder's file system has no locks.
+            the folder's file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with files.opened_lock(path) as lock:
+    with path.open("a", encoding="utf-8") as lock:
         if not take_lock(lock, folder):
             process, host, _ = holder(path)
             # Whether a process of another host runs cannot be seen from here.

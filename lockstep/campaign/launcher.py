@@ -19,7 +19,6 @@ from typing import Literal
 import psutil
 
 from lockstep import content
-from lockstep.vocabulary.host import hostname
 from lockstep.world import process_group as world
 
 # A rank may print without end; what ends a launch stands at the end of its log.
@@ -143,17 +142,7 @@ def torchrun(nproc: int) -> list[str]:
     """Return the start of a command, for `-m module` to follow: `nproc` ranks of one launch.
 
     They meet by address: the host's name, which torchrun would take, may resolve nowhere.
-
-    Raises:
-        RuntimeError: The host's name is none that can be looked up, as torchrun does all the same.
     """
-    try:
-        socket.gethostname().encode("idna")  # as every look-up of a name begins
-    except UnicodeError:
-        raise RuntimeError(
-            f"this host's name {hostname()!r} is no host name, and torchrun does not start "
-            "under it; give the host a name of letters, digits and hyphens"
-        ) from None
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     return [sys.executable, *launcher, f"--nproc-per-node={nproc}"]
 

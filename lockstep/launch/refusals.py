@@ -13,21 +13,15 @@ import pytest
 from lockstep.vocabulary.record import OWN
 
 WORKERS = "each rank's workers would join as that rank"
-OTHER_CASES = "ranks would run other cases than each other"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
 OPTIONS = {
     "numprocesses": ("-n", WORKERS, "start more ranks"),
     "tx": ("--tx", WORKERS, "start more ranks"),  # which -n sets, too
     "lf": ("--lf", "each rank keeps its own list of failures", "give --resume"),
     "failedfirst": ("--ff", "each rank keeps its own list of failures", "give --resume"),
-    "newfirst": ("--nf", "hosts may see other times of files", "leave it out"),
     "stepwise": ("--sw", "each rank keeps its own list of failures", "give --resume"),
     "usepdb": ("--pdb", "a rank in a debugger keeps the others waiting", "measure one rank"),
     "trace": ("--trace", "a rank in a debugger keeps the others waiting", "measure one rank"),
-    "basetemp": ("--basetemp", "ranks would delete each other's files", "leave it out"),
-    "random_order_enabled": ("--random-order", OTHER_CASES, "leave it out"),
-    "random_order_bucket": ("--random-order-bucket", OTHER_CASES, "leave it out"),
-    "random_order_seed": ("--random-order-seed", OTHER_CASES, "leave it out"),
 }
 # Options of pytest-benchmark about rounds, which are ours -> what to give instead
 FEWER_OR_MORE = "give --rounds, or --precision 1% for as many as that margin takes"
@@ -48,9 +42,6 @@ IGNORED = {
     "benchmark_cprofile_dump": PROFILED,
 }
 IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
-RANDOMLY = ("pytest-randomly", OTHER_CASES, "give -p no:randomly")
-# What pytest-random-order puts before the values of its options that nobody gave
-NOT_GIVEN = "default:"
 
 
 class AgreedError(ValueError):
@@ -69,11 +60,8 @@ def refuse_options(config: pytest.Config) -> None:
 
 def _given(config: pytest.Config) -> Iterator[tuple[str, str, str]]:
     for dest, refusal in OPTIONS.items():
-        value = config.getoption(dest, None)
-        if value and not str(value).startswith(NOT_GIVEN):
+        if config.getoption(dest, None):
             yield refusal
-    if config.pluginmanager.hasplugin("randomly") and config.getoption("randomly_reorganize", True):
-        yield RANDOMLY
 
 
 def refuse_ignored(config: pytest.Config) -> None:

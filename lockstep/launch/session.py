@@ -12,7 +12,6 @@ measure.
 """
 
 import contextlib
-import errno
 import gc
 import os
 import sys
@@ -87,7 +86,6 @@ class LaunchSession:
         broken: Why rank 0 could not write the journal; empty while it can.
         ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
-        held: The JSON's descriptor, where it is no file, such as a pipe.
         has_parted: Whether this rank has left the others.
         order_seed: Seed of the order in which the launch runs its cases.
         order: The launch's cases in that order, those of an earlier session included.
@@ -113,7 +111,6 @@ class LaunchSession:
     broken: str = ""
     ending: Ending | None = None
     is_in_step: bool = False
-    held: int | None = None
     has_parted: bool = False
     order_seed: int = 0
     order: list[str] = field(default_factory=list)
@@ -218,8 +215,7 @@ class LaunchSession:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""
         if not self.is_voice:
             return
-        if path.exists() and not path.is_file():
-            self._hold(path)
+        if path.exists() and not path.is_file():  # as /dev/null
             return
         if path.exists():
             path.open("ab").close()
@@ -230,15 +226,6 @@ class LaunchSession:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.open("ab").close()
         target.unlink()
-
-    def _hold(self, path: Path) -> None:
-        """Open what is no file until the end: a pipe's reader goes when its last writer does."""
-        try:
-            self.held = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno == errno.ENXIO and path.is_fifo():
-                raise ValueError(f"{path}: a pipe that nobody reads") from None
-            raise
 
     def _open_stacks(self, path: Path, of_rank_0: Path) -> None:
         end = time.monotonic() + min(SHARED_WITHIN_S, self.settings.timeout_s / 2)
@@ -521,8 +508,6 @@ class LaunchSession:
         try:
             if self.journal:
                 self.journal.close()
-            if self.held is not None:
-                os.close(self.held)
             self.part()
         finally:
             self.watchdog.close(self.end_s, self._hangs_at_end())

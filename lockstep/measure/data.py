@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from lockstep.vocabulary import files
 from lockstep.workloads import Workload
 
 NAMES = ("digits", "synthetic", "mnist", "cifar10")
@@ -326,12 +325,11 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises:
         RuntimeError: The folder cannot be written, or its file system has no locks.
-        ValueError: The lock is no regular file.
     """
     with contextlib.ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(files.opened_lock(root / LOCK_NAME))
+            lock = stack.enter_context((root / LOCK_NAME).open("a", encoding="utf-8"))
         except OSError as error:
             raise RuntimeError(
                 f"{root} cannot be written ({error.strerror}); choose another data root, "

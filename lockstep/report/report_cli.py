@@ -168,8 +168,6 @@ def _refuse_foreign(target: Path, force: bool) -> None:
         raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
     if not target.exists():
         return
-    if not target.is_file():  # a device would be gone for all
-        raise ValueError(f"{target} is no regular file; choose another --output")
     if force:
         return
     with files.opened(target, sys.maxsize) as page:

@@ -53,7 +53,6 @@ from lockstep.trainer.plan import (
     scaled_lr,
     validation_indices,
 )
-from lockstep.vocabulary import files
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.workloads import Workload
 from lockstep.workloads.costs import batch_bytes, model_bytes
@@ -114,7 +113,7 @@ def _only_run(folder: Path, control: Control) -> Iterator[None]:
         problem = ""
         if control.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(files.opened_lock(folder / ".lock"))
+            lock = held.enter_context((folder / ".lock").open("a", encoding="utf-8"))
             if not _is_taken(lock, folder):
                 problem = f"{in_use(folder)}, or choose another --name"
         if problem := control.exchange_all("folder", [problem])[0][0]:

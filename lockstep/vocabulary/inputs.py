@@ -25,14 +25,6 @@ MAX_RATE = 1_000_000
 MARKS = {"Campaign": "studies", "Site": "gpus_per_node"}
 # How alike two words are of which one may be a slip of the other, as difflib counts it.
 LIKENESS = 0.7
-# What the parser says where a key or table stands twice, and how a line begins either.
-_TWICE = re.compile(
-    r"Cannot (overwrite a value|declare .* twice|redefine namespace .*|mutate .*)"
-    r" \(at (line (?P<line>\d+).*|end of document)\)"
-)
-_BEGIN = re.compile(r"\[*([^\[\]=#]+)[\]=]")
-# How far back the beginning of a value is looked for, each time by parsing what follows.
-MAX_VALUE_LINES, MAX_VALUE_CHARACTERS = 100, 10_000
 # pydantic's words are Python's; a file holds tables and texts.
 WORDS = {
     "tuple_type": "input should be a list",
@@ -117,47 +109,11 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        said = _doubled(str(error), text.splitlines())
-        raise ValueError(f"{path}: not a TOML file: {said}") from None
+        raise ValueError(f"{path}: not a TOML file: {error}") from None
     except (ValueError, RecursionError):  # of the parser itself: digits, or depth
         raise ValueError(
             f"{path}: not a TOML file: a number of it is too long, or it is nested too deep"
         ) from None
-
-
-def _doubled(said: str, lines: Sequence[str]) -> str:
-    """Return what the parser says; of a key or table that stands twice, which one and where."""
-    found = _TWICE.match(said)
-    if found is None:
-        return said
-    last = int(found["line"] or len(lines))  # where the second one ends
-    tried = range(last, max(0, last - MAX_VALUE_LINES), -1)
-    begin = next((n for n in tried if _is_whole(lines[n - 1 : last])), last)
-    key = _key(lines[begin - 1])
-    if not key:  # it begins too far back
-        return said
-    is_table = lines[begin - 1].lstrip().startswith("[")
-    what, todo = ("table", "make them one") if is_table else ("key", "keep one")
-    before = [n for n in range(1, begin) if _key(lines[n - 1]) == key]
-    if not before:
-        return f"{what} {key!r} on line {begin} gives again what a line before gives; {todo}"
-    return f"{what} {key!r} is given twice, on lines {before[-1]} and {begin}; {todo}"
-
-
-def _is_whole(lines: Sequence[str]) -> bool:
-    """Return whether lines are a key with all of its value, or a table's head."""
-    if not _key(lines[0]) or sum(map(len, lines)) > MAX_VALUE_CHARACTERS:
-        return False
-    try:
-        return bool(tomllib.loads("\n".join(lines)))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _key(line: str) -> str:
-    """Return the key or table that a line begins; empty where it begins none."""
-    found = _BEGIN.match(line.strip())
-    return re.sub(r"[\s\"']", "", found[1]) if found else ""
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:

@@ -14,7 +14,6 @@ import fcntl
 import itertools
 import json
 import os
-import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,14 +56,14 @@ class Journal:
 
     Raises:
         BlockingIOError: Another has it open.
-        ValueError: It is no journal, or no regular file, and stays as it is.
+        ValueError: It is no journal, and stays as it is.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._attempt = uuid.uuid4().hex
-        self._file = _appended(path)
+        self._file = path.open("ab", buffering=0)  # one write a line
         try:
             _lock(self._file, path)
             _cut_torn_tail(path)
@@ -114,13 +113,13 @@ def encode(entry: Mapping[str, Any]) -> bytes:
 
     Raises:
         TypeError: It holds what JSON does not know.
-        ValueError: It is too long, nested too deeply, or holds a number that is not finite or out
+        ValueError: It is too long, nested too deep, or holds a number that is not finite or out
             of range.
     """
     try:
         line = (json.dumps(entry, allow_nan=False) + "\n").encode()
     except RecursionError:
-        raise ValueError(f"nested deeper than {files.MAX_DEPTH} levels") from None
+        raise ValueError("nested too deep") from None
     if len(line) >= files.LIMIT_BYTES:
         raise ValueError(
             f"{len(line) // files.MIB} MiB are too long for a line of the journal, which must stay "
@@ -141,21 +140,6 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
     # With the name of an attempt, as the line will have one of the same length.
     kept: dict[str, Any] = json.loads(encode({**entry, "attempt": uuid.uuid4().hex}))
     return kept
-
-
-def _appended(path: Path) -> IO[bytes]:
-    """Open a file for appending, one write a line; a pipe is not waited for."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-    try:
-        file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads, or a socket
-            raise
-    else:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return file
-        file.close()
-    raise ValueError(f"{path}: no regular file, so no journal")
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -27,11 +27,10 @@ def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the campaign, with what a folder's own file says, if it has one.
 
     Raises:
-        ValueError: The file is a link out of the folder, broken or of another schema.
+        ValueError: The file is broken or of another schema.
     """
     if not (path / CAMPAIGN).exists():
         return known
-    files.refuse_link_out(path / CAMPAIGN, path)
     return _merged_campaign(known, path / CAMPAIGN)
 
 
@@ -39,7 +38,7 @@ def behind(path: Path) -> Iterator[Path]:
     """Yield the files behind one argument, in a fixed order.
 
     Raises:
-        ValueError: There is no such path, nothing in it, or a link that leads out of it.
+        ValueError: There is no such path, or nothing in it.
     """
     if not path.is_dir():
         if not path.exists():
@@ -54,9 +53,7 @@ def behind(path: Path) -> Iterator[Path]:
         )
     if not found:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
-    for source in found:
-        files.refuse_link_out(source, path)
-        yield source
+    yield from found
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -114,7 +111,7 @@ def _newest(path: Path, found: Any) -> tuple[Path, Any]:
     then only the journal holds the cases measured since.
     """
     own = path.with_name(JOURNAL)
-    if path.name != RESULT or own.is_symlink() or not own.exists():
+    if path.name != RESULT or not own.exists():
         return path, found
     try:
         return (own, document(own)) if journal.is_ahead(own, found) else (path, found)
@@ -131,7 +128,7 @@ def _either(source: Path) -> Iterator[Path]:
     """Yield a file, then that which may stand for it: a launch's journal, or its result."""
     yield source
     other = source.with_name(JOURNAL if source.name == RESULT else RESULT)
-    if in_campaign(source) and other.exists() and not other.is_symlink():
+    if in_campaign(source) and other.exists():
         yield other
 
 
@@ -150,7 +147,7 @@ def read_json(path: Path) -> Any:
     """Return a file's JSON value, its text made printable.
 
     Raises:
-        ValueError: The file is missing, no regular file, empty, too large, cut short or not JSON.
+        ValueError: The file is missing, empty, too large, cut short or not JSON.
     """
     content = files.content(path)
     if not content.strip():

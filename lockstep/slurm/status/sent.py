@@ -72,7 +72,6 @@ class Results(Folder):
         for name in self.names():
             yield name, self.journal(name)
         for path in sorted(self.set_aside_folder.glob("*/journal.jsonl")):
-            files.refuse_link_out(path, self.path)
             yield path.parent.name.rpartition("-")[0], path
 
     def output(self, job: Job) -> Path:
@@ -206,14 +205,13 @@ class Results(Folder):
         """Hold the folder's lock, the same that `lockstep run` holds.
 
         Raises:
-            ValueError: Another command changes the folder, its lock is no regular file, or its file
-                system has no locks.
+            ValueError: Another command changes the folder, or its file system has no locks.
         """
         try:
             self.jobs_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
-        with files.opened_lock(self.path / ".lock") as lock:
+        with (self.path / ".lock").open("a", encoding="utf-8") as lock:
             if not take_lock(lock, self.path):
                 raise ValueError(in_use(self.path))
             sign_lock(lock)
@@ -227,11 +225,8 @@ class Results(Folder):
 
         Args:
             say: Told where there are no locks: two at once may then undo each other's work.
-
-        Raises:
-            ValueError: The lock is no regular file.
         """
-        with files.opened_lock(self.path / ".collect.lock") as lock:
+        with (self.path / ".collect.lock").open("a", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:
