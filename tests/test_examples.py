@@ -36,6 +36,7 @@ JUDGES = ("check", "compare", "gate", "predict")
 ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
     *("lockstep resume", "lockstep cancel", "lockstep collect"),
+    "lockstep compare results/campaign results/spread",
     *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),
     *("sbatch", "srun", "apptainer"),
 )

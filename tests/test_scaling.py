@@ -246,7 +246,7 @@ def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path
             assert (one["layout"], one["series"]) == ("", same["series"])
     assert len([one for one in records if one["num_nodes"] == 2]) > 0
     shown = json.dumps(page(found, series_of(found.rows), 0.7))
-    assert "On 2 ranks, 1 rank per node: 1.00 times the throughput of the main layout" in shown
+    assert "On 2 ranks, 1 rank per node: 1.00 times the throughput of 2 ranks per node" in shown
     with pytest.raises(ValueError, match="on 2 nodes; pass --allow layout or"):
         compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
     made = compare(load([measured / "fp32"]), load([spread]), allowed=["layout"])

@@ -175,7 +175,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
         assert re.findall(r"^ +(\d+) ", points, re.MULTILINE) == ["1", "2", "4"]
     page = (folder / "results" / "campaign" / "report.html").read_text()
     assert "CANCELLED" in page
-    keep_for_ci(folder)
+    keep(folder, "campaign")
 
 
 def check_collected(folder, middle):
@@ -197,12 +197,24 @@ def check_collected(folder, middle):
         assert account["max_rss_bytes"] > 1e8
 
 
-def keep_for_ci(folder):
-    """Leave the campaign where CI shows its report."""
-    kept = SHARED / "campaign"
+def keep(folder, name):
+    """Leave the campaign to the tests of examples, and to CI, which shows its report."""
+    kept = SHARED / name
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(folder / "results" / "campaign", kept)
     subprocess.run(["chown", "--recursive", "lockstep", kept], check=True)
+
+
+def test_ranks_that_fit_on_one_node_are_measured_spread_over_two(folder):
+    write(folder / "campaign.toml", CAMPAIGN + ONE_JOB)
+    change(folder / "campaign.toml", world_sizes=[2], studies=["weak"])
+    change(folder / "site.toml", max_ranks_per_node=1)
+    submit(folder)
+    check_complete(folder, num_launches=2)
+    done(lockstep(folder, "collect", "results/campaign"))
+    block = read_result(folder, "w2-r1")["lockstep"]
+    assert (block["world_size"], block["num_nodes"]) == (2, 2)
+    keep(folder, "spread")
 
 
 def test_a_node_that_is_lost_costs_only_what_was_not_measured_yet(folder):

@@ -1,7 +1,8 @@
 """The examples that need a cluster or a container run on the testbed, as its user types them.
 
 Where an example sends or cancels jobs, its partition is down, so that they wait and measure
-nothing. The others look at the campaign that `test_slurm_campaign.py` has measured.
+nothing. The others look at what `test_slurm_campaign.py` has measured: one campaign, and its
+two ranks again on two nodes.
 """
 
 import json
@@ -19,10 +20,17 @@ from test_examples import ELSEWHERE, EXAMPLES
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 # Commands that judge -> the exit codes that are answers of theirs: a login node measures nothing.
-JUDGES = {"lockstep doctor": (0, 1, 3), "lockstep image verify": (0, 1)}
+JUDGES = {
+    "lockstep doctor": (0, 1, 3),
+    "lockstep image verify": (0, 1),
+    "lockstep compare": (0, 1),
+}
 # These send jobs, or cancel jobs that wait.
 SENDERS = ("lockstep submit", "lockstep cancel", "lockstep resume", "sbatch")
-FINISHED = SHARED / "campaign"
+# These look at a campaign that has ended.
+LOOKERS = ("lockstep status", "lockstep resume", "lockstep collect", "lockstep compare")
+# A finished campaign -> the names that examples give it.
+FINISHED = {"campaign": ("campaign", "first"), "spread": ("spread",)}
 SUITE = {"schema": 1, "name": "campaign", "studies": ["weak"], "size": "smoke", "device": "cpu"}
 SCRATCH = "/scratch/me"  # which this cluster calls otherwise
 # The lines that measure in an image are run by `test_slurm_campaign.py`.
@@ -83,7 +91,7 @@ def _prepare(folder, line):
     if line.startswith("lockstep init"):
         campaign.unlink()
         (folder / "site.toml").unlink()
-    if line.startswith(("lockstep status", "lockstep resume", "lockstep collect")):
+    if line.startswith(LOOKERS):
         _copy_finished(folder)
     subprocess.run(["chown", "--recursive", "--no-dereference", "lockstep", folder], check=True)
     if line.startswith("lockstep cancel"):
@@ -93,10 +101,11 @@ def _prepare(folder, line):
 
 
 def _copy_finished(folder):
-    if not FINISHED.exists():
-        missing(f"no {FINISHED}; run tests/test_slurm_campaign.py first")
-    for name in ("campaign", "first"):
-        shutil.copytree(FINISHED, folder / "results" / name)
+    for campaign, names in FINISHED.items():
+        if not (SHARED / campaign).exists():
+            missing(f"no {SHARED / campaign}; run tests/test_slurm_campaign.py first")
+        for name in names:
+            shutil.copytree(SHARED / campaign, folder / "results" / name)
 
 
 def _typed(folder, line):

@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import product
 from typing import Any
 
-from lockstep.report.load import replicates
+from lockstep.report.load import layout, replicates
 from lockstep.report.load.results import Launch, Row
 from lockstep.report.words.formats import counted
 
@@ -69,6 +69,7 @@ def _provenance(launch: Launch) -> dict[str, Any]:
     return (
         {name: value for name, value in known.items() if name not in OWN_FACTS}
         | {"hosts": sorted({str(rank.get("host")) for rank in known.get("ranks") or []})}
+        | {"cores_per_rank": layout.settings(known).get("cores_per_rank")}
         | {"partition": slurm.get("SLURM_JOB_PARTITION") if isinstance(slurm, dict) else None}
         | {f"variable {name}": value for name, value in variables.items()}
     )

@@ -17,13 +17,16 @@ Examples:
   lockstep compare results/before results/after
   lockstep compare results/before results/after --margin 0.01
   lockstep compare results/fp32 results/bf16 --allow precision
+  lockstep compare results/campaign results/spread --allow layout  # what do more nodes cost?
   lockstep compare results/before results/after --markdown > comparison.md
   lockstep compare results/before results/after --json
 
 \b
 To rule out that the machine drifted, measure A and B in turn: A B B A. Where launches vary by
 2 %, five a side find a point that is slower by 5 % nine times of ten.
---allow layout compares ranks on one node with as many on several.
+--allow layout compares as many ranks on fewer and on more nodes: measure twice, the second time
+with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign, or ranks
+that have a node to themselves use all of its CPUs.
 Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
 """
 # Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.

@@ -4,6 +4,7 @@ from statistics import median
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
+from lockstep.report.load import layout
 from lockstep.report.page.losses import loss_table
 from lockstep.report.page.parts import (
     GIGA,
@@ -101,12 +102,18 @@ def _beside(series: Series) -> str:
     main = {point.world_size: point for point in series.main.points}
     return "".join(
         f" On {counted(point.world_size, 'rank')}, {series.layout}: "
-        f"{ratio(point.rate / beside.rate)} times the throughput of the main layout"
+        f"{ratio(point.rate / beside.rate)} times the throughput of {_layout(beside, point)}"
         + (f" ({ratio_span(between)})." if between else " (no interval).")
         for point in series.points
         for beside in [main[point.world_size]]
         for between in [ratio_interval(point.units, beside.units)]
     )
+
+
+def _layout(point: Point, other: Point) -> str:
+    """Return what tells a point's layout from that of another point of its size."""
+    names = layout.differing([*point.rows, *other.rows])
+    return layout.suffix(*(layout.layout(one.rows[0], names) for one in (point, other)))
 
 
 def _scaling_row(point: Point) -> list[str]:
