@@ -291,16 +291,16 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 90, equals(1.5)),
     ),
     "strong, but the global batch doubles at 2": Planted(
-        "constant-work", "strong[64] at world size 1, 2",
+        "constant-work", "strong[64] at world size 2, launches w2-r0, w2-r1 and w2-r2",
         lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
     ),
     "weak, but the local batch halves at 4": Planted(
-        "constant-work", "weak[64] at world size 1, 4",
+        "constant-work", "weak[64] at world size 4, launches w4-r0, w4-r1 and w4-r2",
         lambda root: measured(root, 2, (Case("weak[64]", "weak", weak, at(
             4, local_batch=32, global_batch=128, samples_per_step=128)),)),
     ),
     "repeats of one point with other samples": Planted(
-        "constant-work", "strong[64] at world size 2, launches w2-r0 and w2-r1",
+        "constant-work", "strong[64] at world size 2, launch w2-r1",
         lambda root: measured(root, 3, (Case(changes=lambda size, repeat: {
             "samples_per_step": 72} if (size, repeat) == (2, 1) else {}),)),
     ),
@@ -466,17 +466,17 @@ PLANTED: dict[str, Planted] = {
     "a result taken away beside its journal": Planted(
         "journal-only", "launch w2-r1", journal_left),
     "another driver in one launch": Planted(
-        "mixed-provenance", "launches w1-r0 and w4-r1",
+        "mixed-provenance", "launch w4-r1",
         lambda root: measured(root, 27, facts=lambda n, r: {"provenance": ranks(n) | {
             "driver": "575.0"}} if (n, r) == (4, 1) else {}),
     ),
     "another image at 8 ranks": Planted(
-        "mixed-provenance", "launches w1-r0 and w8-r0",
+        "mixed-provenance", "launches w8-r0, w8-r1 and w8-r2",
         lambda root: measured(root, 28, facts=lambda n, r: {"provenance": ranks(n) | {
             "image_sha256": "cd34"}} if n == 8 else {}),
     ),
     "fp32 and bf16 under one name": Planted(
-        "mixed-cases", "strong[64] at world size 1, 2, launches w1-r0 and w2-r2",
+        "mixed-cases", "strong[64] at world size 2, launch w2-r2",
         lambda root: measured(root, 29, (Case(changes=lambda n, r: {"precision": "bf16"} if (
             n, r) == (2, 2) else {}),)),
     ),

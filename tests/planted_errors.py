@@ -206,6 +206,21 @@ def only_rank_0(document: Json) -> None:
             settle(entry)
 
 
+def give(**values: object) -> Callable[[Json], None]:
+    def change(holder: Json) -> None:
+        holder |= values
+
+    return change
+
+
+def other_gradient(block: Json) -> None:
+    block["details"]["gradient_bytes"] += 4
+
+
+def copy_launch(root: Path) -> None:
+    shutil.copytree(result(root, 2).parent, root / "launches" / "copy")
+
+
 def one_gpu(rank: Json) -> None:
     rank |= {"device": "cuda:0", "gpu_uuid": "GPU-1"}
 
@@ -372,4 +387,17 @@ PLANTED: dict[str, Plant] = {
         "launch-disagrees", provenance(lambda known: known["ranks"].pop(), 2), STUDIES),
     "two ranks on one GPU": Plant("shared-gpu", ranks(one_gpu, 2), STUDIES),
     "a copied launch, 3 % slower": Plant("copied-rounds", copied_slower, STUDIES),
+    # What may not be pooled with the rest.
+    "another driver in one launch": Plant(
+        "mixed-provenance", provenance(give(driver="560"), 2, repeats=(1,)), STUDIES),
+    "another image at two ranks": Plant(
+        "mixed-provenance", provenance(give(image_sha256="cd34"), 2), STUDIES),
+    "another torch in one launch of the baseline": Plant(
+        "mixed-provenance", provenance(give(torch="2.6.0"), 1, repeats=(0,)),
+        ("strong", "weak", "bucket")),
+    "bf16 in one launch": Plant("mixed-cases", blocks(give(precision="bf16"), 2, repeats=(2,))),
+    "other gradients at two ranks": Plant(
+        "mixed-cases", blocks(other_gradient, 2, study="weak"), ("weak",)),
+    "another batch at two ranks": Plant("constant-work", blocks(give(global_batch=128), 2)),
+    "a launch given twice": Plant("duplicate", copy_launch, STUDIES),
 }  # fmt: skip

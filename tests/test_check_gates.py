@@ -1,7 +1,10 @@
 """An error of `lockstep check` blocks the verdicts it touches, and comes first on the page."""
 
+import json
+
 import pytest
-from planted_errors import PLANTED, WARNED, copied, twins
+from commands import run
+from planted_errors import PLANTED, STUDIES, WARNED, copied, give, provenance, twins
 
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.scaling import series_of
@@ -11,6 +14,7 @@ from lockstep.report.gate.targets import Targets
 from lockstep.report.load.reading import gather
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
+from lockstep.report.report_cli import report
 
 # Of wide limits: what is really measured meets them, or is too noisy to show it.
 TARGETS = Targets.model_validate({
@@ -49,7 +53,7 @@ def test_an_error_blocks_each_verdict_it_touches_and_comes_first_on_the_page(
     assert all(one.verdict == "blocked" and plant.rule in one.blocked_by for one in touched)
     (clean,) = (one for one in found if one.target == "clean_runs")
     assert clean.verdict == "missed"
-    shown = page(results, series_of(results.rows), 0.7)
+    shown = page(results, series_of(results.split()[0]), 0.7)
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
     assert not any(
         f", {one.label}:" in text and "blocked by check" not in text
@@ -94,14 +98,43 @@ def test_identical_work_that_differs_beyond_chance_is_a_warning_with_both_names(
     assert found(0.9, 1.5, 1.9) == []  # chance may do that
 
 
-def test_what_no_error_touches_is_judged_as_before(measured, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["samples of weak scaling counted per rank", "other gradients at two ranks"]
+)
+def test_what_no_error_touches_is_judged_as_before(measured, tmp_path, name):
     root = copied(measured / "fp32", tmp_path / "set")
     before = {one.where: one for one in judged(gather([root]))}
-    PLANTED["samples of weak scaling counted per rank"].edit(root)
+    PLANTED[name].edit(root)
     after = {one.where: one for one in judged(gather([root]))}
     strong = [where for where in before if where.startswith("strong")]
     assert strong
     assert all(before[where].verdict == after[where].verdict for where in strong)
+
+
+@pytest.mark.parametrize(
+    ("name", "studies", "size"),
+    [("another driver in one launch", STUDIES, 2), ("bf16 in one launch", ("strong",), 2),
+     ("another torch in one launch of the baseline", STUDIES, 1)],
+)  # fmt: skip
+def test_a_report_leaves_out_the_points_in_conflict(measured, tmp_path, name, studies, size):
+    def points(path):
+        ended = run(report, path, "--json")
+        shown = json.loads(ended.stdout)["points"]
+        return ended.return_value, {(one["study"], one["world_size"]) for one in shown}
+
+    root = copied(measured / "fp32", tmp_path / "set")
+    _, whole = points(root)
+    PLANTED[name].edit(root)
+    held = {(study, size) for study in studies}
+    assert whole & held
+    assert points(root) == (1, whole - held)
+
+
+def test_a_report_of_points_that_are_all_in_conflict_is_refused(measured, tmp_path):
+    root = copied(measured / "fp32", tmp_path / "set")
+    provenance(give(driver="560"), 1, 2, repeats=(0,))(root)
+    with pytest.raises(ValueError, match="differ in driver"):
+        run(report, root)
 
 
 def test_the_page_has_the_error_above_its_verdict_and_links_what_is_counted(measured, tmp_path):

@@ -75,28 +75,29 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
-    that `lockstep import` wrote.
+    that `lockstep import` wrote. A point whose launches may not be pooled is left out, and the
+    exit code is 1; where that leaves no point, it is 2.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
-    from lockstep.report.load.reading import load
+    from lockstep.report.load.reading import gather
+    from lockstep.report.page import checked
     from lockstep.report.page.content_of_page import page as build_page
-    from lockstep.vocabulary.inputs import MAX_RATE
 
     if as_csv and as_json:
         raise ValueError("--csv and --json both want stdout; choose one")
-    if math.isnan(threshold):
-        raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
-    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
-        raise ValueError(
-            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
-        )
-    results = load(paths)
-    series = series_of(results.rows, baseline, cost_per_gpu_hour)
+    _refuse_numbers(threshold, cost_per_gpu_hour)
+    results = gather(paths)
+    free, left_out = results.split()
+    if left_out and not free:
+        raise ValueError(results.conflicts[0].message)
+    series = series_of(free, baseline, cost_per_gpu_hour)
     findings = checker.check(results)
     terminal.say_errors(findings)
+    if left_out:
+        click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
     _say_kept_baselines(series, baseline)
-    code = 1 if results.unread else 0
+    code = 1 if results.unread or left_out else 0
     if as_csv or as_json:
         _print_records(series, as_csv)
         return code
@@ -107,6 +108,18 @@ def report(
     _print_points(results, series, terminal.counts(findings))
     click.echo(f"report: {click.format_filename(target)}")
     return code
+
+
+def _refuse_numbers(threshold: float, cost_per_gpu_hour: float | None) -> None:
+    """Refuse what no option of click does."""
+    from lockstep.vocabulary.inputs import MAX_RATE
+
+    if math.isnan(threshold):
+        raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
+    if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
+        raise ValueError(
+            f"--cost-per-gpu-hour {cost_per_gpu_hour:g} is no price; give one from 0 to {MAX_RATE}"
+        )
 
 
 def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:

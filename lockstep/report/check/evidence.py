@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series, series_of
-from lockstep.report.load.results import Launch, Results
+from lockstep.report.load.results import Conflict, Launch, Results
 from lockstep.report.load.sources import document
 from lockstep.vocabulary.record import KEY, case_name
 
@@ -59,9 +59,10 @@ class Evidence:
 
     @cached_property
     def series(self) -> list[Series]:
-        """Return the series of all cases whose launches mean the same by them."""
-        mixed = {conflict.case for conflict in self.results.conflicts}
-        return series_of(row for row in self.results.rows if row.case not in mixed)
+        """Return the series of all points whose launches mean the same by their case."""
+        mixed = [one for one in self.results.conflicts if one.case is not None]
+        rows = self.results.rows
+        return series_of(row for row in rows if not any(one.holds(row) for one in mixed))
 
     @cached_property
     def measured(self) -> list[Series]:
@@ -98,6 +99,14 @@ def hit(kind: str, series: Series, *sizes: int, launches: Sequence[str] = (), **
     """Return what was found in a series, at these world sizes or at all."""
     is_table = series.row.origin != "measured"
     return Hit(kind, values, (series.case,), sizes, tuple(launches), is_table)
+
+
+def differing(conflict: Conflict) -> Hit:
+    """Return what a conflict says of its fact."""
+    usual, value = conflict.values
+    values = {"fact": conflict.fact, "value": value, "usual": usual, "launch": conflict.usual}
+    cases = () if conflict.case is None else (conflict.case,)
+    return Hit("differs", values, cases, conflict.world_sizes, conflict.launches)
 
 
 def are_apart(point: Point) -> bool:

@@ -42,8 +42,11 @@ def _growth(series: Series, point: Point, other: Point) -> Interval | None:
 
 def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
     """Neighbouring sizes lie further apart than a factor of two."""
+    sizes: dict[str, set[int]] = {}
+    for row in evidence.results.rows:  # those in conflict were measured, too
+        sizes.setdefault(row.case, set()).add(row.world_size)
     for one in evidence.ladders:
-        for small, large in pairwise(point.world_size for point in one.points):
+        for small, large in pairwise(sorted(sizes[one.case])):
             if large > WIDEST_STEP * small:
                 yield hit("gap", one, small, large, small=small, large=large)
 

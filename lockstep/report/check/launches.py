@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
-from lockstep.report.check.work import BATCHES
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, differing, hit
 from lockstep.report.compute.scaling import Point
 from lockstep.report.load import gaps
+from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import COPY, UNEQUAL, Launch, Row
 from lockstep.report.load.sources import JOURNAL
@@ -22,21 +22,17 @@ FAR = re.compile("outlier: launch")
 
 
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
-    """Launches differ in torch, CUDA, NCCL, driver, image or device."""
+    """A launch differs from most in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
         if conflict.case is None and conflict.fact != COPY:
-            values = {"fact": conflict.fact, "both": conflict.values}
-            yield Hit("provenance-differs", values, launches=conflict.launches)
+            yield differing(conflict)
 
 
 def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
-    """One case name means another workload, precision or scaling in another launch."""
+    """One case name means another workload, precision or scaling than in most launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
-            yield Hit(
-                "case-differs", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
-                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
-            )  # fmt: skip
+            yield differing(conflict)
 
 
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:
@@ -101,7 +97,8 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
     for conflict in evidence.results.conflicts:
         if conflict.fact == COPY:
             name, first = conflict.values
-            yield Hit("read-twice", {"name": name, "first": first}, path=conflict.where)
+            values = {"name": name, "first": first}
+            yield Hit("read-twice", values, launches=conflict.launches, path=conflict.where)
     for one in evidence.series:
         for point in one.points:
             seen: dict[tuple[Any, ...], list[str]] = {}

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
+from lockstep.report.load.conflicts import odd_ones
 from lockstep.report.load.results import Launch
 
 # Facts of a launch that may change a speed and forbid no pooling.
@@ -35,14 +36,12 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
 
 def _odd_launches(name: str, launches: list[Launch], values: list[object]) -> Iterator[Hit]:
     """Yield the launches in which a fact is not what it is in most."""
-    texts = list(map(str, values))
-    usual = max(texts, key=texts.count, default="")
-    for value in dict.fromkeys(texts):
-        odd = [one for one, text in zip(launches, texts, strict=True) if text == value]
-        if value != usual:
-            sizes = sorted({int(one.facts.get("world_size") or 0) for one in odd})
-            known = {"fact": name, "value": value, "usual": usual, "sizes": sizes}
-            yield Hit("circumstance", known, launches=tuple(one.name for one in odd))
+    texts = {one.name: str(value) for one, value in zip(launches, values, strict=True)}
+    for usual, odd in odd_ones(launches, values):
+        sizes = sorted({int(one.facts.get("world_size") or 0) for one in odd})
+        both = {"value": texts[odd[0].name], "usual": texts[usual.name]}
+        known = {"fact": name, **both, "sizes": sizes}
+        yield Hit("circumstance", known, launches=tuple(one.name for one in odd))
 
 
 def _other_hosts(sizes: Sizes) -> Iterator[Hit]:

@@ -35,7 +35,7 @@ class _Words(Formatter):
 
 # Each kind of fact, with the values of its hit.
 FACTS = {
-    "mixed-batch": "{fact} is {both}",
+    "differs": "{fact} is {value}, and {usual} in launch {launch}",
     "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
     "uneven-steps": "a step counts {factor:.3g} times the samples that its global batch holds at "
     "world size {baseline}",
@@ -62,8 +62,6 @@ FACTS = {
     "baseline": "the smallest size is {size}, so efficiency there is 1 by definition",
     "curve": "{what}",
     "odd-point": "{loss:percent} below the line through {left} and {right}",
-    "provenance-differs": "they differ in {fact}: {both}",
-    "case-differs": "its {fact} is {both}",
     "crowded": "{threads} threads of ranks share {cores:core}",
     "unequal-threads": "{threads}",
     "one-launch": "{count:point} with one launch",

@@ -5,11 +5,11 @@ from itertools import permutations
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, hit
+from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, differing, hit
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.load.conflicts import BATCHES
 from lockstep.vocabulary import metrics
 
-BATCHES = ("local_batch", "global_batch", "samples_per_step")
 # Stored numbers are copies of one another; published ones are rounded.
 EXACT = 1e-6
 ROUNDED = 0.05
@@ -24,10 +24,7 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
     """The batch that strong or weak scaling fixes is another at another size or repeat."""
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
-            yield Hit(
-                "mixed-batch", {"fact": conflict.fact, "both": conflict.values}, (conflict.case,),
-                tuple(dict.fromkeys(conflict.world_sizes)), conflict.launches,
-            )  # fmt: skip
+            yield differing(conflict)
     for one in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
         kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []

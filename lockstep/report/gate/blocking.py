@@ -10,7 +10,7 @@ from lockstep.report.words.formats import listed
 
 
 def block(found: Sequence[Verdict], results: Results, findings: Sequence[Finding]) -> list[Verdict]:
-    """Return the verdicts, blocked where an error touches a result behind them.
+    """Return the verdicts, blocked and without a value where an error touches a result behind them.
 
     Args:
         found: The verdicts.
@@ -29,4 +29,7 @@ def _block(verdict: Verdict, own: set[int], errors: Sequence[Finding]) -> Verdic
     if not rules:
         return verdict
     reason = f"blocked by check: {listed(names)}"
-    return replace(verdict, verdict=BLOCKED, reason=reason, blocked_by=names)
+    return replace(
+        verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False, reason=reason,
+        blocked_by=names,
+    )  # fmt: skip

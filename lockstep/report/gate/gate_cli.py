@@ -56,12 +56,12 @@ def gate(
     from lockstep.report.gate.blocking import block
     from lockstep.report.gate.targets import load
     from lockstep.report.gate.training_runs import gather
-    from lockstep.report.load.reading import load as load_results
+    from lockstep.report.load import reading
 
     wanted = load(targets)
     results = gather(path)
     findings = checker.check(results)
-    base = None if against is None else load_results([against])
+    base = None if against is None else reading.gather([against])
     compared = None if base is None else compare(base, results, allowed=allowed)
     found = block(gates.verdicts(wanted, results, compared, findings), results, findings)
     if base is not None:

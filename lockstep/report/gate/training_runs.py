@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load.reading import TRAINING_RUN, load
+from lockstep.report.load import reading
+from lockstep.report.load.reading import TRAINING_RUN
 from lockstep.report.load.results import Results, Row
 from lockstep.report.load.sources import CAMPAIGN, IMPORTED, LAUNCHES, read_json
 
@@ -18,7 +19,7 @@ FACTORS = (
 
 
 def gather(path: Path) -> Results:
-    """Read what `lockstep.report.load.reading.load` reads, and the training runs in the folder.
+    """Read what `lockstep.report.load.reading.gather` reads, and the training runs in the folder.
 
     Args:
         path: A folder or file of results, a training run's folder, or a folder of such.
@@ -28,7 +29,7 @@ def gather(path: Path) -> Results:
     """
     found = list(rows(path)) if path.is_dir() else []
     others = any((path / name).exists() for name in (CAMPAIGN, IMPORTED, LAUNCHES))
-    results = Results() if found and not others else load([path])
+    results = Results() if found and not others else reading.gather([path])
     results.rows += found
     return results
 

@@ -1,16 +1,21 @@
 """What does not go together: copies, mixed launches and cases, and ranks of unequal strength."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.report.load.results import COPY, MOVED, UNEQUAL, Conflict, Launch, Results, Row
 from lockstep.vocabulary import record
 
 # What one case's workload is made of: equal in every launch and at every world size.
 SOURCES = ("workload_sha256", "gradient_bytes")
+# What else a case means at every world size, and the batches it has at each.
+OF_A_CASE = ("study", "workload", "scaling", "precision", "sample_unit")
+BATCHES = ("local_batch", "global_batch", "samples_per_step")
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
 _ONE_LAUNCH = ("launch", "campaign", "started", "part")
+
+Item = TypeVar("Item")
 
 
 def copied(
@@ -29,75 +34,76 @@ def copied(
     return None
 
 
-def mixed_launches(launches: list[Launch]) -> Iterator[Conflict]:
-    """Yield the versions, image or devices in which launches differ: they may not be pooled."""
+def odd_ones(items: Sequence[Item], values: Iterable[object]) -> Iterator[tuple[Item, list[Item]]]:
+    """Yield, for each value but the most frequent, an item of the most frequent and all of it."""
+    groups: dict[str, list[Item]] = {}
+    for item, value in zip(items, values, strict=True):
+        groups.setdefault(str(value), []).append(item)
+    usual = max(groups.values(), key=len, default=[])
+    yield from ((usual[0], odd) for odd in groups.values() if odd is not usual)
+
+
+def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
+    """Yield the versions, image or devices of launches that differ from those of most."""
     known = [launch for launch in launches if launch.provenance]
-    seen: set[tuple[str, str]] = set()
-    for launch in known[1:]:
-        facts = record.pooling_facts(launch.provenance)
-        for name, value in record.pooling_facts(known[0].provenance).items():
-            if facts[name] == value or (name, str(facts[name])) in seen:
-                continue
-            seen.add((name, str(facts[name])))
-            both = f"launches {known[0].name} and {launch.name}"
-            differ = f"differ in {name} ({value} and {facts[name]})"
+    for name in record.POOLING_FACTS:
+        values = [launch.provenance.get(name) for launch in known]
+        for usual, odd in odd_ones(known, values):
+            both = f"launches {usual.name} and {odd[0].name}"
+            found = usual.provenance.get(name), odd[0].provenance.get(name)
+            differ = f"differ in {name} ({found[0]} and {found[1]})"
             yield Conflict(
                 name, both, f"{both} {differ} and are not pooled; report them apart",
-                values=(value, facts[name]), launches=(known[0].name, launch.name),
+                values=found, usual=usual.name, launches=tuple(one.name for one in odd),
             )  # fmt: skip
 
 
-def mixed_cases(rows: list[Row]) -> Iterator[Conflict]:
-    """Yield each case that means another workload, precision or batch in another launch."""
-    first: dict[tuple[str, ...], Row] = {}
-    seen: set[tuple[str, ...]] = set()
+def mixed_cases(rows: Iterable[Row]) -> Iterator[Conflict]:
+    """Yield the rows of each case that mean another workload, precision or batch than most."""
+    cases: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        key = (row.origin, row.case)
-        for other in (
-            first.setdefault(key, row),
-            first.setdefault((*key, str(row.world_size)), row),
-        ):
-            if other is row:
-                continue
-            for name in _differences(other, row):
-                if (*key, name) not in seen:
-                    seen.add((*key, name))
-                    yield _case_conflict(name, other, row)
+        cases.setdefault((row.origin, row.case), []).append(row)
+    for own in cases.values():
+        kept = _kept_batch(own[0])
+        yield from _mixed(own, [*OF_A_CASE, *kept, *SOURCES])
+        sizes: dict[int, list[Row]] = {}
+        for row in own:
+            sizes.setdefault(row.world_size, []).append(row)
+        for alike in sizes.values():
+            yield from _mixed(alike, [name for name in BATCHES if name not in kept])
 
 
-def _differences(one: Row, two: Row) -> list[str]:
-    """Return the fields in which two rows of one case differ and must not."""
-    names = ["study", "workload", "scaling", "precision", "sample_unit"]
-    if one.world_size == two.world_size:
-        names += ["local_batch", "global_batch", "samples_per_step"]
-    elif one.scaling and one.origin == "measured":
-        names += ["global_batch" if one.scaling == "strong" else "local_batch"]
-    differing = [name for name in names if _value(one, name) != _value(two, name)]
-    # What an older file does not say is unknown, and differs from nothing.
-    return differing + [
-        name
-        for name in SOURCES
-        if None not in (values := (_value(one, name), _value(two, name))) and len(set(values)) > 1
-    ]
+def _kept_batch(row: Row) -> list[str]:
+    """Return the batch that is equal at all world sizes."""
+    if row.scaling is None or row.origin != "measured":
+        return []
+    return ["global_batch" if row.scaling == "strong" else "local_batch"]
+
+
+def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
+    for name in names:
+        # What an older file does not say is unknown, and differs from nothing.
+        known = [one for one in rows if name not in SOURCES or _value(one, name) is not None]
+        for usual, odd in odd_ones(known, [_value(one, name) for one in known]):
+            yield _case_conflict(name, usual, odd)
 
 
 def _value(row: Row, name: str) -> Any:
     return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
 
 
-def _case_conflict(name: str, one: Row, two: Row) -> Conflict:
-    sizes = f"world size {one.world_size}"
-    if two.world_size != one.world_size:
-        sizes = f"world sizes {one.world_size} and {two.world_size}"
+def _case_conflict(name: str, usual: Row, odd: Sequence[Row]) -> Conflict:
+    found = _value(usual, name), _value(odd[0], name)
     return Conflict(
         name,
-        f"{one.case}, {sizes}, launches {one.launch} and {two.launch}",
-        f"{one.case} has {name} {_value(one, name)} in launch {one.launch} and "
-        f"{_value(two, name)} in launch {two.launch}; report them apart",
-        one.case,
-        values=(_value(one, name), _value(two, name)),
-        launches=(one.launch, two.launch),
-        world_sizes=(one.world_size, two.world_size),
+        f"{usual.case}, launches {usual.launch} and {odd[0].launch}",
+        f"{usual.case} has {name} {found[0]} in launch {usual.launch} and {found[1]} in launch "
+        f"{odd[0].launch}; report them apart",
+        usual.case,
+        values=found,
+        usual=usual.launch,
+        launches=tuple(dict.fromkeys(one.launch for one in odd)),
+        world_sizes=tuple(dict.fromkeys(one.world_size for one in odd)),
     )
 
 

@@ -82,6 +82,11 @@ class Row:
     started: str = ""
     origin: str = "measured"
 
+    @property
+    def point(self) -> tuple[str, str, int]:
+        """What it shares with its repeats."""
+        return self.origin, self.case, self.world_size
+
 
 @dataclass
 class Launch:
@@ -126,16 +131,20 @@ def _on_cpus(devices: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two parts of a set of results that may not be pooled.
+    """A part of a set of results that may not be pooled with the others.
+
+    What differs from most is in conflict: a launch, or a case at some world sizes. A point that
+    holds any of it is left out, since all of its launches would have to agree.
 
     Attributes:
         fact: What differs: a fact of provenance, or a field of `Row`.
-        where: The launches, or the case and its launches.
+        where: Two launches that differ, or the case and these.
         message: The fact with both values, and what to do.
         case: The case concerned; None where all of a launch is.
-        values: The fact in the first and in the second of the launches.
-        launches: Their names.
-        world_sizes: World size of the case in each of them.
+        values: The fact in most launches, and in those in conflict.
+        usual: One launch that has the fact as most do.
+        launches: Those in conflict; of a copy, the launch that was copied.
+        world_sizes: World sizes of the case in them.
     """
 
     fact: str
@@ -143,8 +152,15 @@ class Conflict:
     message: str
     case: str | None = None
     values: tuple[Any, ...] = ()
+    usual: str = ""
     launches: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = ()
+
+    def holds(self, row: Row) -> bool:
+        """Tell whether a row is in conflict."""
+        if self.case is None:
+            return row.launch in self.launches
+        return row.case == self.case and row.world_size in self.world_sizes
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,7 @@ class Results:
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
         unread: Launches of a campaign, and cases of a launch, that cannot be read.
-        conflicts: What forbids pooling the launches and cases; empty after `load`.
+        conflicts: What may not be pooled with the rest; empty after `load`.
     """
 
     campaign: dict[str, Any] = field(default_factory=dict)
@@ -184,6 +200,14 @@ class Results:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     unread: list[Unread] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+
+    def split(self) -> tuple[list[Row], list[Row]]:
+        """Return the rows of the points without any conflict, and those of the others."""
+        held = {
+            row.point for row in self.rows if any(one.holds(row) for one in self.conflicts)
+        }  # fmt: skip
+        free = [row for row in self.rows if row.point not in held]
+        return free, [row for row in self.rows if row.point in held]
 
     @property
     def on_cpus(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from lockstep.report.check import terminal
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute.scaling import Series
+from lockstep.report.load.results import Row
 from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
 from lockstep.report.words.formats import counted, listed
 
@@ -26,11 +27,24 @@ def counts(found: Sequence[Finding]) -> str:
     return terminal.counts(found) if found else ""
 
 
-def blocked(series: Series, found: Sequence[Finding]) -> str:
-    """Return why nothing is concluded from a series, in a sentence; empty where something is."""
+def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -> str:
+    """Return why nothing is concluded from a series, in a sentence; empty where something is.
+
+    Args:
+        series: What was to be judged.
+        found: The errors of the check.
+        left_out: Rows that no series holds, since they may not be pooled.
+    """
     rows = [row for point in series.points for row in point.rows]
+    rows += [row for row in left_out if row.case == series.case]
     rules = dict.fromkeys(one.rule for one in found if any(map(one.touches, rows)))
     return f"{series.label}: no verdict, blocked by check: {listed(rules)}." if rules else ""
+
+
+def not_pooled(left_out: Sequence[Row]) -> str:
+    """Count the points whose rows were left out."""
+    count = len({row.point for row in left_out})
+    return f"{counted(count, 'point')} left out, whose launches may not be pooled"
 
 
 def next_step(found: Sequence[Finding]) -> str:

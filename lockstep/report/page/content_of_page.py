@@ -14,7 +14,7 @@ from lockstep.report.compute import slow
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series, table
 from lockstep.report.compute.slow import Slowest
-from lockstep.report.load.results import OTHER, UNEQUAL, Results
+from lockstep.report.load.results import OTHER, UNEQUAL, Results, Row
 from lockstep.report.page import accounts, checked, facts, losses, panels, parts
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.words import formats
@@ -45,8 +45,8 @@ def page(
     """Return everything a report says.
 
     Args:
-        results: What was loaded.
-        series: Its series.
+        results: What was loaded, what may not be pooled with it.
+        series: The series of what may be pooled.
         threshold: Least parallel efficiency called good, a fraction.
         command: The command line that makes this report again, for the figures' metadata.
         findings: What the check has found in the results; it is run where this is None.
@@ -55,8 +55,10 @@ def page(
     errors = checker.errors(findings)
     on_cpus = results.on_cpus
     hours = "Rank-hours" if on_cpus else "GPU-hours"
-    found = slow.slowest(row for row in results.rows if row.origin == "measured")
+    free, left_out = results.split()
+    found = slow.slowest(row for row in free if row.origin == "measured")
     slowest = [found] if found else []
+    verdicts = _verdicts(series, threshold, errors, left_out)
     sections = panels.panels(results, series, threshold, hours)
     around = (
         checked.findings_panel(findings),
@@ -72,8 +74,8 @@ def page(
         "band": CPU_BAND if on_cpus else None,
         "summary": _summary(results, series),
         "errors": checked.errors(findings),
-        "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(series, threshold, errors)],
-        "warnings": _warnings(results, series),
+        "verdicts": [*map(losses.slow_advice, slowest), *verdicts],
+        "warnings": _warnings(results, series, left_out),
         "checked": checked.counts(findings),
         "next": checked.next_step(errors) or _next_step(results, series, threshold, slowest),
         "source": _source(_title(results, series), results, command),
@@ -167,15 +169,20 @@ def _source(title: str, results: Results, command: str) -> str:
     return ". ".join(part for part in said if part)
 
 
-def _verdicts(series: Sequence[Series], threshold: float, errors: Sequence[Finding]) -> list[str]:
+def _verdicts(
+    series: Sequence[Series], threshold: float, errors: Sequence[Finding], left_out: Sequence[Row]
+) -> list[str]:
+    def blocked(one: Series) -> str:
+        return checked.blocked(one, errors, left_out)
+
     def verdict(one: Series) -> str:
-        return checked.blocked(one, errors) or _verdict(one, threshold)
+        return blocked(one) or _verdict(one, threshold)
 
     sentences = []
     for wanted, title in (("strong", "Strong scaling"), ("weak", "Weak scaling")):
         chosen = [s for s in series if s.row.study == wanted and s.row.origin == "measured"]
         sentences += [f"{title}, {verdict(one)}" for one in chosen[:MAX_VERDICTS]]
-        sound = [one for one in chosen[:MAX_VERDICTS] if not checked.blocked(one, errors)]
+        sound = [one for one in chosen[:MAX_VERDICTS] if not blocked(one)]
         sentences += [why for one in sound if (why := _why(one))]
     for origin, title in (("cited", "Cited"), ("target", "Target")):
         chosen = [s for s in series if s.row.origin == origin and s.row.study != OTHER]
@@ -224,7 +231,7 @@ def _achieved(point: Point) -> str:
     return f"{text} ({percent_span(interval)} %)" if interval else f"{text} (no interval)"
 
 
-def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
+def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row]) -> list[str]:
     """Count what a reader must know before trusting the page."""
     points = [point for one in series for point in one.points]
     flagged = sum(bool(point.flags) for point in points)
@@ -235,6 +242,7 @@ def _warnings(results: Results, series: Sequence[Series]) -> list[str]:
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
     lost = facts.lost(results)
     lines = [
+        (len(left_out), checked.not_pooled(left_out)),
         (flagged, f"{counted(flagged, 'point')} flagged"),
         (unequal, f"{unequal} series with {UNEQUAL}"),
         (single, f"{counted(single, 'point')} without repeat"),
