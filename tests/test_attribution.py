@@ -145,6 +145,16 @@ def test_the_sentence_gives_milliseconds_with_signs_intervals_and_the_slow_rank(
     assert said.endswith("look at its device, its clocks, and what else runs on its host.")
 
 
+def test_the_sentence_leads_with_the_largest_cause_and_keeps_the_slow_rank_beside_imbalance():
+    series = ladder("weak", [(1, *BASE), (2, 1.4, [steady(0.9), steady(1.2)])])
+    for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):
+        row.rank_alone_s[1] = steady(1.2 * factor**2)
+    assert [part.cause for part in loss(series, series.points[1]).named] == [IMBALANCE, EXPOSED]
+    said = sentence(series, series.points[1])
+    order = ["to imbalance (rank 1", "look at its device", "to exposed communication"]
+    assert [said.index(text) for text in order] == sorted(map(said.index, order))
+
+
 def test_a_point_that_loses_little_needs_no_reason():
     series = ladder("strong", [(1, *BASE), (2, 0.51, [steady(0.46)] * 2)])
     assert sentence(series, series.points[1]) is None

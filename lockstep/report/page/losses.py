@@ -103,12 +103,15 @@ def sentence(series: Series, point: Point) -> str | None:
 def _cause(lost: Loss, slow: Slowest | None) -> str:
     if lost.kind == "open":
         return _open(lost)
-    named = " and ".join(
-        f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {part.cause}" for part in lost.named
-    )
-    causes = [part.cause for part in lost.named]
-    who = f" ({slow_text(slow)})" if slow and IMBALANCE in causes else ""
-    return f"{named}{who}: {ADVICE[causes[0]]}"
+    first, *others = (_share(part, slow) for part in lost.named)
+    beside = f"; beside it {' and '.join(others)}" if others else ""
+    return f"{first}: {ADVICE[lost.named[0].cause]}{beside}"
+
+
+def _share(part: Part, slow: Slowest | None) -> str:
+    """Say how much of a loss goes to a cause, and to which rank where one is slow."""
+    who = f" ({slow_text(slow)})" if slow and part.cause == IMBALANCE else ""
+    return f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {part.cause}{who}"
 
 
 def _open(lost: Loss) -> str:
