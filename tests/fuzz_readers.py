@@ -27,7 +27,7 @@ from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
 from lockstep.report.predict import known, prediction
 from lockstep.report.words.console import console_table
-from lockstep.slurm import cluster, site
+from lockstep.slurm import associations, cluster, site
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
@@ -284,22 +284,26 @@ def _squeue_stand_in(folder: Path) -> None:
 def _scontrol() -> list[bytes]:
     return [
         b"ClusterName = testbed\nSLURM_VERSION = 24.05.1\nMaxArraySize = 1001\n"
-        b"AccountingStorageType = accounting_storage/slurmdbd\n\f"
+        b"AccountingStorageType = accounting_storage/slurmdbd\n"
+        b"AccountingStorageEnforce = associations,limits,qos\n\f"
         b"PartitionName=gpu\n   AllowAccounts=ALL AllowQos=normal,long Default=YES State=UP\n"
         b"   MaxNodes=4 MaxTime=2-00:00:00 Nodes=node[1-4]\n\f"
         b"NodeName=node1 Arch=x86_64 CoresPerSocket=2\n"
         b"   CPUTot=4 CPUEfctv=4 Gres=gpu:h100:2(S:0-1)\n"
         b"   RealMemory=64000 Sockets=2 Partitions=gpu State=IDLE+DRAIN ActiveFeatures=a,b\n\f"
-        b"me|project|project|normal,long\nme||other|\n"
+        b"me|project|project||long|normal,long|02:00:00|node=2||\nme||other|gpu||||||9\n\f"
+        b"long|DenyOnLimit|1-00:00:00|gres/gpu=8,mem=4T|cpu=64|2|\n"
     ]
 
 
 def _read_scontrol(folder: Path) -> None:
-    config, partitions, nodes, accounts, *_ = [*_text(folder).split("\f"), "", "", "", ""]
-    found = cluster.parse(config, partitions, nodes)
+    said = [*_text(folder).split("\f"), "", "", "", "", ""]
+    found = cluster.parse(*said[:3])
     for one in found.partitions:
         _ = one.kinds, one.num_usable_nodes, one.has_gpus
-    cluster.parse_accounts(accounts)
+    own = associations.parse(*said[3:5])
+    for one in found.partitions:
+        associations.limits(found, own, one)
 
 
 def _sbatch() -> list[bytes]:

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
 
-from lockstep.slurm.cluster import Accounts, Cluster, Kind, Node, Partition
+from lockstep.slurm import associations
+from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
 from lockstep.slurm.doctor import checks
 from lockstep.slurm.doctor import cluster_checks as slurm_checks
 from lockstep.slurm.doctor import examination as diagnosis
@@ -67,6 +68,11 @@ def cluster(**changes):
     )
     known = {"version": "22.05.8", "max_array_size": 1001, "keeps_accounts": True}
     return Cluster(**{"name": "here", "partitions": (partition,)} | known | changes)
+
+
+def own_accounts(default, **qos):
+    """What a user may charge, account -> its QOS as sacctmgr lists them."""
+    return associations.parse("\n".join(f"me|{default}|{a}|||{q}||||" for a, q in qos.items()))
 
 
 def subject(tmp_path, slurm=None, **changes):
@@ -141,9 +147,9 @@ def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
 @pytest.fixture
 def login_node(monkeypatch):
     """Let Lockstep measure here, and the user have an account."""
-    own = Accounts("mine", {"mine": ("normal",)})
+    own = own_accounts("mine", mine="normal")
     monkeypatch.setattr(machine, "probe", lambda python: PROBED)
-    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
+    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
 
 
 @pytest.mark.usefixtures("login_node")
@@ -309,28 +315,18 @@ def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes
     assert machine.network(subject(tmp_path, site=site(**changes))).status == status
 
 
-def test_the_limits_of_qos_and_account_are_read(tmp_path, stand_in):
-    stand_in(
-        "sacctmgr",
-        """case "$*" in
-        *" qos "*) echo 'tiny|00:30:00|2|gres/gpu=8' ;;
-        *) echo 'project||100|' ;;
-    esac""",
+def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
+    said = "me|mine|mine|||tiny||||", "tiny||00:30:00|gres/gpu=8|||2"
+    monkeypatch.setattr(
+        slurm_checks.associations, "read", lambda cluster: associations.parse(*said)
     )
-    named = {"account": "project", "qos": "tiny"}
-    found = subject(tmp_path, cluster(), site=site(**named))
-    assert slurm_checks.job_limits(found).status == "missing"
-    assert slurm_checks.job_limits(found).says.startswith(
-        "01:00:00 is over the 00:30:00 of QOS tiny"
-    )
-    short = slurm_checks.job_limits(
-        subject(tmp_path, cluster(), site=site(time="00:30:00", **named))
-    )
-    assert short.status == "ok"
-    assert short.says == "QOS tiny: jobs up to 00:30:00, of at most gres/gpu=8, 2 in the queue"
-    assert short.details == ("account project: 100 in the queue",)
-    unnamed = slurm_checks.job_limits(subject(tmp_path, cluster(), site=site()))
-    assert unnamed.status == "not needed"
+    strict = cluster(enforces_limits=True)
+    long = slurm_checks.job_limits(subject(tmp_path, strict, site=site()))
+    assert (long.status, "00:30:00" in long.action) == ("missing", True)
+    short = slurm_checks.job_limits(subject(tmp_path, strict, site=site(time="00:30:00")))
+    assert (short.status, len([short.says, *short.details])) == ("ok", 3)
+    lax = slurm_checks.job_limits(subject(tmp_path, cluster(), site=site()))
+    assert lax.status == "not needed"
 
 
 def test_doubtful_nccl_variables_are_named(tmp_path):
@@ -726,16 +722,16 @@ def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit
     ],
 )
 def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status, says):
-    own = Accounts("mine", {"mine": ("normal", "high"), "theirs": ("normal",)})
-    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
+    own = own_accounts("mine", mine="normal,high", theirs="normal")
+    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
     found = slurm_checks.account(given)
     assert (found.status, says in found.says) == (status, True), found
 
 
 def test_without_a_default_account_the_site_must_name_one(tmp_path, monkeypatch):
-    own = Accounts(None, {"mine": (), "theirs": ()})
-    monkeypatch.setattr(slurm_checks.clusters, "own_accounts", lambda cluster: own)
+    own = own_accounts("", mine="", theirs="")
+    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
     found = slurm_checks.account(subject(tmp_path, cluster(), site=site()))
     assert (found.status, found.action) == ("missing", "name an account: mine, theirs")
     assert slurm_checks.account(subject(tmp_path, cluster(), site=site(account="mine"))) == (

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from lockstep import content
 from lockstep.campaign import campaign as campaigns
+from lockstep.slurm import associations, init
 from lockstep.slurm import cluster as clusters
-from lockstep.slurm import init
 from lockstep.slurm import site as sites
-from lockstep.slurm.cluster import Accounts
+from lockstep.slurm.associations import Accounts
 from lockstep.slurm.init import Surroundings
 
 ROOT = Path(__file__).parents[1]
@@ -255,7 +255,8 @@ CLUSTERS = {
         [1, 2, 4],
     ),
 }
-OWN = Accounts("mine", {"mine": ("normal", "high"), "theirs": ("normal",)})
+# User, default account, account, partition, default QOS, QOS, and limits.
+OWN = associations.parse("me|mine|mine|||normal,high||||\nme|mine|theirs|||normal||||\n")
 
 
 def load(tmp_path, name, text):
@@ -277,8 +278,7 @@ def test_a_cluster_s_words_become_files_that_load(name, tmp_path):
     found = cluster(*texts)
     site = load(tmp_path, "site.toml", init.site_file(found, OWN, around()).text)
     assert {key: said(site)[key] for key in facts} == facts
-    chosen = init.choose(found, OWN)
-    campaign = load(tmp_path, "campaign.toml", init.cluster_campaign(chosen).text)
+    campaign = load(tmp_path, "campaign.toml", init.cluster_campaign(found, OWN).text)
     assert list(campaign.world_sizes) == world_sizes
 
 
@@ -353,19 +353,12 @@ def test_a_user_s_default_account_is_proposed_and_the_others_named():
 
 
 def test_accounts_are_read_from_associations():
-    text = "me|mine|mine|normal,high\nme|mine|theirs|normal\nme|mine|mine|high\n"
-    assert clusters.parse_accounts(text) == OWN
-    assert clusters.parse_accounts("") == Accounts()
-    assert clusters.parse_accounts("me||\nme|||\n") == Accounts()
-
-
-def test_accounts_are_those_of_this_cluster(tmp_path, monkeypatch):
-    asked = tmp_path / "asked"
-    (tmp_path / "sacctmgr").write_text(f'#!/bin/sh\necho "$@" >{asked}; echo "me|mine|mine|high"')
-    (tmp_path / "sacctmgr").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert clusters.own_accounts("here") == Accounts("mine", {"mine": ("high",)})
-    assert " withassoc cluster=here " in asked.read_text()
+    of_a_partition = "me|mine|mine|gpu||high||||\n"
+    assert OWN.default == "mine"
+    assert OWN.qos == {"mine": ("normal", "high"), "theirs": ("normal",)}
+    said = f"me|mine|mine|||normal||||\n{of_a_partition}"
+    assert associations.parse(said).qos == {"mine": ("normal", "high")}
+    assert associations.parse("") == associations.parse("me|||||||||\nme||\n") == Accounts()
 
 
 @pytest.mark.parametrize(

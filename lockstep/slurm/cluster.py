@@ -1,18 +1,18 @@
-"""What Slurm says a cluster is: its partitions, its nodes, and what a user may charge.
+"""What Slurm says a cluster is: its partitions and its nodes.
 
-Read from `scontrol show` and `sacctmgr show`, whose `Key=Value` texts have kept their form over
+Read from `scontrol show`, whose `Key=Value` texts have kept their form over
 Slurm's releases while its JSON has not.
 """
 
-import getpass
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.slurm import scheduler as slurm
 
 MIB_PER_GIB = 1024
+LIMITING_TIME = re.compile("([0-9]{1,9}-)?[0-9]{1,2}(:[0-9]{2}){2}")
 # Words of a node's state that say that it will not come back by itself; one that is POWERED_DOWN
 # does, when a job wants it.
 GONE = {
@@ -76,6 +76,7 @@ class Partition:
         accounts: Who may use it; None for everybody.
         qos: The qualities of service that may use it; None for all.
         nodes: Its nodes.
+        own_qos: The QOS whose limits count for all of its jobs; None without.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Partition:
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
     nodes: tuple[Node, ...]
+    own_qos: str | None = None
 
     @property
     def kinds(self) -> list[tuple[Kind, int]]:
@@ -111,24 +113,6 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Accounts:
-    """What a user may charge; empty where Slurm keeps no accounts.
-
-    Attributes:
-        default: What is charged where a job names none.
-        qos: Account -> the qualities of service that it has.
-    """
-
-    default: str | None = None
-    qos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(self.qos)
-
-
-@dataclass(frozen=True)
 class Cluster:
     """A cluster as its own commands describe it.
 
@@ -138,6 +122,7 @@ class Cluster:
         max_array_size: Elements of a job array, and one more.
         keeps_accounts: Whether sacct can answer.
         partitions: Those this user sees.
+        enforces_limits: Whether the limits of accounts and QOS count.
     """
 
     name: str
@@ -145,6 +130,7 @@ class Cluster:
     max_array_size: int | None
     keeps_accounts: bool
     partitions: tuple[Partition, ...]
+    enforces_limits: bool = False
 
     def partition(self, name: str | None) -> Partition | None:
         """Return a partition by its name, the default one for None; None if there is none."""
@@ -178,6 +164,8 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
         # It reads accounting_storage/none, or (null) since 23.02, where there is none.
         keeps_accounts=storage.endswith("slurmdbd"),
         partitions=tuple(_partition(r, known) for r in _records(partitions, "PartitionName")),
+        # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
+        enforces_limits="limits" in settings.get("AccountingStorageEnforce", ""),
     )
 
 
@@ -256,11 +244,12 @@ def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
         name=name,
         is_default=record.get("Default") == "YES",
         is_up=record.get("State", "UP") == "UP",
-        max_time=limit if re.fullmatch(r"([0-9]+-)?[0-9]{1,2}(:[0-9]{2}){2}", limit) else None,
+        max_time=limit if LIMITING_TIME.fullmatch(limit) else None,
         max_nodes=slurm.count(record.get("MaxNodes")),
         accounts=_listed(record.get("AllowAccounts")),
         qos=_listed(record.get("AllowQos")),
         nodes=own,
+        own_qos=next(iter(_listed(record.get("QoS")) or ()), None),
     )
 
 
@@ -270,70 +259,3 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
         return None
     assert text is not None
     return tuple(item for item in text.split(",") if item)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a QOS or an account allows a job, beside its partition; None without a limit.
-
-    Attributes:
-        of: Whose limit it is, `QOS gold` or `account project`.
-        max_time: The longest job.
-        max_submit: Jobs that a user may have in the queue, an array's elements counted each.
-        max_tres: The largest job, such as `gres/gpu=8,node=2`.
-    """
-
-    of: str
-    max_time: str | None
-    max_submit: int | None
-    max_tres: str | None
-
-
-def limits(cluster: str, account: str | None, qos: str | None) -> list[Limit]:
-    """Ask Slurm what the user's account and QOS allow; of what is not named nothing is asked.
-
-    Raises:
-        RuntimeError: sacctmgr is not installed, or does not answer.
-    """
-    show = ("sacctmgr", "--noheader", "--parsable2", "show")
-    said = []
-    if qos:
-        form = "format=name,maxwall,maxsubmitpu,maxtres"
-        said.append(("QOS", slurm.ask(*show, "qos", "where", f"name={qos}", form)))
-    if account:
-        which = (f"user={getpass.getuser()}", f"cluster={cluster}", f"account={account}")
-        form = "format=account,maxwall,maxsubmit,maxtres"
-        said.append(("account", slurm.ask(*show, "associations", "where", *which, form)))
-    return [one for what, text in said for one in parse_limits(what, text)]
-
-
-def parse_limits(what: str, text: str) -> list[Limit]:
-    """Read limits, a line each, from sacctmgr's output; lines without any are left out."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
-    return [
-        Limit(f"{what} {name}", time or None, slurm.count(submit), tres or None)
-        for name, time, submit, tres in rows
-        if time or submit or tres
-    ]
-
-
-def own_accounts(cluster: str) -> Accounts:
-    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
-
-    Raises:
-        RuntimeError: sacctmgr is not installed, or does not answer.
-    """
-    which = (getpass.getuser(), "withassoc", f"cluster={cluster}")
-    options = ("--noheader", "--parsable2", "format=user,defaultaccount,account,qos")
-    return parse_accounts(slurm.ask("sacctmgr", "show", "user", *which, *options))
-
-
-def parse_accounts(text: str) -> Accounts:
-    """Read the associations of one user, a line each, from sacctmgr's output."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
-    qos: dict[str, tuple[str, ...]] = {}
-    for _, _, account, listed in filter(lambda row: row[2], rows):
-        # An account may have an association for each partition.
-        both = (*qos.get(account, ()), *listed.split(","))
-        qos[account] = tuple(dict.fromkeys(filter(None, both)))
-    return Accounts(next((row[1] for row in rows if row[1]), None), qos)

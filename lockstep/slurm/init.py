@@ -19,11 +19,14 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.campaign import Campaign, seconds
+from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import site as sites
-from lockstep.slurm.cluster import MIB_PER_GIB, Accounts, Cluster, Kind, Partition
+from lockstep.slurm.associations import Accounts, Limit
+from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
 from lockstep.slurm.doctor.checks import output
 from lockstep.slurm.doctor.machine_checks import FAST, interfaces
+from lockstep.slurm.limits import clock
 from lockstep.vocabulary.journal import write_atomically
 
 USUAL_TIME = "02:00:00"
@@ -88,10 +91,9 @@ def drafts(folder: Path, environ: Mapping[str, str]) -> dict[str, Draft]:
         return {"campaign.toml": local_campaign(around)}
     cluster = clusters.read()
     own = read_accounts(cluster)
-    chosen = choose(cluster, own)
     return {
         "site.toml": site_file(cluster, own, around),
-        "campaign.toml": cluster_campaign(chosen),
+        "campaign.toml": cluster_campaign(cluster, own),
     }
 
 
@@ -184,7 +186,7 @@ def _num_gpus() -> int:
 def read_accounts(cluster: Cluster) -> Accounts:
     """Return what this user may charge; nothing where Slurm keeps no accounts or says nothing."""
     try:
-        return clusters.own_accounts(cluster.name) if cluster.keeps_accounts else Accounts()
+        return associations.read(cluster.name) if cluster.keeps_accounts else Accounts()
     except RuntimeError:
         return Accounts()
 
@@ -227,13 +229,13 @@ def site_file(cluster: Cluster, own: Accounts, around: Surroundings) -> Draft:
         *_account(chosen, own),
         _line("reservation", "NAME", "nodes that are kept for you", is_set=False),
         *_hardware(chosen, kind),
-        _line("time", _time(chosen), f"of one job, at most {chosen.max_time or 'without limit'}"),
+        _time(*longest(chosen, _limits(cluster, own, chosen))),
         *([_line("max_array_size", cluster.max_array_size)] if cluster.max_array_size else []),
         *_interface(around),
         _line("scratch", around.scratch or "/scratch/ME", "for data files", is_set=False),
         _line("extra_directives", ["--exclusive"], "other jobs would change what is timed"),
         *(_image(around) if _wants_image(around) else _native(around)),
-        *_tables(cluster, kind),
+        *_tables(cluster, own, kind),
     ]
     text = "\n".join(parts) + "\n"
     return Draft(text, tuple(re.findall(rf'^(\w+) = "{sites.FILL_IN}', text, re.MULTILINE)))
@@ -258,9 +260,46 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
     yield "#   * is the one below"
 
 
-def _account(chosen: Partition, own: Accounts) -> Iterator[str]:
+def _allowed(chosen: Partition, own: Accounts) -> list[str]:
+    """Return the user's accounts that a partition takes, the default one first."""
     allowed = [name for name in own.names if chosen.accounts is None or name in chosen.accounts]
-    account = own.default if own.default in allowed else next(iter(allowed), None)
+    return sorted(allowed, key=lambda name: name != own.default)
+
+
+def _limits(cluster: Cluster, own: Accounts, partition: Partition) -> tuple[Limit, ...]:
+    """Return what limits a job that charges the account of the site file, and names no QOS."""
+    account = next(iter(_allowed(partition, own)), None)
+    return associations.limits(cluster, own, partition, account)
+
+
+def longest(partition: Partition, found: Sequence[Limit]) -> tuple[str | None, Limit | None]:
+    """Return the time of a partition's longest job, and whose limit that is if not its own."""
+    own_s = seconds(partition.max_time) if partition.max_time else math.inf
+    shorter = [one for one in found if one.name == "MaxWall" and one.value < own_s]
+    return (clock(shorter[0].value), shorter[0]) if shorter else (partition.max_time, None)
+
+
+def most_nodes(
+    partition: Partition, kind: Kind, found: Sequence[Limit]
+) -> tuple[int, Limit | None]:
+    """Return the nodes of a partition's largest job, and whose limit that is if not its own."""
+    of_node = {
+        "node": 1,
+        "cpu": kind.num_cpus,
+        "gres/gpu": kind.num_gpus,
+        f"gres/gpu:{kind.gpu_type}": kind.num_gpus,
+    }
+    counted = [one for one in found if of_node.get(one.tres)]
+    known = [(max(1, one.value // of_node[one.tres]), one) for one in counted]
+    fewest = min(known, key=lambda pair: pair[0], default=None)
+    if fewest is None or fewest[0] >= partition.num_usable_nodes:
+        return partition.num_usable_nodes, None
+    return fewest
+
+
+def _account(chosen: Partition, own: Accounts) -> Iterator[str]:
+    allowed = _allowed(chosen, own)
+    account = next(iter(allowed), None)
     others = ", ".join(name for name in allowed if name != account)
     if account is None:
         yield _line("account", "PROJECT", "what pays, if jobs must say so", is_set=False)
@@ -305,9 +344,14 @@ def _short(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "no features"
 
 
-def _time(chosen: Partition) -> str:
-    limit = chosen.max_time
-    return limit if limit and seconds(limit) < seconds(USUAL_TIME) else USUAL_TIME
+def _time(most: str | None, limit: Limit | None) -> str:
+    time = min(USUAL_TIME, most or USUAL_TIME, key=seconds)
+    return _line("time", time, f"of one job, at most {_bound(most or 'without limit', limit)}")
+
+
+def _bound(text: str, limit: Limit | None) -> str:
+    """Return a bound with what sets it, where that is not the partition."""
+    return limit.text if limit else text
 
 
 def _interface(around: Surroundings) -> Iterator[str]:
@@ -340,17 +384,20 @@ def _native(around: Surroundings) -> Iterator[str]:
     yield _line("suite", str(around.suite or placeholder), "on storage that all nodes see")
 
 
-def _tables(cluster: Cluster, kind: Kind) -> Iterator[str]:
+def _tables(cluster: Cluster, own: Accounts, kind: Kind) -> Iterator[str]:
     yield "\n[env]"
     yield _line("NCCL_DEBUG", "WARN", is_set=kind.num_gpus > 0)
     # The others whose nodes are alike: --partition chooses among them.
     for partition in cluster.partitions:
         if kind.shape in {other.shape for other, _ in partition.kinds}:
-            unlimited = "" if partition.max_time else "  # its jobs may take any time"
+            found = _limits(cluster, own, partition)
+            time, of_time = longest(partition, found)
+            nodes, of_nodes = most_nodes(partition, kind, found)
+            unlimited = "" if time else "  # its jobs may take any time"
             yield f"\n[partitions.{_key(partition.name)}]{unlimited}"
-            if partition.max_time:
-                yield _line("time", partition.max_time, "its longest job")
-            yield _line("max_nodes", partition.num_usable_nodes, "of one job")
+            if time:
+                yield _line("time", time, _bound("its longest job", of_time))
+            yield _line("max_nodes", nodes, _bound("of one job", of_nodes))
 
 
 def campaign_file(
@@ -383,13 +430,18 @@ def campaign_file(
     return Draft("\n".join(parts) + "\n")
 
 
-def cluster_campaign(chosen: Partition) -> Draft:
-    """Return a first campaign of a partition."""
+def cluster_campaign(cluster: Cluster, own: Accounts) -> Draft:
+    """Return a first campaign of a cluster.
+
+    Raises:
+        RuntimeError: Slurm shows no partition with nodes.
+    """
+    chosen = choose(cluster, own)
     kind = chosen.kinds[0][0]
     num_alike = sum(node.kind.shape == kind.shape for node in chosen.nodes)
-    num_nodes = min(num_alike, chosen.num_usable_nodes)
+    most, _ = most_nodes(chosen, kind, _limits(cluster, own, chosen))
     return campaign_file(
-        _ranks_per_node(kind), num_nodes, has_gpus=kind.num_gpus > 0, is_cluster=True
+        _ranks_per_node(kind), min(num_alike, most), has_gpus=kind.num_gpus > 0, is_cluster=True
     )
 
 

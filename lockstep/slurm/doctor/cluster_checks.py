@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 from lockstep.campaign.campaign import seconds
+from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Partition
@@ -19,6 +20,7 @@ from lockstep.slurm.doctor.checks import (
     warning,
 )
 from lockstep.slurm.doctor.machine_checks import named_interfaces
+from lockstep.slurm.limits import clock
 from lockstep.slurm.site import Site
 
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
@@ -130,32 +132,29 @@ def time_limit(subject: Subject) -> Finding:
 
 
 def job_limits(subject: Subject) -> Finding:
-    """Whether the limits of the site's QOS and account, which partitions do not say, allow it."""
+    """Whether the limits of QOS and account, which the partition does not say, allow it."""
     both = _both(subject)
     if isinstance(both, Finding):
         return both
     site, cluster = both
-    if not cluster.keeps_accounts or not (site.account or site.qos):
-        return not_needed("no account or QOS is named whose limits could be asked")
+    if not cluster.enforces_limits:
+        return not_needed("this Slurm enforces no limits of accounts and QOS")
     try:
-        found = clusters.limits(cluster.name, site.account, site.qos)
+        own = associations.read(cluster.name)
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
+    found = associations.limits(
+        cluster, own, cluster.partition(site.partition), site.account, site.qos
+    )
     for one in found:
-        if one.max_time and seconds(site.time) > seconds(one.max_time):
+        if one.name == "MaxWall" and seconds(site.time) > one.value:
+            would = "sbatch would refuse its jobs" if one.denies else "its jobs would wait for ever"
             return missing(
-                f"{site.time} is over the {one.max_time} of {one.of}: jobs would wait for ever",
-                f'time = "{one.max_time}" or less in the site file, or another qos',
+                f"{site.time} is over {one.text}: {would}",
+                f'time = "{clock(one.value)}" or less in the site file, or another qos',
             )
-    said = [f"{one.of}: {_in_words(one)}" for one in found]
+    said = [one.text for one in found]
     return ok(said[0], *said[1:]) if said else ok("account and QOS set none")
-
-
-def _in_words(limit: clusters.Limit) -> str:
-    words = [f"jobs up to {limit.max_time}"] if limit.max_time else []
-    words += [f"of at most {limit.max_tres}"] if limit.max_tres else []
-    words += [f"{limit.max_submit} in the queue"] if limit.max_submit is not None else []
-    return ", ".join(words)
 
 
 def account(subject: Subject) -> Finding:
@@ -168,7 +167,7 @@ def account(subject: Subject) -> Finding:
     if not cluster.keeps_accounts:
         return not_needed("this Slurm keeps no accounts")
     try:
-        own = clusters.own_accounts(cluster.name)
+        own = associations.read(cluster.name)
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
     wanted = site.account or own.default

@@ -22,9 +22,10 @@ SIDE_KINDS = ("preflight", "collect")
 # Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
 FOR_EVER = {
     *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "ReservationDeleted"),
-    *("InvalidAccount", "InvalidQOS", "QOSMaxWallDurationPerJobLimit", "MaxMemPerLimit"),
-    "AssocMaxWallDurationPerJobLimit",
+    *("InvalidAccount", "InvalidQOS", "MaxMemPerLimit"),
 }
+# A limit of what one job may have, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
+_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
 MAX_GIST = 160
 TAIL_BYTES = 8192
 MINUTE_S = 60
@@ -55,7 +56,7 @@ def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) 
             f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {named}, then "
             f"lockstep resume {folder} measures the rest"
         )
-    if state == "PENDING" and standing.state.reason in FOR_EVER:
+    if state == "PENDING" and _waits_for_ever(standing.state.reason or ""):
         return (
             f"lockstep cancel {folder}, mend that in the site file, then lockstep resume {folder} "
             "--site SITE"
@@ -64,6 +65,10 @@ def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) 
         return None
     cause = _cause(standing, results)
     return "; ".join(filter(None, (cause, _next(standing, results, folder, when))))
+
+
+def _waits_for_ever(reason: str) -> bool:
+    return reason in FOR_EVER or _PER_JOB.fullmatch(reason) is not None
 
 
 def _next(standing: Standing, results: Results, folder: str, when: str) -> str:

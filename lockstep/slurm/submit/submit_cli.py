@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lockstep.campaign.campaign import Campaign
     from lockstep.slurm.site import Site
+    from lockstep.slurm.submit.excess import Excess
     from lockstep.slurm.submit.job import JobSpec
     from lockstep.slurm.submit.submission import Sent, Work
 
@@ -119,6 +120,8 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
+    On a login node also which of them a limit of the QOS or the account would hold or refuse.
+
     \b
     Examples:
       lockstep plan campaign.toml --site site.toml
@@ -132,8 +135,9 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
         )
     todo = _work(**given, budget=budget)
     _say_dropped(todo, budget)
+    over = _over_limits(todo)
     if as_json:
-        click.echo(json.dumps(_facts(todo, overhead), indent=1, allow_nan=False))
+        click.echo(json.dumps(_facts(todo, overhead, over), indent=1, allow_nan=False))
         return
     from rich.console import Console
 
@@ -142,10 +146,24 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
     points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
     console.print(points, "")
     console.print(table, "")
-    for line in summary:
+    for line in [*summary, *(one.text for one in over or ())]:
         console.print(line, markup=False)
     if todo.jobs:
         click.echo(f"Next: {_submission(budget=budget, **given)}")
+
+
+def _over_limits(todo: "Work") -> "list[Excess] | None":
+    """Return the jobs over a limit of QOS or account; None where Slurm does not say the limits."""
+    from lockstep.slurm import associations
+    from lockstep.slurm.submit.excess import excesses
+
+    site, jobs = todo.site, todo.jobs  # what does not fit the site is refused alone
+    try:
+        found = associations.limits_of_jobs(site.partition, site.account, site.qos)
+    except RuntimeError as error:
+        click.echo(f"Limits of QOS and account are not known: {error}", err=True)
+        return None
+    return excesses(jobs, site, found)
 
 
 def _submission(campaign: str, site: str, root: Path, budget: float | None, **options: Any) -> str:
@@ -158,7 +176,7 @@ def _submission(campaign: str, site: str, root: Path, budget: float | None, **op
     return shlex.join(["lockstep", "submit", campaign, "--site", site, *told])
 
 
-def _facts(todo: "Work", overhead: float) -> dict[str, Any]:
+def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[str, Any]:
     amounts = {
         "node_hours": _node_hours(todo.jobs),
         "gpu_hours": _gpu_hours(todo.jobs),
@@ -171,6 +189,7 @@ def _facts(todo: "Work", overhead: float) -> dict[str, Any]:
     return {
         "jobs": [_row(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
+        "over_limits": None if over is None else [asdict(one) for one in over],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "overhead": overhead,

@@ -1,0 +1,225 @@
+"""What a user may charge, and what account and QOS allow a job, as sacctmgr says it.
+
+Where several set one limit, one of them counts: the QOS of the partition goes before that of the
+job, which goes before the account (Slurm's documentation, "Resource Limits"). sacctmgr shows with a
+user's association what that has from the accounts above it.
+"""
+
+import getpass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from lockstep.campaign.campaign import seconds
+from lockstep.slurm import cluster as clusters
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Partition
+from lockstep.slurm.limits import clock
+
+# What a job has whose user has several QOS and no default.
+USUAL_QOS = "normal"
+_USER = "user,defaultaccount,account,partition,defaultqos,qos,maxwall,maxtres,maxjobs,maxsubmit"
+_QOS = "name,flags,maxwall,maxtres,maxtrespu,maxjobspu,maxsubmitpu"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of a QOS or an account.
+
+    Attributes:
+        name: What sacctmgr calls it: `MaxWall` and `MaxTRES` of a job, `MaxTRESPU` of all running
+            jobs of a user, `MaxJobs` that run and `MaxSubmit` that are in the queue, an array's
+            elements counted each.
+        of: Whose it is, `QOS gold` or `account project`.
+        value: The most: seconds of `MaxWall`, else a number.
+        tres: What `MaxTRES` and `MaxTRESPU` count, such as `node` or `gres/gpu`; else empty.
+        denies: Whether sbatch refuses a job over it, which otherwise waits for ever.
+    """
+
+    name: str
+    of: str
+    value: int
+    tres: str = ""
+    denies: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its name and value, and whose it is."""
+        value = clock(self.value) if self.name == "MaxWall" else f"{self.value:,}"
+        return f"{self.name} {f'{self.tres}=' if self.tres else ''}{value} of {self.of}"
+
+
+@dataclass(frozen=True)
+class Association:
+    """An account that the user may charge; in one partition alone, or in all that have none."""
+
+    account: str
+    partition: str = ""
+    default_qos: str = ""
+    qos: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def usual_qos(self) -> str:
+        """The QOS of a job that names none."""
+        return self.default_qos or (self.qos[0] if len(self.qos) == 1 else USUAL_QOS)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A quality of service."""
+
+    flags: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What a user may charge; empty where Slurm keeps no accounts.
+
+    Attributes:
+        default: What is charged where a job names none.
+        associations: The accounts, one perhaps several times, for partitions.
+        qualities: Every QOS of the cluster.
+    """
+
+    default: str | None = None
+    associations: tuple[Association, ...] = ()
+    qualities: Mapping[str, Quality] = field(default_factory=dict)
+
+    @property
+    def qos(self) -> dict[str, tuple[str, ...]]:
+        """Account -> the qualities of service that it has."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in self.associations:
+            found[one.account] = tuple(dict.fromkeys([*found.get(one.account, ()), *one.qos]))
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All accounts."""
+        return tuple(self.qos)
+
+    def association(self, account: str | None, partition: str) -> Association | None:
+        """Return what an account has in a partition; the default account for None."""
+        found = [one for one in self.associations if one.account == (account or self.default)]
+        fitting = (one for place in (partition, "") for one in found if one.partition == place)
+        return next(fitting, None)
+
+
+def read(cluster: str) -> Accounts:
+    """Ask Slurm what the user who asks may charge on a cluster, one of those it keeps books of.
+
+    Raises:
+        RuntimeError: sacctmgr is not installed, or does not answer.
+    """
+    show = ("sacctmgr", "--noheader", "--parsable2", "show")
+    which = ("user", getpass.getuser(), "withassoc", f"cluster={cluster}", f"format={_USER}")
+    return parse(slurm.ask(*show, *which), slurm.ask(*show, "qos", f"format={_QOS}"))
+
+
+def parse(associations: str, qualities: str = "") -> Accounts:
+    """Read the associations of one user and all QOS, a line each, from sacctmgr's output."""
+    rows = [row for row in _rows(associations, _USER) if row[2]]
+    return Accounts(
+        default=next((row[1] for row in rows if row[1]), None),
+        associations=tuple(_association(*row[2:]) for row in rows),
+        qualities={row[0]: _quality(*row) for row in _rows(qualities, _QOS)},
+    )
+
+
+def _rows(text: str, columns: str) -> list[list[str]]:
+    rows = [line.split("|") for line in text.splitlines()]
+    return [row for row in rows if len(row) == columns.count(",") + 1]
+
+
+def _association(
+    account: str, place: str, usual: str, qos: str, wall: str, tres: str, running: str, queued: str
+) -> Association:
+    of = f"account {account}"
+    limits = (
+        *_of_jobs(of, wall, running, queued),
+        *_of_tres("MaxTRES", of, tres),
+    )
+    return Association(account, place, usual, _listed(qos), limits)
+
+
+def _quality(
+    name: str, flags: str, wall: str, tres: str, of_user: str, running: str, queued: str
+) -> Quality:
+    of = f"QOS {name}"
+    limits = (
+        *_of_jobs(of, wall, running, queued),
+        *_of_tres("MaxTRES", of, tres),
+        *_of_tres("MaxTRESPU", of, of_user),
+    )
+    return Quality(_listed(flags), limits)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _of_jobs(of: str, wall: str, running: str, queued: str) -> Iterable[Limit]:
+    if LIMITING_TIME.fullmatch(wall):
+        yield Limit("MaxWall", of, seconds(wall))
+    for name, text in (("MaxJobs", running), ("MaxSubmit", queued)):
+        if (value := slurm.count(text)) is not None:
+            yield Limit(name, of, value)
+
+
+def _of_tres(name: str, of: str, text: str) -> Iterable[Limit]:
+    """Yield what `gres/gpu=8,mem=4T,node=2` limits, but for memory, of which jobs ask a node's."""
+    for item in _listed(text):
+        tres, _, number = item.partition("=")
+        if (value := slurm.count(number)) is not None:
+            yield Limit(name, of, value, tres)
+
+
+def limits(
+    cluster: Cluster,
+    own: Accounts,
+    partition: Partition | None,
+    account: str | None = None,
+    qos: str | None = None,
+) -> tuple[Limit, ...]:
+    """Return what limits a job; of a limit that several set, the one that counts.
+
+    Args:
+        cluster: The cluster.
+        own: What the user has on it.
+        partition: Where the job goes.
+        account: What the job charges; by default what Slurm would.
+        qos: The QOS that it names; by default the one Slurm would give it.
+    """
+    if not cluster.enforces_limits:
+        return ()
+    charged = own.association(account, partition.name if partition else "")
+    usual = charged.usual_qos if charged else USUAL_QOS
+    names = [partition.own_qos or "" if partition else "", qos or usual]
+    known = [own.qualities[name] for name in names if name in own.qualities]
+    if known and "OverPartQOS" in known[-1].flags:
+        known.reverse()
+    denies = any("DenyOnLimit" in one.flags for one in known)
+    found: dict[tuple[str, str], Limit] = {}
+    for one in (*chain(*(one.limits for one in known)), *(charged.limits if charged else ())):
+        found.setdefault(
+            (one.name, one.tres), replace(one, denies=denies or one.name == "MaxSubmit")
+        )
+    return tuple(found.values())
+
+
+def limits_of_jobs(
+    partition: str | None, account: str | None, qos: str | None
+) -> tuple[Limit, ...]:
+    """Ask the Slurm of this machine what limits jobs that name a partition, account and QOS.
+
+    Raises:
+        RuntimeError: Slurm does not answer, or has no such partition: it is another cluster's.
+    """
+    cluster = clusters.read()
+    chosen = cluster.partition(partition)
+    if chosen is None:
+        raise RuntimeError(f"cluster {cluster.name} has no partition {partition or 'by default'}")
+    own = read(cluster.name) if cluster.keeps_accounts else Accounts()
+    return limits(cluster, own, chosen, account, qos)
