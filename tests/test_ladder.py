@@ -24,6 +24,7 @@ from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder
 from lockstep.campaign.launcher import Ended
+from lockstep.campaign.next import Facts, gather, mark
 from lockstep.slurm.status.sent import Results
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.journal import Journal
@@ -165,8 +166,7 @@ def test_the_command_of_a_launch(tmp_path):
         *("--label=launch=w2-r0", "--label=repeat=0", "--resume"),
         *("--journal", str(tmp_path / "a folder" / "launches" / "w2-r0" / "journal.jsonl")),
     ]
-    after = rungs.command(W2, after="rank 1 ended with SIGKILL")
-    assert after == [*command, "--skip-failed", "--after=rank 1 ended with SIGKILL"]
+    assert rungs.command(W2, ["--skip-failed"]) == [*command, "--skip-failed"]
 
 
 def test_a_seed_of_zero_and_no_warm_up_are_still_said(tmp_path):
@@ -371,16 +371,16 @@ def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypat
 class Stubborn(ladder.Ladder):
     """Launches whose case b always fails or crashes, and ends them."""
 
-    def _start(self, launch, on_progress, *, after=None):
-        path = self.results.journal(launch.name)
+    def _start(self, launch, on_progress, options):
+        path, before = self.results.journal(launch.name), mark(self.results.launch(launch.name))
         flight, done = journal.in_flight(path), journal.outcomes(path)
         log = Journal(path)
         log.append(header("abcd", resumed=True))
-        if after is not None and flight:
+        if options and flight:
             log.append({"kind": "fail", "case": flight, "reason": "because"})
             done[flight] = "fail"
         for case in "abcd":
-            if done.get(case) == "case" or (after is not None and done.get(case) == "fail"):
+            if done.get(case) == "case" or (options and done.get(case) == "fail"):
                 continue
             log.begin(case)
             if case == "b":
@@ -388,7 +388,7 @@ class Stubborn(ladder.Ladder):
                 break
             log.append({"kind": "case", "case": case, "benchmark": entry(case, 0.5)})
         log.close()
-        return Ended("words")
+        return Ended(gather(path.parent, before, "words"))
 
     def end_b(self, log):
         log.append({"kind": "fail", "case": "b", "reason": "because"})
@@ -413,13 +413,13 @@ def test_a_launch_whose_starts_bring_nothing_comes_to_an_end(rungs, monkeypatch)
     keep(rungs, W2, ("case", "a"), expected=list("abcd"))
     starts = []
 
-    def start(*_, after=None):
-        starts.append(after)
-        return Ended("words")
+    def start(*given):
+        starts.append(given)
+        return Ended(Facts("words"))
 
     monkeypatch.setattr(Ladder, "_start", start)
     ended = rungs.run(W2, lambda *_: None)
-    assert (ended.remaining, ended.ended, starts) == (3, Ended("words"), [None, "words"])
+    assert (ended.remaining, ended.ended, len(starts)) == (3, Ended(Facts("words")), 1)
 
 
 # What follows starts torchrun, kills the driver, and goes on.

@@ -47,30 +47,6 @@ def test_no_torch_is_needed() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-ROOT_CAUSE = "Root Cause (first observed failure):\n  rank : 1 (local_rank: 1)\n  exitcode : {}\n"
-EXIT = "! _pytest.outcomes.Exit: rank 0 on vm: no GPU !\n"
-
-
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        ("fine\n", ""),
-        (ROOT_CAUSE.format(78), "rank 1 ended with exit code 78"),
-        (EXIT + ROOT_CAUSE.format(78), "rank 0 on vm: no GPU"),
-        ("ERROR: rounds=0 is not 1 or more\n" + ROOT_CAUSE.format(4), "rounds=0 is not 1 or more"),
-        ("ERROR: usage: x\n" + ROOT_CAUSE.format(4), "rank 1 ended with exit code 4"),
-        (EXIT + ROOT_CAUSE.format(-9), "rank 1 ended with SIGKILL"),
-        (EXIT + "lockstep: rank 1 on vm: no room\n", "rank 1 on vm: no room"),
-    ],
-)
-def test_the_last_words_of_a_launch_are_those_that_know_why(
-    log: str, words: str, tmp_path: Path
-) -> None:
-    before = "ERROR: of an earlier launch\n"
-    (tmp_path / "log.txt").write_text(before + log)
-    assert launcher.last_words(tmp_path / "log.txt", len(before)) == words
-
-
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_of_one_launch(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,15 @@ import psutil
 from lockstep import content
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
 from lockstep.campaign.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
+from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launcher import (
     Ended,
     Hang,
-    last_words,
     left_ranks,
     local_environment,
     torchrun,
 )
+from lockstep.campaign.next import Next, decide, gather, mark
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.host import die_with_parent, hostname
 from lockstep.vocabulary.record import KEY, case_name
@@ -95,13 +96,12 @@ class Ladder:
         """
         self.results.claim(self.campaign, plan(self.campaign), self.left_out)
 
-    def command(self, launch: Launch, *, after: str | None = None) -> list[str]:
+    def command(self, launch: Launch, options: Sequence[str] = ()) -> list[str]:
         """Return the torchrun command line of a launch.
 
         Args:
             launch: Which one.
-            after: How it ended before, to go on with the cases that did not fail; None to measure
-                those again, too.
+            options: What pytest is told beside, to leave out what failed before.
         """
         return [
             *torchrun(launch.world_size),
@@ -110,42 +110,35 @@ class Ladder:
             *common_options(self.campaign),
             *own_options(launch),
             *("--resume", "--journal", str(self.results.journal(launch.name))),
-            *(() if after is None else ("--skip-failed", f"--after={after}")),
+            *options,
         ]
 
     def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
         """Make one launch, again after a failure or a crash as long as that brings it further.
 
-        The first start measures what failed before, or crashed, again, and may end as it did then:
-        the second leaves that out, so it is made even if the first brought nothing.
-
         Args:
             launch: Which one.
             on_progress: Told how many cases have ended, a few times a second.
         """
-        ended = self._start(launch, on_progress)
-        before, after = None, self.outcome(launch)
-        while after.remaining and after != before:
-            before = after
-            ended = self._start(launch, on_progress, after=ended.words)
-            after = self.outcome(launch)
-        return dataclasses.replace(after, ended=ended)
+        follows = Next("again")
+        while follows.kind == "again":
+            ended = self._start(launch, on_progress, follows.options)
+            follows = decide(ended.facts)
+        return dataclasses.replace(self.outcome(launch), ended=ended)
 
     def _start(
         self,
         launch: Launch,
         on_progress: Callable[[Launch, int], None],
-        *,
-        after: str | None = None,
+        options: Sequence[str],
     ) -> Ended:
         """Make one launch and return how it ended."""
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
-        path, begun = self.results.log_file(launch.name), time.time()
+        before, path = mark(folder), self.results.log_file(launch.name)
         with path.open("ab") as log:
-            start = log.tell()
             process = subprocess.Popen(
-                self.command(launch, after=after),
+                self.command(launch, options),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -159,8 +152,8 @@ class Ladder:
                 _stop(process)
                 self.results.write_result(launch.name)
         code = process.returncode
-        words = str(hung or last_words(path, start) or f"torchrun ended with {code}")
-        return Ended(words + _late_ranks(folder, begun), code, hung)
+        said = last_words(path, before.num_log_bytes) or f"torchrun ended with {code}"
+        return Ended(gather(folder, before, str(hung or said)), code, hung)
 
     def _limit_s(self, outcome: Outcome) -> float:
         """Return how long a launch may bring nothing: all that a start or a case may take, twice.
@@ -203,13 +196,6 @@ def _where_it_hangs(outcome: Outcome) -> Literal["start", "case", "between", "en
     if not (outcome.remaining or outcome.measured):
         return "start"
     return "between" if outcome.remaining else "end"
-
-
-def _late_ranks(folder: Path, begun: float) -> str:
-    """Return which ranks have written their stacks since, for a case that took too long."""
-    stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun]
-    late = ", ".join(str(file) for file in stacks if file.stat().st_size)
-    return f"; the case took too long, stacks: {late}" if late else ""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -5,25 +5,20 @@ Needs no torch.
 
 import contextlib
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from lockstep import content
+from lockstep.campaign.next import Facts
 from lockstep.world import process_group as world
 
-# A rank may print without end; what ends a launch stands at the end of its log.
-MAX_LOG_BYTES = 2**20
-MAX_WORDS_CHARACTERS = 300
 # What every rank imports beyond what a login node has.
 NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
 # What a GPU's driver leaves in /dev; where none is, torch need not be loaded, which takes seconds.
@@ -75,9 +70,15 @@ class Hang:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a session of a launch ended: its last words, torchrun's exit code, and where it hung."""
+    """How a session of a launch ended.
 
-    words: str
+    Attributes:
+        facts: What is known of the launch then.
+        exit_code: torchrun's.
+        hung: Where it hung, and was ended.
+    """
+
+    facts: Facts
     exit_code: int = 0
     hung: Hang | None = None
 
@@ -168,42 +169,3 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         "OMP_NUM_THREADS": str(threads_per_rank),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-
-
-def last_words(log: Path, start: int) -> str:
-    """Return what tells why a launch ended: the ranks' own words, else torchrun's; or nothing.
-
-    Args:
-        log: The output of one launch or more.
-        start: Byte at which this launch's begins.
-    """
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
-        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    said = re.search(r"^lockstep: (rank .*)$", text, re.MULTILINE)
-    root = re.search(
-        r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", text, re.MULTILINE | re.DOTALL
-    )
-    # Why pytest ended, in rank 0's words; of a rank that was killed it knows only the silence.
-    told = re.search(
-        r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", text, re.MULTILINE
-    )
-    if said:
-        words = said[1]
-    elif told and not (root and int(root[2]) < 0):
-        words = told[1]
-    elif root:
-        words = f"rank {root[1]} ended with {how(int(root[2]))}"
-    else:
-        return ""
-    return "".join(c if c.isprintable() else " " for c in words)[:MAX_WORDS_CHARACTERS]
-
-
-def how(exit_code: int) -> str:
-    """Return an exit code in words; subprocess gives a signal as its negative."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"

@@ -211,14 +211,14 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
     log, ended = ladder.results.log_file(outcome.name), outcome.ended
     if outcome.complete:
         if ended and ended.exit_code:
-            said = f"complete, but it did not end well: {ended.words}"
+            said = f"complete, but it did not end well: {ended.facts.words}"
             click.echo(f"{outcome.name} is {said}; its output: {log}", err=True)
         return
     for failed in outcome.failed:
         click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
     # Where each case has ended, their reasons say it all.
     is_cut = outcome.remaining or not outcome.failed
-    why = f": {ended.words}" if ended and ended.words and is_cut else ""
+    why = f": {ended.facts.words}" if ended and is_cut else ""
     click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from lockstep.campaign import launcher
+from lockstep.campaign.last_words import how, last_words
 from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
@@ -271,7 +272,7 @@ def _check_status(status: int, failure: Failure | None, log_file: Path) -> None:
     if failure and not failure.is_consequence:
         raise RuntimeError(failure.message)
     # A rank that was killed has said nothing; torchrun knows which ended first.
-    words = launcher.last_words(log_file, 0) or f"training ended with {launcher.how(status)}"
+    words = last_words(log_file, 0) or f"training ended with {how(status)}"
     raise RuntimeError(words)
 
 

@@ -1,0 +1,201 @@
+"""What follows when a session of a launch has ended: one rule, on a laptop and in a job.
+
+A launch is measured by one session after another, each under one torchrun or srun. Whatever ends
+a session, the cases that are left follow in the next one, as long as each brings the launch
+further.
+
+`lockstep run` calls `decide`. A job's script runs `python3 -m lockstep.campaign.next` where its
+ranks run; there is no more than Python's own library.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from lockstep.campaign.last_words import last_words
+from lockstep.vocabulary import journal
+from lockstep.vocabulary.record import KEY
+
+EXIT_STOPPED = 75  # as session.py says that the stop file ended it
+Kind = Literal["done", "again", "failed", "stopped", "node-lost", "not-begun", "no-progress"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a launch when a session of it has ended.
+
+    Attributes:
+        words: Why the session ended.
+        has_begun: Whether its ranks met and wrote to the journal.
+        num_recorded: What it wrote there of cases: that one began, or how it ended.
+        num_left: Cases that have not ended yet, the one in flight included.
+        num_failed: Cases that have failed.
+        is_stop_asked: Whether the stop file is there, by a user or since the job's time is nearly
+            over.
+        lost_nodes: Nodes that answer no more.
+    """
+
+    words: str
+    has_begun: bool = False
+    num_recorded: int = 0
+    num_left: int = 0
+    num_failed: int = 0
+    is_stop_asked: bool = False
+    lost_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Next:
+    """What follows.
+
+    Attributes:
+        kind: `done`, `again` for another session, or why there is none.
+        options: What that session's pytest is told beside what the first one was.
+    """
+
+    kind: Kind
+    options: tuple[str, ...] = ()
+
+
+def decide(facts: Facts) -> Next:
+    """Return what follows a session.
+
+    The journal decides, never a launcher's exit code. Each further session begins a case that none
+    before it has begun, or settles the one that ended the session before it: so they come to an
+    end.
+    """
+    if facts.has_begun and not facts.num_left:
+        return Next("failed" if facts.num_failed else "done")
+    if facts.lost_nodes:
+        return Next("node-lost")
+    if facts.is_stop_asked:
+        return Next("stopped")
+    if not facts.has_begun:
+        return Next("not-begun")
+    if not facts.num_recorded:
+        return Next("no-progress")
+    return Next("again", ("--skip-failed", f"--after={facts.words}"))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a launch's folder was filled before a session.
+
+    Attributes:
+        num_lines: Lines of the journal.
+        num_log_bytes: Bytes of the log.
+        time_s: Since the epoch, when that was.
+    """
+
+    num_lines: int
+    num_log_bytes: int
+    time_s: float
+
+
+def mark(folder: Path) -> Mark:
+    """Return how far a launch's folder is filled now."""
+    path, log = folder / "journal.jsonl", folder / "log.txt"
+    num_lines = path.read_bytes().count(b"\n") if path.exists() else 0
+    return Mark(num_lines, log.stat().st_size if log.exists() else 0, time.time())
+
+
+def gather(
+    folder: Path,
+    before: Mark,
+    words: str,
+    *,
+    is_stop_asked: bool = False,
+    lost_nodes: Sequence[str] = (),
+) -> Facts:
+    """Return the facts of a launch whose session has just ended.
+
+    Args:
+        folder: The launch's folder.
+        before: How far that was filled before the session.
+        words: Why the session ended.
+        is_stop_asked: Whether the stop file is there.
+        lost_nodes: Nodes that answer no more.
+
+    Raises:
+        ValueError: The journal is corrupt.
+    """
+    words += _late_ranks(folder, before.time_s)
+    known = Facts(words, is_stop_asked=is_stop_asked, lost_nodes=tuple(lost_nodes))
+    path = folder / "journal.jsonl"
+    entries = journal.read(path) if path.exists() else []
+    heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
+    if not heads or heads[-1] < before.num_lines:
+        return known
+    block, ended = journal.rebuild(path)[KEY], journal.outcomes(path)
+    own = [entry for entry in entries if entry.get("attempt") == entries[heads[-1]].get("attempt")]
+    left = set(block["expected"]) - set(ended) | ({block["in_flight"]} - {None})
+    return replace(
+        known,
+        has_begun=True,
+        num_recorded=len(own) - 1,
+        num_left=len(left),
+        num_failed=len(block["failed"]),
+    )
+
+
+def _late_ranks(folder: Path, begun_s: float) -> str:
+    """Return which ranks have written their stacks since, for a case that took too long."""
+    stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun_s]
+    late = ", ".join(str(file) for file in stacks if file.stat().st_size)
+    return f"; the case took too long, stacks: {late}" if late else ""
+
+
+# What a job's output says beside how srun ended.
+_SAID: dict[Kind, str] = {
+    "done": "",
+    "again": "; it is started again for the other cases",
+    "failed": "; cases have failed",
+    "stopped": "; the stop file is there",
+    "node-lost": "; a node is lost",
+    "not-begun": "; no case began",
+    "no-progress": "; no further case began, so it is not started again",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what follows a session under srun, a line each: kind, words for people, options."""
+    given = _parser().parse_args(arguments)
+    before = Mark(given.num_lines, given.num_log_bytes, given.began)
+    said = last_words(given.folder / "log.txt", before.num_log_bytes)
+    ended = f"srun ended with {given.exit_code}"
+    try:
+        facts = gather(
+            given.folder,
+            before,
+            said or ended,
+            is_stop_asked=given.exit_code == EXIT_STOPPED or given.stop_file.exists(),
+            lost_nodes=given.lost_node,
+        )
+    except ValueError as error:
+        lines = ["corrupt", f"{ended}: {error}"]
+    else:
+        following = decide(facts)
+        words = f"{ended}{f': {said}' if said else ''}{_SAID[following.kind]}"
+        lines = [following.kind, words, *following.options]
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lockstep.campaign.next", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="of the launch")
+    parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
+    parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
+    parser.add_argument("--began", type=float, required=True, help="seconds since the epoch")
+    parser.add_argument("--exit-code", type=int, required=True, help="of srun")
+    parser.add_argument("--stop-file", type=Path, required=True)
+    parser.add_argument("--lost-node", action="append", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    main()

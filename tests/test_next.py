@@ -1,0 +1,141 @@
+"""What follows when a session of a launch has ended, and why it ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.campaign.last_words import last_words
+from lockstep.campaign.next import Facts, Next, decide, gather, mark
+from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.record import SCHEMA_VERSION
+
+WORDS = "rank 1 ended with SIGKILL"
+AGAIN = Next("again", ("--skip-failed", f"--after={WORDS}"))
+# Once ranks have met and a case has begun.
+BEGUN = {"has_begun": True, "num_recorded": 1}
+
+
+@pytest.mark.parametrize(
+    ("facts", "follows"),
+    [
+        # Every case is measured or skipped, however the launcher ended.
+        ({"has_begun": True}, Next("done")),
+        ({"has_begun": True, "is_stop_asked": True}, Next("done")),
+        ({"has_begun": True, "lost_nodes": ("node2",)}, Next("done")),
+        # Every case has ended, and some badly: another session would find nothing to do.
+        (BEGUN | {"num_failed": 1}, Next("failed")),
+        # Cases are left, and the session brought the launch further.
+        (BEGUN | {"num_left": 2}, AGAIN),
+        (BEGUN | {"num_left": 1, "num_failed": 3}, AGAIN),
+        # Cases are left, but nothing more may begin.
+        (BEGUN | {"num_left": 2, "is_stop_asked": True}, Next("stopped")),
+        (BEGUN | {"num_left": 2, "lost_nodes": ("node2",)}, Next("node-lost")),
+        # Another session would end as this one did.
+        ({"has_begun": True, "num_left": 2}, Next("no-progress")),
+        ({}, Next("not-begun")),
+        ({"is_stop_asked": True}, Next("stopped")),
+        ({"lost_nodes": ("node2",)}, Next("node-lost")),
+    ],
+)
+def test_what_follows_a_session(facts: dict[str, object], follows: Next) -> None:
+    assert decide(Facts(WORDS, **facts)) == follows  # type: ignore[arg-type]
+
+
+def session(folder: Path, *lines: tuple[str, str], expected: str = "ab") -> Facts:
+    """Write what a session leaves in its launch's folder, and return the facts of it."""
+    before = mark(folder)
+    kept = Journal(folder / "journal.jsonl")
+    head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": before.num_lines > 0}
+    kept.append(head | {"expected": list(expected), "document": {}, "launch": {}})
+    for kind, case in lines:
+        facts = {"case": {"benchmark": {}}, "begin": {}}.get(kind, {"reason": "because"})
+        kept.append({"kind": kind, "case": case} | facts)
+    kept.close()
+    return gather(folder, before, WORDS)
+
+
+def test_the_facts_of_sessions_that_end_a_launch(tmp_path: Path) -> None:
+    first = session(tmp_path, ("begin", "a"), ("case", "a"), ("begin", "b"))
+    assert first == Facts(WORDS, has_begun=True, num_recorded=3, num_left=1)
+    second = session(tmp_path, ("fail", "b"))
+    assert second == Facts(WORDS, has_begun=True, num_recorded=1, num_failed=1)
+    assert gather(tmp_path, mark(tmp_path), WORDS) == Facts(WORDS)  # one that never began
+
+
+def test_a_case_that_failed_before_and_is_in_flight_again_is_left(tmp_path: Path) -> None:
+    session(tmp_path, ("case", "a"), ("fail", "b"))
+    assert session(tmp_path, ("begin", "b")).num_left == 1
+
+
+def test_a_launch_without_a_journal_has_not_begun(tmp_path: Path) -> None:
+    assert gather(tmp_path, mark(tmp_path), WORDS) == Facts(WORDS)
+
+
+def test_stacks_of_this_session_are_named(tmp_path: Path) -> None:
+    before = mark(tmp_path)
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "rank-1.txt").write_text("in test_c_hangs")
+    (tmp_path / "stacks" / "rank-0.txt").write_text("")
+    said = gather(tmp_path, before, WORDS).words
+    assert said == f"{WORDS}; the case took too long, stacks: {tmp_path}/stacks/rank-1.txt"
+
+
+def asked(folder: Path, *more: str) -> list[str]:
+    """Return the lines that the script of a job reads."""
+    command = [sys.executable, "-m", "lockstep.campaign.next", str(folder), "--num-lines=0"]
+    command += ["--num-log-bytes=0", "--began=0", f"--stop-file={folder}/stop", *more]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
+
+
+def test_a_script_is_told_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("srun: error: node2: task 1: Killed\n")
+    session(tmp_path, ("begin", "a"))
+    kind, words, *options = asked(tmp_path, "--exit-code=137")
+    assert (kind, options) == ("again", ["--skip-failed", "--after=node2: task 1: Killed"])
+    assert words.startswith("srun ended with 137: node2: task 1: Killed; ")
+    assert asked(tmp_path, "--exit-code=137", "--lost-node=node2")[0] == "node-lost"
+    assert asked(tmp_path, "--exit-code=75")[0] == "stopped"
+    (tmp_path / "stop").touch()
+    assert asked(tmp_path, "--exit-code=137")[0] == "stopped"
+    (tmp_path / "journal.jsonl").write_text("no journal\n")
+    assert asked(tmp_path, "--exit-code=4")[0] == "corrupt"
+
+
+ROOT_CAUSE = "Root Cause (first observed failure):\n  rank : 1 (local_rank: 1)\n  exitcode : {}\n"
+EXIT = "! _pytest.outcomes.Exit: rank 0 on vm: no GPU !\n"
+RANK = "lockstep: rank 0 on a: rank 1 is lost\n"
+KILLED = "srun: error: b: task 1: Killed\nsrun: error: a: task 0: Terminated\n"
+REFUSED = "srun: error: a: tasks 0-1: Exited with exit code 78\nsrun: error: b: task 2: Killed\n"
+LIMIT = "slurmstepd-node1: error: StepId=30.0 exceeded memory limit (608 > 524), being killed"
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=30.0. Some of the step tasks have"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("fine\n", ""),
+        (ROOT_CAUSE.format(78), "rank 1 ended with exit code 78"),
+        (EXIT + ROOT_CAUSE.format(78), "rank 0 on vm: no GPU"),
+        ("ERROR: rounds=0 is not 1 or more\n" + ROOT_CAUSE.format(4), "rounds=0 is not 1 or more"),
+        ("ERROR: usage: x\n" + ROOT_CAUSE.format(4), "rank 1 ended with exit code 4"),
+        (EXIT + ROOT_CAUSE.format(-9), "rank 1 ended with SIGKILL"),
+        (EXIT + "lockstep: rank 1 on vm: no room\n", "rank 1 on vm: no room"),
+        (EXIT + REFUSED, "rank 0 on vm: no GPU"),
+        (EXIT + KILLED, "b: task 1: Killed"),
+        (RANK + KILLED, "rank 0 on a: rank 1 is lost"),
+        (RANK + KILLED + LIMIT + "\n", LIMIT),
+        (RANK + KILLED + OOM + "\n", OOM),
+        (RANK + "srun: error: b: task 1: Out Of Memory\n", "b: task 1: Out Of Memory"),
+        ("lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400, "rank 1  [31m \u00fc" + "x" * 286),
+    ],
+)
+def test_the_last_words_of_a_launch_are_those_that_know_why(
+    log: str, words: str, tmp_path: Path
+) -> None:
+    before = "ERROR: of an earlier launch\n"
+    (tmp_path / "log.txt").write_text(before + log)
+    assert last_words(tmp_path / "log.txt", len(before)) == words
