@@ -23,20 +23,17 @@ BEGUN = {"has_begun": True, "num_recorded": 1}
         # Every case is measured or skipped, however the launcher ended.
         ({"has_begun": True}, Next("done")),
         ({"has_begun": True, "is_stop_asked": True}, Next("done")),
-        ({"has_begun": True, "lost_nodes": ("node2",)}, Next("done")),
         # Every case has ended, and some badly: another session would find nothing to do.
         (BEGUN | {"num_failed": 1}, Next("failed")),
         # Cases are left, and the session brought the launch further.
         (BEGUN | {"num_left": 2}, AGAIN),
         (BEGUN | {"num_left": 1, "num_failed": 3}, AGAIN),
-        # Cases are left, but nothing more may begin.
+        # Cases are left, but the stop file is there.
         (BEGUN | {"num_left": 2, "is_stop_asked": True}, Next("stopped")),
-        (BEGUN | {"num_left": 2, "lost_nodes": ("node2",)}, Next("node-lost")),
         # Another session would end as this one did.
         ({"has_begun": True, "num_left": 2}, Next("no-progress")),
         ({}, Next("not-begun")),
         ({"is_stop_asked": True}, Next("stopped")),
-        ({"lost_nodes": ("node2",)}, Next("node-lost")),
     ],
 )
 def test_what_follows_a_session(facts: dict[str, object], follows: Next) -> None:
@@ -96,8 +93,7 @@ def test_a_script_is_told_line_by_line(tmp_path: Path) -> None:
     session(tmp_path, ("begin", "a"))
     kind, words, *options = asked(tmp_path, "--exit-code=137")
     assert (kind, options) == ("again", ["--skip-failed", "--after=node2: task 1: Killed"])
-    assert words.startswith("srun ended with 137: node2: task 1: Killed; ")
-    assert asked(tmp_path, "--exit-code=137", "--lost-node=node2")[0] == "node-lost"
+    assert words == "srun ended with 137: node2: task 1: Killed"
     assert asked(tmp_path, "--exit-code=75")[0] == "stopped"
     (tmp_path / "stop").touch()
     assert asked(tmp_path, "--exit-code=137")[0] == "stopped"

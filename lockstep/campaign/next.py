@@ -21,7 +21,7 @@ from lockstep.vocabulary import journal
 from lockstep.vocabulary.record import KEY
 
 EXIT_STOPPED = 75  # as session.py says that the stop file ended it
-Kind = Literal["done", "again", "failed", "stopped", "node-lost", "not-begun", "no-progress"]
+Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Facts:
         num_failed: Cases that have failed.
         is_stop_asked: Whether the stop file is there, by a user or since the job's time is nearly
             over.
-        lost_nodes: Nodes that answer no more.
     """
 
     words: str
@@ -45,7 +44,6 @@ class Facts:
     num_left: int = 0
     num_failed: int = 0
     is_stop_asked: bool = False
-    lost_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,6 @@ def decide(facts: Facts) -> Next:
     """
     if facts.has_begun and not facts.num_left:
         return Next("failed" if facts.num_failed else "done")
-    if facts.lost_nodes:
-        return Next("node-lost")
     if facts.is_stop_asked:
         return Next("stopped")
     if not facts.has_begun:
@@ -103,14 +99,7 @@ def mark(folder: Path) -> Mark:
     return Mark(num_lines, log.stat().st_size if log.exists() else 0, time.time())
 
 
-def gather(
-    folder: Path,
-    before: Mark,
-    words: str,
-    *,
-    is_stop_asked: bool = False,
-    lost_nodes: Sequence[str] = (),
-) -> Facts:
+def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = False) -> Facts:
     """Return the facts of a launch whose session has just ended.
 
     Args:
@@ -118,13 +107,11 @@ def gather(
         before: How far that was filled before the session.
         words: Why the session ended.
         is_stop_asked: Whether the stop file is there.
-        lost_nodes: Nodes that answer no more.
 
     Raises:
         ValueError: The journal is corrupt.
     """
-    words += _late_ranks(folder, before.time_s)
-    known = Facts(words, is_stop_asked=is_stop_asked, lost_nodes=tuple(lost_nodes))
+    known = Facts(words + _late_ranks(folder, before.time_s), is_stop_asked=is_stop_asked)
     path = folder / "journal.jsonl"
     entries = journal.read(path) if path.exists() else []
     heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
@@ -152,12 +139,11 @@ def _late_ranks(folder: Path, begun_s: float) -> str:
 # What a job's output says beside how srun ended.
 _SAID: dict[Kind, str] = {
     "done": "",
-    "again": "; it is started again for the other cases",
+    "again": "",
     "failed": "; cases have failed",
     "stopped": "; the stop file is there",
-    "node-lost": "; a node is lost",
     "not-begun": "; no case began",
-    "no-progress": "; no further case began, so it is not started again",
+    "no-progress": "; no further case began",
 }
 
 
@@ -168,13 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     said = last_words(given.folder / "log.txt", before.num_log_bytes)
     ended = f"srun ended with {given.exit_code}"
     try:
-        facts = gather(
-            given.folder,
-            before,
-            said or ended,
-            is_stop_asked=given.exit_code == EXIT_STOPPED or given.stop_file.exists(),
-            lost_nodes=given.lost_node,
-        )
+        is_stop_asked = given.exit_code == EXIT_STOPPED or given.stop_file.exists()
+        facts = gather(given.folder, before, said or ended, is_stop_asked=is_stop_asked)
     except ValueError as error:
         lines = ["corrupt", f"{ended}: {error}"]
     else:
@@ -193,7 +174,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--began", type=float, required=True, help="seconds since the epoch")
     parser.add_argument("--exit-code", type=int, required=True, help="of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
-    parser.add_argument("--lost-node", action="append", default=[])
     return parser
 
 

@@ -200,23 +200,8 @@ step() { # step LOG COMMAND...: one srun over the ranks of $shape
 measured=$results/launches
 tool=() # what each rank runs under
 
-recorded() { # recorded FILE: print how many lines it has
-    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
-}
-
-none() { # none KINDS JOURNAL: whether it says of no case last that it is of one of these kinds
-    awk -v kinds="^[{]\"kind\": \"($1)\"" '
-        /^[{]"kind": "launch"/ { if (/"resumed": false/) split("", found); next }
-        match($0, /"case": "([^"\\]|\\.)*"/) { found[substr($0, RSTART, RLENGTH)] = $0 ~ kinds }
-        END { for (one in found) if (found[one]) exit 1 }' "$2"
-}
-
-cause() { # cause LOG LINE: print why a step ended, as far as its log says from that line on
-    tail -n "+$2" -- "$1" | LC_ALL=C cut -b 1-1000 | LC_ALL=C awk '
-        /^(slurmstepd|srun)[^ ]*: .*(exceeded memory limit|oom.kill|Out Of Memory)/ { memory = $0; exit }
-        !rank && /^lockstep: rank / { rank = $0 }
-        !task && /^srun: error: [^ ]*: tasks? / { task = $0 }
-        END { print memory ? memory : rank ? rank : task }' | LC_ALL=C tr -cd '[:print:]' | cut -c 1-300 || :
+amount() { # amount -l|-c FILE: print how many lines or bytes it has
+    if [ -e "$2" ]; then wc "$1" <"$2"; else echo 0; fi
 }
 
 shorten() { # shorten LOG: of one that a rank has flooded keep the beginning and the end
@@ -246,8 +231,9 @@ nodes_answer() { # after a failure: a node that is lost would fail every launch 
 }
 
 launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
-    local name=$1 folder=$measured/$1 rc before line words measure again=()
+    local name=$1 folder=$measured/$1 rc num_lines num_bytes began answer measure follows=(again)
     local journal=$folder/journal.jsonl log=$folder/log.txt
+    [ -n "$stopping" ] || [ ! -e "$stop" ] || stopping='there is a stop file'
     if [ -n "$stopping" ]; then
         say "$name: not started, for $stopping"
         failed=1
@@ -257,33 +243,27 @@ launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the n
     shape_of "$2"
     measure=("${tool[@]}" python3 -m pytest "$suite/bench" "${options[@]}" --label=launch="$name"
         --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
-    while :; do
+    # Whatever ends a step, the other cases follow in another one where that is of use.
+    while [ "${follows[0]}" = again ]; do
         rc=0
-        before=$(recorded "$journal")
-        line=$(recorded "$log")
-        step "$log" "${measure[@]}" "${again[@]}" || rc=$?
-        if [ "$rc" -eq 5 ] && [ -s "$journal" ]; then
-            rc=0 # pytest: nothing was left to measure
-        fi
-        # Of ranks whose node is lost srun may say nothing; the journal knows what was in flight.
-        [ "$rc" -ne 0 ] || [ ! -e "$journal" ] || none begin "$journal" || rc=70
-        words=$(cause "$log" "$((line + 1))")
+        num_lines=$(amount -l "$journal")
+        num_bytes=$(amount -c "$log")
+        printf -v began '%(%s)T' -1
+        step "$log" "${measure[@]}" "${follows[@]:2}" || rc=$?
+        answer=$("${start[@]}" python3 -m lockstep.campaign.next "$folder" --num-lines="$num_lines" \
+            --num-log-bytes="$num_bytes" --began="$began" --exit-code="$rc" --stop-file="$stop" </dev/null) ||
+            answer=$'unknown\n'"srun ended with $rc; what follows cannot be told"
+        mapfile -t follows <<<"$answer"
+        say "$name: ${follows[1]-}"
         shorten "$log"
-        [ "$rc" -ne 0 ] || break
-        say "$name: srun ended with $rc${words:+: $words}"
-        if [ "$rc" -eq 75 ] || [ -e "$stop" ]; then
-            stopping=${stopping:-'there is a stop file'}
-        fi
-        nodes_answer
-        # Whatever ended the step, the other cases follow as long as that records more of them.
-        if [ -n "$stopping" ] || [ "$(recorded "$journal")" -lt "$((before + 2))" ]; then
-            failed=1
-            return
-        fi
-        again=(--skip-failed "--after=${words:-srun ended with $rc}")
+        case ${follows[0]} in
+            done) return ;;
+            stopped) stopping=${stopping:-'there is a stop file'} ;;
+            *) nodes_answer ;;
+        esac
+        [ -z "$stopping" ] || break
     done
-    say "$name: srun ended with 0"
-    [ -z "${again[*]}" ] || none fail "$journal" || failed=1
+    failed=1
 }
 
 # One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
