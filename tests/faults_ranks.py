@@ -11,6 +11,8 @@ import launched
 from fault import Fault, Seen
 from launched import BUDGET_S, DEAD_S, HUNG_S, Ended, alone, ladder, seen
 
+from lockstep.vocabulary.flags import read as flags_of
+
 BEFORE, FAULTY, AFTER = "test_a_before", "test_b_breaks", "test_c_after"
 # A terminal's Ctrl-C: the whole launch is over by then.
 INTERRUPTED_S = 5.0
@@ -285,7 +287,12 @@ def clock_ahead(folder: Path) -> Seen:
     ended = ladder(folder, "clock")
     blocks = [one["extra_info"]["lockstep"] for one in ended.document.get("benchmarks", ())]
     rounds = [s for block in blocks for rank in block["rank_round_s"] for s in rank]
-    flags = {flag for block in blocks for flag in block["flags"] if "clock" in flag}
+    flags = {
+        str(one)
+        for block in blocks
+        for one in map(flags_of, block["flags"])
+        if one.kind == "clock-off"
+    }
     said = (
         f"{len(blocks)} cases measured, flagged: {', '.join(flags)}; rounds of "
         f"{min(rounds, default=0):.1e} to {max(rounds, default=0):.1e} s; exit {ended.codes[0]}"
@@ -309,7 +316,12 @@ def straggles(folder: Path) -> Seen:
         launch.wait()
         ended = launch.ended()
     blocks = [one["extra_info"]["lockstep"] for one in ended.document.get("benchmarks", ())]
-    flags = [flag for block in blocks for flag in block["flags"] if "straggler" in flag]
+    flags = [
+        str(one)
+        for block in blocks
+        for one in map(flags_of, block["flags"])
+        if one.kind == "straggler"
+    ]
     said = f"{len(blocks)} case measured; flagged: {', '.join(flags)}; exit {ended.codes[0]}"
     return seen(
         ended,

@@ -529,7 +529,7 @@ PLANTED: dict[str, Planted] = {
     "bf16 in software": Planted(
         "precision-fell-back", "precision[bf16] at world size 1",
         lambda root: measured(root, 41, precisions("fp32", "bf16", flags=[
-            "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16"])),
+            {"kind": "bf16-emulated"}])),
     ),
     "tf32 asked for, fp32 computed": Planted(
         "precision-fell-back", "precision[tf32] at world size 2",
@@ -553,7 +553,7 @@ PLANTED: dict[str, Planted] = {
     "a straggler": Planted(
         "flagged", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
         lambda root: measured(root, 46, (Case(changes=at(8, flags=[
-            "straggler: rank 3 on node1 takes 1.30 times as long as the other ranks"])),)),
+            {"kind": "straggler", "rank": 3, "host": "node1", "ratio": 1.3}])),)),
     ),
     "a speed-up stated beside times that do not have it": Planted(
         "published-ratio", "table table0 at world size 4",

@@ -16,6 +16,7 @@ from lockstep.report.compare.comparison import SLOWER, compare, judge, launches_
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.reading import load
 from lockstep.report.report_cli import import_table
+from lockstep.vocabulary.flags import flag
 
 positive = st.floats(1e-3, 1e6)
 side = st.lists(positive, min_size=1, max_size=6)
@@ -372,11 +373,14 @@ def test_a_side_compared_with_itself_is_said(tmp_path):
     assert warning.startswith("4 launches of A are in B too")
 
 
+THROTTLED = flag("throttled", rank=1, host="n1", reasons=["power brake"])
+
+
 def test_flags_are_carried_with_their_side(tmp_path):
-    write(tmp_path / "a", document("w1-r0", 1, {"case": record(flags=["throttled"])}))
+    write(tmp_path / "a", document("w1-r0", 1, {"case": record(flags=[THROTTLED.to_dict()])}))
     write(tmp_path / "b", document("w1-r0", 1, {"case": record()}))
     ((pair, _),) = compare(results(tmp_path / "a"), results(tmp_path / "b")).points
-    assert pair.flags == ["A: throttled"]
+    assert pair.flags == [("A", THROTTLED)]
 
 
 def test_shares_beside_the_speed_are_compared_too(tmp_path):

@@ -10,6 +10,7 @@ from data.report_samples import (
 )
 
 from lockstep.report.load.reading import load
+from lockstep.vocabulary.flags import flag
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,16 @@ def test_a_strong_series_keeps_its_global_batch(tmp_path):
 
 def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
     rows = load([unequal_tree(tmp_path, {1: 8, 2: 4, 8: 1})]).rows
-    flag = "ranks of unequal strength: 8 threads at world size 1, 4 at 2, 1 at 8"
-    assert [row.flags for row in rows] == [[flag]] * 3
+    found = flag("unequal-threads", threads="8 threads at world size 1, 4 at 2, 1 at 8")
+    assert [row.flags for row in rows] == [[found]] * 3
 
 
 def test_repeats_of_unequal_strength_are_flagged(tmp_path):
     for repeat, count in enumerate((2, 1)):
         facts = provenance(1, "cpu", threads_per_rank=count)
         write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
-    flag = "ranks of unequal strength: 1 and 2 threads at world size 1"
-    assert [row.flags for row in load([tmp_path]).rows] == [[flag]] * 2
+    found = flag("unequal-threads", threads="1 and 2 threads at world size 1")
+    assert [row.flags for row in load([tmp_path]).rows] == [[found]] * 2
 
 
 @pytest.mark.parametrize(("threads", "device"), [({1: 1, 8: 1}, "cpu"), ({1: 8, 8: 1}, "cuda:0")])

@@ -12,6 +12,7 @@ from lockstep.report.compute.scaling import pooled_step_s, series_of, table
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
+from lockstep.vocabulary.flags import Flag
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):
@@ -207,9 +208,12 @@ def test_a_record_per_point_with_ratios_and_no_per_cent(tmp_path):
         assert samples == pytest.approx(one["samples_per_step"], rel=1e-3)
 
 
+HOT, SOCKET = Flag("hot"), Flag("socket")
+
+
 def test_flags_of_all_launches_reach_the_point():
-    rows = [row(1, 1.0, flags=["hot"]), row(1, 1.0, flags=["hot", "socket"])]
-    assert points(rows)[0].flags == ["hot", "socket"]
+    rows = [row(1, 1.0, flags=[HOT]), row(1, 1.0, flags=[HOT, SOCKET])]
+    assert points(rows)[0].flags == [HOT, SOCKET]
 
 
 def on_two_nodes(folder, campaign):

@@ -99,7 +99,7 @@ def test_the_next_case_is_measured_as_if_nothing_had_been_and_is_not_blamed(laun
     assert launch[KEY]["failed"] == []
     flags = {
         case_name(entry): [
-            flag for flag in entry["extra_info"][KEY]["flags"] if flag.startswith("left behind")
+            flag for flag in entry["extra_info"][KEY]["flags"] if flag["kind"].startswith("left-")
         ]
         for entry in launch["benchmarks"]
     }

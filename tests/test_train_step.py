@@ -235,11 +235,11 @@ def test_a_precision_the_device_lacks_makes_no_step(one_rank: None) -> None:
 
 
 def test_bf16_is_flagged_where_the_cpu_has_no_instruction_for_it() -> None:
-    assert train_step.bf16_emulation(frozenset({"avx512f", "avx2"})) is not None
-    assert train_step.bf16_emulation(frozenset({"avx512f", "avx512_bf16"})) is None
-    assert train_step.bf16_emulation(frozenset({"asimd", "bf16"})) is None
-    assert train_step.bf16_emulation(frozenset()) is None
-    assert train_step.emulated("fp32", CPU) is None
+    assert train_step.lacks_bf16(frozenset({"avx512f", "avx2"}))
+    assert not train_step.lacks_bf16(frozenset({"avx512f", "avx512_bf16"}))
+    assert not train_step.lacks_bf16(frozenset({"asimd", "bf16"}))
+    assert not train_step.lacks_bf16(frozenset())
+    assert not train_step.is_emulated("fp32", CPU)
 
 
 def test_resnet18_sends_44_7_megabytes_of_gradients() -> None:

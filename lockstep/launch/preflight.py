@@ -18,6 +18,7 @@ from lockstep.launch.refusals import AgreedError
 from lockstep.machine import provenance
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.environment import steers_torch
+from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, pooling_facts
 from lockstep.world.control import Control
@@ -143,7 +144,7 @@ def cores_beside(ranks: Sequence[Mapping[str, Any]], rank: int) -> int:
     return len(set[int]().union(*there))
 
 
-def launch_flags(facts: dict[str, Any]) -> list[str]:
+def launch_flags(facts: dict[str, Any]) -> list[Flag]:
     """Return what is known against any result of a launch from its provenance."""
     flags = []
     for host in sorted({rank["host"] for rank in facts["ranks"]}):
@@ -151,34 +152,34 @@ def launch_flags(facts: dict[str, Any]) -> list[str]:
         cores = cores_beside(ranks, 0)
         threads = sum(rank["num_threads"] for rank in ranks)
         if threads > cores:
-            flags.append(f"oversubscribed: {threads} threads of ranks on {cores} cores")
+            flags.append(flag("oversubscribed", threads=threads, cores=cores))
     if len(facts["device_names"]) > 1:
-        flags.append(f"mixed devices: {', '.join(facts['device_names'])}")
+        flags.append(flag("mixed-devices", devices=list(facts["device_names"])))
     if facts["environment"].get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        flags.append("TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time")
+        flags.append(flag("debug-detail"))
     flags += _log_flag(facts["environment"])
     flags += _dropped_flag(facts.get("dropped_environment", []))
     flags += _clock_flags(facts["ranks"])
     if facts["git_dirty"]:
-        flags.append("the suite's checkout holds changes that are not committed")
-    return sorted(set(flags))
+        flags.append(flag("git-dirty"))
+    return sorted(dict.fromkeys(flags), key=str)
 
 
-def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _clock_flags(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Flag]:
     """Yield the hosts whose clocks are off: durations are not, for each rank times its own."""
     for rank in ranks:
         if abs(rank["clock_offset_s"]) > MAX_CLOCK_OFFSET_S:
-            yield f"the clock of {rank['host']} is {rank['clock_offset_s']:.0f} s off rank 0's"
+            yield flag("clock-off", host=rank["host"], offset_s=rank["clock_offset_s"])
 
 
-def _dropped_flag(names: Sequence[str]) -> Iterator[str]:
+def _dropped_flag(names: Sequence[str]) -> Iterator[Flag]:
     """Yield the settings of torch that a job's script made and the image did not get."""
     dropped = sorted(filter(steers_torch, names))
     if dropped:
-        yield f"the image did not get {', '.join(dropped)}; set it in the site's [env]"
+        yield flag("dropped-environment", names=dropped)
 
 
-def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:
+def _log_flag(environ: Mapping[str, str]) -> Iterator[Flag]:
     """Yield what is to be said of NCCL's log, where each collective writes into it.
 
     Without a choice of its own NCCL's INFO tells of starting alone ("Environment Variables", NCCL
@@ -189,7 +190,7 @@ def _log_flag(environ: Mapping[str, str]) -> Iterator[str]:
     told = set(chosen.upper().split(",")) & {"ALL", "COLL"}
     if level == "TRACE" or (level == "INFO" and told):
         said = f"NCCL_DEBUG={level}" + (f" NCCL_DEBUG_SUBSYS={chosen}" if told else "")
-        yield f"{said} logs every collective, which takes time"
+        yield flag("nccl-log", settings=said)
 
 
 def measured_with(world: World, settings: "Settings") -> dict[str, Any]:

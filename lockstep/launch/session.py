@@ -34,6 +34,7 @@ from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock, synchronise
 from lockstep.plugin import FIXTURE
 from lockstep.vocabulary import journal, sizes
+from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.journal import Journal
 from lockstep.vocabulary.record import KEY, OWN, SCHEMA_VERSION
 from lockstep.world import process_group as world
@@ -100,7 +101,7 @@ class LaunchSession:
     clock: ReplayClock
     watchdog: Watchdog
     provenance: dict[str, Any] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
     journal: Journal | None = None
     num_cases: int = 0
     num_expected: int = 0
@@ -579,11 +580,9 @@ def _flag(end: dict[str, Any], left: list[dict[str, Any]]) -> None:
     """Flag a case that was measured in another state than its launch has."""
     block = end.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
     for one in left:
-        outcome = "put back" if one["is_restored"] else "the next cases are measured with it"
-        block.setdefault("flags", []).append(
-            f"left behind on rank {one['rank']}: {one['kind']} was {one['before']} before the case "
-            f"and {one['after']} after it; {outcome}"
-        )
+        facts = {name: one[name] for name in ("rank", "before", "after")} | {"what": one["kind"]}
+        made = flag("left-behind" if one["is_restored"] else "left-in-place", **facts)
+        block.setdefault("flags", []).append(made.to_dict())
 
 
 def join(settings: Settings) -> LaunchSession:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.machine import memory, nvml
 from lockstep.measure import timing
 from lockstep.vocabulary import metrics
+from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, CaseRecord, problem
 from lockstep.vocabulary.sizes import Size
@@ -77,7 +78,7 @@ class Harness:
     cores_on_host: int
     seed: int
     data_root: "Path"
-    flags: tuple[str, ...]
+    flags: "tuple[Flag, ...]"
     goal: Goal | None
     benchmark: Any
     clock: timing.ReplayClock
@@ -85,7 +86,7 @@ class Harness:
     position: int | None = None
     source_sha256: str | None = None
     is_first: bool = False
-    slowed: list[str] = field(default_factory=list)
+    slowed: "list[Flag]" = field(default_factory=list)
 
     @property
     def device(self) -> "torch.device":
@@ -173,18 +174,16 @@ class Harness:
         assert self.goal is not None
         return metrics.relative_margin(metrics.slowest_rank(rank_round_s), self.goal.confidence)
 
-    def _goal_flags(self, rank_round_s: list[list[float]]) -> list[str]:
+    def _goal_flags(self, rank_round_s: list[list[float]]) -> list[Flag]:
         if self.goal is None or not self.measures:
             return []
         margin = self._margin(rank_round_s)
         if margin <= self.goal.margin:
             return []
-        return [
-            f"the margin of error is {margin:.2%} after {len(rank_round_s[0])} rounds, not the "
-            f"{self.goal.margin:.2%} asked for"
-        ]
+        rounds = len(rank_round_s[0])
+        return [flag("wide-margin", margin=margin, rounds=rounds, goal=self.goal.margin)]
 
-    def alone(self, step: "Callable[[], Any]") -> tuple[list[list[float]], list[str]]:
+    def alone(self, step: "Callable[[], Any]") -> tuple[list[list[float]], list[Flag]]:
         """Time a step that waits for no other rank, to find the one that the others wait for.
 
         Returns:
@@ -242,7 +241,7 @@ class Harness:
         if check is not None and check() is False:
             raise RuntimeError("the check of the measured step returned False")
         alone_s: list[list[float]] = []
-        stragglers: list[str] = []
+        stragglers: list[Flag] = []
         if ddp is not None:
             with ddp.no_sync():
                 alone_s, stragglers = self.alone(step)
@@ -287,7 +286,7 @@ class Harness:
             steps_per_round=self.plan.steps_per_round,
             rank_round_s=rank_round_s,
             peak_memory_bytes=[peak or None for peak in peaks],
-            flags=flags,
+            flags=[one.to_dict() for one in flags],
             rank_hosts=list(self.rank_hosts),
             position=self.position,
             workload_sha256=self.source_sha256,
@@ -318,24 +317,20 @@ def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
 
 
-def _slowdown_flags(ranks: list[dict[str, Any]]) -> list[str]:
+def _slowdown_flags(ranks: list[dict[str, Any]]) -> list[Flag]:
     """Name the devices whose clocks were held back when the rounds ended."""
     return [
-        f"throttled: the device of rank {number} on {rank['host']} held its clocks back "
-        f"({', '.join(rank['slowdowns'])})"
+        flag("throttled", rank=number, host=rank["host"], reasons=list(rank["slowdowns"]))
         for number, rank in enumerate(ranks)
         if rank["slowdowns"]
     ]
 
 
-def _straggler_flags(alone_s: list[float], hosts: list[str]) -> list[str]:
+def _straggler_flags(alone_s: list[float], hosts: list[str]) -> list[Flag]:
     if len(alone_s) < 2:
         return []
     slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
     ratio = alone_s[slowest] / median(alone_s[:slowest] + alone_s[slowest + 1 :])
     if ratio <= STRAGGLER_RATIO:
         return []
-    return [
-        f"straggler: rank {slowest} on {hosts[slowest]} takes {ratio:.2f} times as long as the "
-        "other ranks for its own part of a step"
-    ]
+    return [flag("straggler", rank=slowest, host=hosts[slowest], ratio=ratio)]

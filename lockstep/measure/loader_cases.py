@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep.measure import data
 from lockstep.measure.harness import Harness
+from lockstep.vocabulary.flags import Flag, flag
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -145,8 +146,8 @@ def _to(device: torch.device, batch: Batch) -> None:
         tensor.to(device, non_blocking=True)
 
 
-def _flags(harness: Harness, num_workers: int) -> list[str]:
+def _flags(harness: Harness, num_workers: int) -> list[Flag]:
     on_host = harness.world.ranks_per_node * num_workers
     if on_host <= harness.cores_on_host:
         return []
-    return [f"oversubscribed: {on_host} loader workers on {harness.cores_on_host} cores"]
+    return [flag("loader-oversubscribed", workers=on_host, cores=harness.cores_on_host)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import workloads
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
+from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.sizes import check_global_batch
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
@@ -217,19 +218,15 @@ def _peak(device: "torch.device", precision: str) -> float | None:
     return hardware.peak_flop_per_s(torch.cuda.get_device_name(device), precision)
 
 
-def _dtype_flags(step: "TrainStep", precision: str) -> list[str]:
+def _dtype_flags(step: "TrainStep", precision: str) -> list[Flag]:
     """Return a flag where parameters are not fp32, which every precision here keeps them in."""
     found = sorted({str(p.dtype) for p in step.ddp.parameters() if p.is_floating_point()})
     if found == ["torch.float32"]:
         return []
-    return [
-        f"the parameters are {', '.join(found)}, where precision {precision} keeps them in "
-        "torch.float32"
-    ]
+    return [flag("parameter-dtypes", dtypes=found, precision=precision)]
 
 
-def _flags(device: "torch.device", precision: str) -> list[str]:
-    from lockstep.measure.train_step import emulated
+def _flags(device: "torch.device", precision: str) -> list[Flag]:
+    from lockstep.measure.train_step import is_emulated
 
-    reason = emulated(precision, device)
-    return [reason] if reason else []
+    return [flag("bf16-emulated")] if is_emulated(precision, device) else []

@@ -214,7 +214,7 @@ def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
     """Return why an NVIDIA GPU of a compute capability, or a CPU (None), lacks a precision."""
     if precision == "fp16" and capability is None:
         return "fp16 needs a GPU; this rank runs on a CPU, which has no fp16 path worth measuring"
-    # A CPU may compute bf16 (see `emulated`); TF32 exists on NVIDIA GPUs only.
+    # A CPU may compute bf16 (see `is_emulated`); TF32 exists on NVIDIA GPUs only.
     exempt = ("fp32", "fp16") if capability else ("fp32", "bf16")
     if precision in exempt or (capability is not None and capability >= _AMPERE):
         return None
@@ -225,21 +225,17 @@ def refusal(precision: str, capability: tuple[int, int] | None) -> str | None:
     )
 
 
-def emulated(precision: str, device: torch.device) -> str | None:
-    """Return a flag if the device computes a precision in software, else None.
+def is_emulated(precision: str, device: torch.device) -> bool:
+    """Tell whether the device computes a precision in software.
 
     A CPU whose flags cannot be read (no /proc/cpuinfo) is not accused.
     """
-    if precision != "bf16" or device.type != "cpu":
-        return None
-    return bf16_emulation(_cpu_flags())
+    return precision == "bf16" and device.type == "cpu" and lacks_bf16(_cpu_flags())
 
 
-def bf16_emulation(cpu_flags: frozenset[str]) -> str | None:
-    """Return the flag of a CPU whose instruction sets (as in /proc/cpuinfo) lack bf16."""
-    if not cpu_flags or cpu_flags & _CPU_FLAGS_BF16:
-        return None
-    return "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16"
+def lacks_bf16(cpu_flags: frozenset[str]) -> bool:
+    """Tell whether a CPU's instruction sets (as in /proc/cpuinfo) are known and lack bf16."""
+    return bool(cpu_flags) and not cpu_flags & _CPU_FLAGS_BF16
 
 
 def _cpu_flags() -> frozenset[str]:

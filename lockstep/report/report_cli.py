@@ -163,7 +163,10 @@ def _cells(record: dict[str, Any]) -> dict[str, Any]:
     import json
 
     details = json.dumps(record["details"]) if record["details"] else ""
-    texts = record | {"flags": "; ".join(record["flags"]), "details": details}
+    texts = record | {
+        "flags": "; ".join(flag["words"] for flag in record["flags"]),
+        "details": details,
+    }
     return {name: _text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
 
 

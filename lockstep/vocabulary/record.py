@@ -61,7 +61,8 @@ class CaseRecord:
         peak_memory_bytes: Peak memory per rank: of the device, or resident on a CPU.
         checks: What was verified outside the timed region, name -> value.
         details: What one study adds, such as real bucket sizes or busbw.
-        flags: Reasons for which the result is no proposal evidence.
+        flags: Reasons for which the result is no proposal evidence, each as `Flag.to_dict` has it;
+            sentences in the first files.
         rank_hosts: Host of each rank that measured this case; empty in older files.
         workload_sha256: Digest of the workload's source and structure, and of the user's own test
             file; None where the suite alone defines what is measured.
@@ -86,7 +87,7 @@ class CaseRecord:
     peak_memory_bytes: list[int | None] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
+    flags: list[Any] = field(default_factory=list)
     rank_hosts: list[str] = field(default_factory=list)
     workload_sha256: str | None = None
     position: int | None = None

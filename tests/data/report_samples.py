@@ -155,7 +155,7 @@ def _cases(world_size: int, drift: float) -> dict[str, CaseRecord]:
         cases[f"precision[{precision}]"] = record(
             "precision", world_size, drift * factor * 0.1, precision=precision,
             factors={"workload": "mlp", "precision": precision, "local_batch": 64},
-            flags=["bf16 is emulated"] if precision == "bf16" else [],
+            flags=[{"kind": "bf16-emulated"}] if precision == "bf16" else [],
         )  # fmt: skip
     for cap, real in ((1, [1_000_000] * 3), (25, [3_000_000]), (50, [3_000_000])):
         cases[f"bucket[{cap}]"] = record(

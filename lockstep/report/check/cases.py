@@ -1,20 +1,18 @@
 """Rules about single results: precision, buckets, checks, flags, and where a number comes from."""
 
-import re
 from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
-from lockstep.report.load.results import UNEQUAL
 from lockstep.report.page.settings import equal_buckets
 from lockstep.report.words.formats import listed
 
-FELL_BACK = re.compile(r"emulat|fell back|fall(s|en)? back|fallback", re.IGNORECASE)
+FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90
 LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
-TOLD = re.compile(rf"{UNEQUAL}|oversubscribed|logged images_per_sec|{FELL_BACK.pattern}")
+OTHER_RULES = {"unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate"}
 
 
 def fell_back(evidence: Evidence) -> Iterator[Hit]:
@@ -23,13 +21,13 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
         for point in one.points:
             row = point.rows[0]
             asked = row.factors.get("precision")
-            flag = next((flag for flag in point.flags if FELL_BACK.search(flag)), None)
+            flag = next((flag for flag in point.flags if flag.kind in FELL_BACK), None)
             used = row.checks.get("precision", row.precision)
             if asked not in (None, used) or used != row.precision:
                 wanted = asked or row.precision
                 yield hit("other-precision", one, point.world_size, asked=wanted, used=used)
             elif flag:
-                yield hit("flag", one, point.world_size, flag=flag)
+                yield hit("flag", one, point.world_size, flag=str(flag))
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
@@ -75,9 +73,9 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
     for one in evidence.series:
         for point in one.points:
             for flag in point.flags:
-                if not TOLD.search(flag):
+                if flag.kind not in OTHER_RULES | FELL_BACK:
                     names = [row.launch for row in point.rows if flag in row.flags]
-                    yield hit("flag", one, point.world_size, launches=names, flag=flag)
+                    yield hit("flag", one, point.world_size, launches=names, flag=str(flag))
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:

@@ -1,6 +1,5 @@
 """Rules about launches: what they have in common, where they ran, how many there are."""
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -10,7 +9,7 @@ from lockstep.report.compute.scaling import Point
 from lockstep.report.load import gaps
 from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import COPY, UNEQUAL, Launch, Row
+from lockstep.report.load.results import COPY, Launch, Row
 from lockstep.report.load.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
@@ -18,7 +17,6 @@ FEWEST_STEPS = 10
 # A point with so many times the launches of another shifts what is known of the curve to itself.
 UNEVEN = 2
 # A flag of `lockstep.report.compute.diagnosis.of_launches`.
-FAR = re.compile("outlier: launch")
 
 
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
@@ -67,8 +65,8 @@ def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
     """CPU ranks had more threads in one launch than in another."""
     for one in evidence.series:
         for flag in one.base.flags:
-            if flag.startswith(UNEQUAL):
-                yield hit("unequal-threads", one, threads=flag.removeprefix(f"{UNEQUAL}: "))
+            if flag.kind == "unequal-threads":
+                yield hit("unequal-threads", one, threads=flag.values["threads"])
 
 
 def no_repeat(evidence: Evidence) -> Iterator[Hit]:
@@ -158,7 +156,7 @@ def disagree(evidence: Evidence) -> Iterator[Hit]:
             if fast.rate > UNIT * slow.rate:
                 continue
             # Of five launches or more a flag names those that are far from the others.
-            if are_apart(point) and not any(map(FAR.match, point.flags)):
+            if are_apart(point) and not any(one.kind == "outlier" for one in point.flags):
                 yield hit(
                     "apart", one, point.world_size, fast=fast.launch, slow=slow.launch,
                     excess=fast.rate / slow.rate - 1,

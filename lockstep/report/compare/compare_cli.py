@@ -197,8 +197,8 @@ def _notes(made: "Comparison") -> list[str]:
 
     flagged: dict[str, list[str]] = {}
     for pair, _ in made.points:
-        for flag in pair.flags:
-            flagged.setdefault(flag, []).append(f"{pair.label} at {pair.world_size}")
+        for side, flag in pair.flags:
+            flagged.setdefault(f"{side}: {flag}", []).append(f"{pair.label} at {pair.world_size}")
     said = _remedies(made)
     said += [f"flag: {flag}: {listed(where, 3)}" for flag, where in flagged.items()]
     for side, only in (("A", made.only_in_a), ("B", made.only_in_b)):

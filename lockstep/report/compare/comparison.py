@@ -38,7 +38,7 @@ from lockstep.report.compute.statistics import (
 from lockstep.report.load import replicates
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.report.words import formats
-from lockstep.vocabulary import record
+from lockstep.vocabulary import flags, record
 
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
@@ -317,8 +317,12 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "quantities": beside(pair), "flags": pair.flags,
+        "quantities": beside(pair), "flags": _flags(pair),
     }  # fmt: skip
+
+
+def _flags(pair: Pair) -> list[dict[str, Any]]:
+    return [{"side": side} | made for side, one in pair.flags for made in flags.to_dicts([one])]
 
 
 def beside(pair: Pair) -> dict[str, dict[str, float | None]]:

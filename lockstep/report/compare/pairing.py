@@ -17,6 +17,7 @@ from lockstep.report.load import layout, replicates
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row
 from lockstep.report.words import formats
+from lockstep.vocabulary.flags import Flag
 
 # What makes points incomparable, by the name under which `--allow` lets it differ.
 MUST_AGREE = {
@@ -93,11 +94,11 @@ class Pair:
         return f"{kind} {label(row)}{against}"
 
     @property
-    def flags(self) -> list[str]:
-        """Why a side's point is no evidence, and whose it is."""
+    def flags(self) -> list[tuple[str, Flag]]:
+        """Why a side's point is no evidence: (side, flag)."""
         sides = (("A", self.a), ("B", self.b))
-        said = (f"{side}: {flag}" for side, rows in sides for row in rows for flag in row.flags)
-        return list(dict.fromkeys(said))
+        found = ((side, one) for side, rows in sides for row in rows for one in row.flags)
+        return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)

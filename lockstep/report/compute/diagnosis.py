@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.report.compute.statistics import t_quantile
+from lockstep.vocabulary.flags import Flag, flag
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Row
@@ -40,25 +41,23 @@ FAR_OUT = 3.0
 TINY = 1e-9
 
 
-def of_rounds(round_s: Array) -> list[list[str]]:
+def of_rounds(round_s: Array) -> list[list[Flag]]:
     """Return what is odd about each record's rounds.
 
     Args:
         round_s: Seconds of each round in the order of time, shape (num_records, num_rounds).
     """
-    found: list[list[str]] = [[] for _ in round_s]
+    found: list[list[Flag]] = [[] for _ in round_s]
     if round_s.shape[1] < FEWEST:
         return found
     change, apart = trend(round_s), modes(round_s)
     rounds = round_s.shape[1]
     for record in np.flatnonzero((change != 0) | (apart != 0)):
         if change[record]:
-            found[record].append(_trend_text(float(change[record]), rounds))
+            found[record].append(_drift(float(change[record]), rounds))
         elif apart[record]:
-            found[record].append(
-                f"two modes: rounds fall into two groups {apart[record]:.0%} apart; measure again "
-                f"on idle nodes with --rounds {2 * rounds} to see whether both stay"
-            )
+            wide = float(apart[record])
+            found[record].append(flag("two-modes", apart=wide, rounds=2 * rounds))
     return found
 
 
@@ -161,37 +160,25 @@ def modes(values: Array) -> Array:
     return np.where(parted, above / below - 1, 0.0)
 
 
-def _trend_text(change: float, rounds: int) -> str:
+def _drift(change: float, rounds: int) -> Flag:
     if change < 0:
-        return (
-            f"warm-up drift: rounds get {-change:.0%} shorter from the first third to the last; "
-            f"measure again with --warmup-rounds {rounds}"
-        )
-    return (
-        f"slows down: rounds get {change:.0%} longer from the first third to the last, as by "
-        f"throttling or another load; measure again with --rounds {2 * rounds} beside "
-        "nvidia-smi dmon -s pc"
-    )
+        return flag("warm-up-drift", change=-change, rounds=rounds)
+    return flag("slows-down", change=change, rounds=2 * rounds)
 
 
-def of_launches(rows: "Sequence[Row]") -> list[str]:
+def of_launches(rows: "Sequence[Row]") -> list[Flag]:
     """Return what is odd about the launches of one point."""
     rows = sorted(rows, key=lambda row: row.started)
     rates = [row.rate for row in rows]
     found = [
-        f"outlier: launch {rows[i].launch} is {abs(rates[i] / median(rates) - 1):.0%} "
-        f"{'slower' if rates[i] < median(rates) else 'faster'} than the point's median; it is "
-        "kept: measure it again, elsewhere and there, before you drop it"
+        flag("outlier", launch=rows[i].launch, change=rates[i] / median(rates) - 1)
         for i in _outliers(rates)
     ]
     # The lines of an imported table stand in no order of time.
     if len(rates) >= FEWEST and all(row.started for row in rows):
         change = float(trend(np.array([rates]))[0])
         if change:
-            found.append(
-                f"trend: throughput changes by {change:+.0%} from the first third of the launches "
-                "to the last; measure again with more repeats, which lockstep run interleaves"
-            )
+            found.append(flag("trend", change=change))
     return found
 
 

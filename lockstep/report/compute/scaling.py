@@ -21,6 +21,8 @@ from lockstep.report.compute import diagnosis
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout, replicates
 from lockstep.report.load.results import Row
+from lockstep.vocabulary import flags
+from lockstep.vocabulary.flags import Flag
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
@@ -65,7 +67,7 @@ class Point:
     device_hours_per: str | None = None
     extra_device_hours: float | None = None
     cost: float | None = None
-    flags: list[str] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
 
     @property
     def num_launches(self) -> int:
@@ -321,7 +323,7 @@ def _record(series: Series, point: Point) -> dict[str, Any]:
         | {"mfu": median(utilisation) if utilisation
            else None}
         | {"peak_memory_bytes": max(memory, default=None)}
-        | {"flags": point.flags}
+        | {"flags": flags.to_dicts(point.flags)}
         | {"num_far_out": sum(far_out) if far_out else None}
         | {"details": _details(point.rows)}
     )  # fmt: skip

@@ -32,6 +32,7 @@ from lockstep.report.load import replicates
 from lockstep.report.load.results import Results, Row
 from lockstep.report.words.formats import TIME_UNITS, counted, listed, number, percent
 from lockstep.vocabulary import record
+from lockstep.vocabulary.flags import Flag
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 NO_REPEAT = "no repeat: no interval"
@@ -72,7 +73,7 @@ class Verdict:
     most: float | None = None
     unit: str = "%"
     reason: str = ""
-    flags: list[str] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
     in_one_job: bool = False
     blocked_by: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list, repr=False)
@@ -299,7 +300,9 @@ def _gains(targets: Targets, against: Comparison | None) -> Iterator[Verdict]:
             why = why_none(min(len(pair.a), len(pair.b)))
             yield goal.unshown(f"{pair.label} at {pair.world_size}: {why}")
             continue
-        point = Point(pair.world_size, 0.0, pair.rates[1], pair.b, flags=pair.flags)
+        point = Point(
+            pair.world_size, 0.0, pair.rates[1], pair.b, flags=[one for _, one in pair.flags]
+        )
         low, high = judged.interval
         where = f"{pair.label} at {pair.world_size}"
         verdict = goal.judge(point, where, judged.ratio - 1, (low - 1, high - 1))
@@ -353,7 +356,7 @@ def _problems(series: Sequence[Series], findings: Sequence[Finding]) -> list[str
     """Return what is not clean: flags, and the errors of the check."""
     flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
     errors = [f"{one.rule}: {one.where}" for one in findings if one.level == "error"]
-    return [*flags, *errors]
+    return [*map(str, flags), *errors]
 
 
 def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:

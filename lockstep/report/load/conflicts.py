@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.report.load.results import COPY, MOVED, UNEQUAL, Conflict, Launch, Results, Row
+from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row
 from lockstep.vocabulary import record
+from lockstep.vocabulary.flags import flag
 
 # What one case's workload is made of: equal in every launch and at every world size.
 SOURCES = ("workload_sha256", "gradient_bytes")
@@ -116,7 +117,7 @@ def flag_moved(results: Results) -> None:
     for row in results.rows:
         if len(sets := hosts.get(row.launch, {})) > 1:
             texts = " and ".join("+".join(dict.fromkeys(names)) for names in sets)
-            row.flags = [*row.flags, f"{MOVED}: its cases ran on {texts}"]
+            row.flags = [*row.flags, flag("moved", hosts=texts)]
 
 
 def flag_unequal_ranks(results: Results) -> None:
@@ -132,13 +133,13 @@ def flag_unequal_ranks(results: Results) -> None:
         if threads.get(row.launch) is not None:
             cases.setdefault(row.case, []).append(row)
     for rows in cases.values():
-        flag = _unequal_ranks(rows, threads)
-        for row in rows if flag else ():
-            row.flags = [*row.flags, flag]
+        if words := _unequal_ranks(rows, threads):
+            for row in rows:
+                row.flags = [*row.flags, flag("unequal-threads", threads=words)]
 
 
 def _unequal_ranks(rows: list[Row], threads: Mapping[str, int | None]) -> str:
-    """Return the flag of a series, or nothing where all its ranks have equal threads."""
+    """Return the threads of each world size, or nothing where all ranks have equally many."""
     sizes: dict[int, set[int]] = {}
     for row in rows:
         sizes.setdefault(row.world_size, set()).add(threads[row.launch] or 0)
@@ -149,4 +150,4 @@ def _unequal_ranks(rows: list[Row], threads: Mapping[str, int | None]) -> str:
     )
     texts = [f"{first[1]} {'thread' if first[1] == '1' else 'threads'} at world size {first[0]}"]
     texts += [f"{counts} at {size}" for size, counts in others]
-    return f"{UNEQUAL}: {', '.join(texts)}"
+    return ", ".join(texts)

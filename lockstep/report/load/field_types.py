@@ -63,7 +63,7 @@ _LISTED: Types = {
     "failed": (dict,), "rows": (dict,),
     **dict.fromkeys(("bucket_bytes", "alone_step_s"), (int, float)),
     "rank_alone_s": (list,),
-    "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str,), "part": _WHOLE,
+    "peak_memory_bytes": _NUMBER, "notes": (str,), "flags": (str, dict), "part": _WHOLE,
     "rank_hosts": (str,),
 }  # fmt: skip
 # No count, rate or ratio of any machine is larger.

@@ -24,6 +24,7 @@ from lockstep import content
 from lockstep.report.load.sources import IMPORTED
 from lockstep.report.words.formats import TIME_UNITS, counted
 from lockstep.vocabulary import files
+from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.vocabulary.record import SCHEMA_VERSION
 
@@ -339,7 +340,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
     times = [_positive(line["epoch_time_s"], "epoch_time_s") for line in timed]
     mean_s = sum(times) / len(times)
     size, batch = _count(first["world_size"], "world_size"), _count(first["global_batch"], "batch")
-    flags = ["its only epoch is the warm-up"] if len(job) == 1 else []
+    flags = [flag("warm-up-only")] if len(job) == 1 else []
     logged = _logged_factor(timed, times, dataset_size)
     flags += _logged_flag(logged, dataset_size)
     rate = dataset_size / mean_s
@@ -351,7 +352,8 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         "workload": "epochs", "world_size": size, "rate": 1 / mean_s, "time_s": mean_s,
         "scaling": "fixed-epochs", "local_batch": batch // size, "global_batch": batch,
         "step_s": mean_s * batch / dataset_size, "throughput_samples_per_s": rate,
-        "sample_unit": "images", "rounds": len(timed), "origin": "cited", "flags": flags,
+        "sample_unit": "images", "rounds": len(timed), "origin": "cited",
+        "flags": [one.to_dict() for one in flags],
         "details": {"logged_over_true": logged} if _measurable(logged) else {},
     }  # fmt: skip
     facts = {
@@ -364,7 +366,7 @@ def _read_job(path: Path, job: list[dict[str, str]], dataset_size: int, imported
         f"job {first['jobid']}: {rate:.0f} images/s on {counted(size, 'rank')}, "
         f"mean of {counted(len(timed), 'epoch')} of {dataset_size} images"
     )
-    imported.warnings += [f"{path.name}: job {first['jobid']}: {flag}" for flag in flags]
+    imported.warnings += [f"{path.name}: job {first['jobid']}: {one}" for one in flags]
 
 
 def _logged_factor(lines: list[dict[str, str]], times: list[float], dataset_size: int) -> float:
@@ -374,10 +376,7 @@ def _logged_factor(lines: list[dict[str, str]], times: list[float], dataset_size
     return sum(factors) / len(factors)
 
 
-def _logged_flag(factor: float, dataset_size: int) -> list[str]:
+def _logged_flag(factor: float, dataset_size: int) -> list[Flag]:
     if abs(factor - 1) <= LOGGED_TOLERANCE:
         return []
-    return [
-        f"logged images_per_sec is {factor:.3g} times what the epoch times allow, so throughput "
-        f"is taken as {dataset_size} images / epoch time"
-    ]
+    return [flag("logged-rate", factor=factor, images=dataset_size)]

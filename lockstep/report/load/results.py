@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.vocabulary.flags import Flag
+
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
 OTHER = "other"
 # The fact of a conflict between a launch and its copy.
 COPY = "copy"
-# How the flag of a series begins whose world sizes differ in more than the number of ranks.
-UNEQUAL = "ranks of unequal strength"
-# How the flag of a launch begins that was resumed on other hosts.
-MOVED = "the launch was resumed on other hosts"
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Row:
     rank_alone_s: list[list[float]] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
     ranks_per_node: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     job: str | None = None

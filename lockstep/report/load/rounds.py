@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.report.compute import diagnosis
+from lockstep.vocabulary.flags import Flag
 from lockstep.vocabulary.record import CaseRecord
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -22,7 +23,7 @@ class Rounds:
     Attributes:
         num_far_out: Rounds far outside the quartiles; they are kept. None where there are too
             few to tell.
-        findings: What is odd about the rounds, one sentence each.
+        findings: What is odd about the rounds.
     """
 
     median_s: float
@@ -31,7 +32,7 @@ class Rounds:
     max_s: float
     stddev_s: float
     num_far_out: int | None
-    findings: list[str]
+    findings: list[Flag]
 
 
 def reduced(records: list[Named]) -> list[Rounds]:

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.report.load import field_types, rounds
 from lockstep.report.load.results import ORIGINS, OTHER, Row, Unread
 from lockstep.report.load.rounds import Rounds
-from lockstep.vocabulary import metrics, record
+from lockstep.vocabulary import flags, metrics, record
 from lockstep.vocabulary.record import SHORTEST_ROUND_S, CaseRecord
 
 # What `details` holds of the steps that no rank waits in.
@@ -142,7 +142,8 @@ def _measured_row(
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
         peak_memory_bytes=max(memory, default=None), rank_alone_s=alone, rank_hosts=case.rank_hosts,
         workload_sha256=case.workload_sha256, position=case.position,
-        checks=case.checks, details=_told(case), flags=[*case.flags, *numbers.findings],
+        checks=case.checks, details=_told(case),
+        flags=[*map(flags.read, case.flags), *numbers.findings],
     )  # fmt: skip
 
 
@@ -177,6 +178,7 @@ def of_line(given: Mapping[str, Any], where: str) -> Row:
     field_types.check(given.get("details") or {}, field_types.DETAILS, where)
     try:
         row = Row(**{key: given[key] for key in given if key in _ROW_KEYS})
+        row.flags = list(map(flags.read, row.flags))
     except TypeError as error:
         raise ValueError(f"{where} is incomplete: {error}") from error
     if row.origin not in ORIGINS[1:]:

@@ -14,7 +14,7 @@ from lockstep.report.compute import slow
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series, table
 from lockstep.report.compute.slow import Slowest
-from lockstep.report.load.results import OTHER, UNEQUAL, Results, Row
+from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import accounts, checked, facts, losses, panels, parts
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.words import formats
@@ -236,7 +236,7 @@ def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row
     points = [point for one in series for point in one.points]
     flagged = sum(bool(point.flags) for point in points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
-    unequal = sum(any(f.startswith(UNEQUAL) for f in one.base.flags) for one in series)
+    unequal = sum(any(f.kind == "unequal-threads" for f in one.base.flags) for one in series)
     wide = sum(_is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
@@ -244,7 +244,7 @@ def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row
     lines = [
         (len(left_out), checked.not_pooled(left_out)),
         (flagged, f"{counted(flagged, 'point')} flagged"),
-        (unequal, f"{unequal} series with {UNEQUAL}"),
+        (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),
         (

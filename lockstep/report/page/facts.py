@@ -26,7 +26,7 @@ def flags(series: Sequence[Series]) -> Panel | None:
     for one in series:
         for point in one.points:
             for flag in point.flags:
-                found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
+                found.setdefault(str(flag), []).append(f"{one.label} at {point.world_size}")
     if not found:
         return None
     rows = [[flag, formats.listed(where, 4), str(len(where))] for flag, where in found.items()]

@@ -1,0 +1,122 @@
+"""Why a result is no proposal evidence: a kind and its facts, put into words in this place alone.
+
+Records, journals and JSON keep the facts; a page or a terminal shows `str(flag)`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# kind -> its sentence over the flag's values; a list is shown with commas
+WORDS = {
+    # of a launch
+    "oversubscribed": "oversubscribed: {threads} threads of ranks on {cores} cores",
+    "mixed-devices": "mixed devices: {devices}",
+    "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time",
+    "nccl-log": "{settings} logs every collective, which takes time",
+    "dropped-environment": "the image did not get {names}; set it in the site's [env]",
+    "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
+    "git-dirty": "the suite's checkout holds changes that are not committed",
+    "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",
+    "unequal-threads": "ranks of unequal strength: {threads}",
+    # of a case
+    "loader-oversubscribed": "oversubscribed: {workers} loader workers on {cores} cores",
+    "bf16-emulated": "bf16 is emulated: this CPU has neither avx512_bf16 nor amx_bf16",
+    "parameter-dtypes": (
+        "the parameters are {dtypes}, where precision {precision} keeps them in torch.float32"
+    ),
+    "left-behind": (
+        "left behind on rank {rank}: {what} was {before} before the case and {after} after it; put "
+        "back"
+    ),
+    "left-in-place": (
+        "left behind on rank {rank}: {what} was {before} before the case and {after} after it; the "
+        "next cases are measured with it"
+    ),
+    "wide-margin": (
+        "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
+    ),
+    "throttled": (
+        "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})"
+    ),
+    "straggler": (
+        "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other ranks for "
+        "its own part of a step"
+    ),
+    # of a case's rounds
+    "two-modes": (
+        "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle nodes "
+        "with --rounds {rounds} to see whether both stay"
+    ),
+    "warm-up-drift": (
+        "warm-up drift: rounds get {change:.0%} shorter from the first third to the last; measure "
+        "again with --warmup-rounds {rounds}"
+    ),
+    "slows-down": (
+        "slows down: rounds get {change:.0%} longer from the first third to the last, as by "
+        "throttling or another load; measure again with --rounds {rounds} beside "
+        "nvidia-smi dmon -s pc"
+    ),
+    # of a point's launches
+    "outlier": (
+        "outlier: launch {launch} is {change:+.0%} off the point's median throughput; it is kept: "
+        "measure it again, elsewhere and there, before you drop it"
+    ),
+    "trend": (
+        "trend: throughput changes by {change:+.0%} from the first third of the launches to the "
+        "last; measure again with more repeats, which lockstep run interleaves"
+    ),
+    # of an imported line
+    "warm-up-only": "its only epoch is the warm-up",
+    "logged-rate": (
+        "logged images_per_sec is {factor:.3g} times what the epoch times allow, so throughput is "
+        "taken as {images} images / epoch time"
+    ),
+    "note": "{text}",
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One reason against a result.
+
+    Attributes:
+        kind: A key of `WORDS`, or one of a later version.
+        values: Its facts, as JSON holds them.
+    """
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        """Return the flag in words."""
+        shown = {
+            name: ", ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in self.values.items()
+        }
+        try:
+            return WORDS[self.kind].format_map(shown)
+        except (KeyError, ValueError):  # of a later version
+            return " ".join([self.kind, *(f"{name}={value}" for name, value in shown.items())])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the flag as JSON holds it."""
+        return {"kind": self.kind, **self.values}
+
+
+def flag(kind: str, **values: Any) -> Flag:
+    """Return a flag of a kind that has words."""
+    assert kind in WORDS, kind
+    return Flag(kind, values)
+
+
+def read(value: object) -> Flag:
+    """Return a flag that JSON holds; the first files held sentences."""
+    if not isinstance(value, Mapping):
+        return Flag("note", {"text": str(value)})
+    return Flag(str(value.get("kind")), {k: v for k, v in value.items() if k != "kind"})
+
+
+def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:
+    """Return flags as a report's JSON holds them, each with its words."""
+    return [one.to_dict() | {"words": str(one)} for one in flags]
