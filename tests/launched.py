@@ -94,7 +94,7 @@ def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
     """Copy what measures into a folder, with one file of cases in the place of the suite's own."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    ignored = shutil.ignore_patterns("test_*", "__pycache__")  # others write it meanwhile
+    ignored = shutil.ignore_patterns("test_*", "*.pyc.*")  # the last are being written
     for room in ("bench", "lockstep"):
         shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     shutil.copy(case, folder / "bench" / "test_faulted.py")

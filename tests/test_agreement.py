@@ -75,6 +75,7 @@ harness.exchange("room", 1)""",
     assert " skips, but not all ranks do: no bf16 here" in failed["reason"].splitlines()[0]
 
 
+@pytest.mark.chaos
 def test_a_collective_too_many_that_nobody_waits_for_fails_its_own_case(run_ranks, tmp_path):
     surplus = case(
         "surplus",
@@ -128,6 +129,7 @@ keep(harness, harness.time(int))"""
     assert re.match(said, failed["reason"])
 
 
+@pytest.mark.chaos
 def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path):
     unfit = case(
         "unfit",

@@ -13,6 +13,7 @@ import pytest
 FOUND = sorted(fuzz.FOUND.glob("*/*.json"))
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz_readers.READERS)
 def test_a_second_of_hostile_contents_finds_nothing(name):

@@ -68,6 +68,7 @@ def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
     assert (found["rank"], found["host"]) == (1, socket.gethostname())
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, tmp_path):
     arguments = [

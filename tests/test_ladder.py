@@ -607,6 +607,7 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     assert measured["name"].startswith("test_weak_scaling[")
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_launch_that_never_began_says_why(tmp_path, clean_environ):
     # Ranks see no GPU although this machine has two, as where only the shell may use them.

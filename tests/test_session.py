@@ -140,6 +140,7 @@ def test_pytest_benchmark_does_not_take_two_world_sizes_for_one_test(measured):
     assert ended.stdout.count(": 1 tests") == sum(map(len, found))
 
 
+@pytest.mark.chaos
 def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
     (ended,) = run_ranks([[*SMOKE, "-m", "weak or collective", "-k", "weak or 4096"]], tmp_path)
     assert ended.returncode == 0, ended.stdout
@@ -254,6 +255,7 @@ def collectives(run_ranks, tmp_path_factory):
     return short(line for line in ended.stdout.splitlines() if "::" in line)
 
 
+@pytest.mark.chaos
 def test_a_part_is_the_launch_and_resumes_as_one(run_ranks, tmp_path, collectives):
     arguments = [*COLLECTIVE, "--part", "2/3", "--resume"]
     ended = run_ranks([arguments] * 2, tmp_path)
@@ -555,6 +557,7 @@ def test_good(harness, workload, precision, global_batch):
 """
 
 
+@pytest.mark.chaos
 def test_what_the_journal_cannot_keep_fails_its_case_on_all_ranks(run_ranks, tmp_path):
     arguments = own_cases(tmp_path, TOO_LONG)
     ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))

@@ -147,7 +147,8 @@ def check_complete(folder, num_launches):
 
 
 def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_killed(folder):
-    write(folder / "campaign.toml", CAMPAIGN + ONE_JOB + "preflight = true\ncollect = true\n")
+    text = CAMPAIGN.replace("repeats = 2", "repeats = 1")
+    write(folder / "campaign.toml", text + ONE_JOB + "preflight = true\ncollect = true\n")
     planned = done(lockstep(folder, "plan", "campaign.toml", "--site", "site.toml", "--json"))
     after = {job["job"]: job["after"] for job in json.loads(planned)["jobs"]}
     before, middle, last = after
@@ -165,7 +166,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
     again = dict(sent(folder)[3:])[middle]
     assert not first & set(again)
     assert again
-    check_complete(folder, num_launches=6)
+    check_complete(folder, num_launches=3)
 
     done(lockstep(folder, "collect", "results/campaign"))
     check_collected(folder, middle)
@@ -180,7 +181,7 @@ def test_a_campaign_runs_from_its_preflight_to_its_report_although_a_job_is_kill
 
 def check_collected(folder, middle):
     results = folder / "results" / "campaign"
-    for name, num_nodes in {"w1-r0": 1, "w2-r0": 1, "w4-r1": 2}.items():
+    for name, num_nodes in {"w1-r0": 1, "w2-r0": 1, "w4-r0": 2}.items():
         block = read_result(folder, name)["lockstep"]
         assert (f"w{block['world_size']}-", block["num_nodes"]) == (name[:3], num_nodes)
         built = json.loads(IMAGE.with_suffix(".sif.json").read_text())

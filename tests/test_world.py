@@ -212,6 +212,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_all_ranks_are_told_which_one_has_no_gpu(run_ranks, tmp_path):
     import torch
@@ -237,6 +238,7 @@ def test_a_rank_that_does_not_come_is_named(run_ranks, tmp_path):
     ] * 2 + [""]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_wrong_address_is_named_with_the_way_there(run_ranks, tmp_path):
     (ended,) = run_ranks(
