@@ -26,13 +26,16 @@ import figures_control  # noqa: E402, this script's own folder
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
-from lockstep.vocabulary.record import case_name  # noqa: E402
+from lockstep.vocabulary.record import KEY, case_name  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
 NUM_CASES = 20
 # Twenty training cases of the smoke size; fp16 is left out, since a CPU would skip it.
 TWENTY_CASES = ("-m", "strong or weak or sensitivity", "-k", "not fp16")
 POINTS = (1_000, 10_000)
+SAME_CASES = "tests/samples/same_cases.py"
+# A ratio within a launch of six steps a case is noisy.
+FIRST_REPEATS = 9
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,28 @@ def cases(bench: Bench) -> list[Figure]:
     return [Figure(f"{NUM_CASES} cases in one launch / one launch each", values, 1 / 15, note)]
 
 
+def first(bench: Bench) -> list[Figure]:
+    """Does the first case of a launch take longer than the same case later in it?"""
+    found: dict[str, list[float]] = {"warmed": [], "cold": []}
+    for _ in range(max(bench.repeats, FIRST_REPEATS)):
+        for name, values in found.items():
+            values.append(_first_over_later(bench, f"{SAME_CASES}::test_{name}"))
+    cold = found["cold"]
+    spread = f"{min(cold):.4g}..{max(cold):.4g}"
+    note = f"world size 2, smoke size; without its warm-up {median(cold):.4g}, {spread}"
+    return [Figure("first case of a launch / the same later", found["warmed"], 1.05, note)]
+
+
+def _first_over_later(bench: Bench, node: str) -> float:
+    """Return the median round of a launch's first case over that of its others in the median."""
+    path = bench.folder / "first.json"
+    bench.output(_measure(path, node, "--workload=mlp:width=512,depth=4"))
+    held = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+    held.sort(key=lambda one: one["extra_info"][KEY]["position"])
+    head, *later = (float(one["stats"]["median"]) for one in held)
+    return head / median(later)
+
+
 def _measure(path: Path, *selection: str) -> list[str]:
     options = ("--size=smoke", "--device=cpu", f"--benchmark-json={path}")
     return torchrun(2, "-m", "pytest", *selection, "-q", *options)
@@ -267,6 +292,7 @@ FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
     "control": control,
     "cases": cases,
+    "first": first,
     "start": start,
     "report": report,
     "image": image,

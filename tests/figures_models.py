@@ -19,7 +19,7 @@ import published
 from lockstep.report.predict.prediction import LEARNED, LEVEL, Learned
 from lockstep.report.predict.unpredictable import LEAST_SIZES
 
-# The source of most ladders: one machine and one way to measure.
+# The source of most ladders, all on four nodes of eight V100.
 LARGEST = "Oneflow-Inc/DLPerf"
 HEADER = (
     "| hidden and predicted | sizes | median error | worst | ruler: median | worst "
