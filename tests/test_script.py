@@ -457,8 +457,25 @@ def test_an_image_that_goes_away_is_one_line_of_each_node(stubs, node):
     ended = execute(script, stubs, node, PATH=with_real_stat(stubs, node))
     assert ended.returncode == 1
     said = (node / "results/launches/w1-r0/log.txt").read_text()
-    assert said == f"lockstep: image {image} not found on host node1\n"
+    assert said == f"lockstep: error: container.image {image} not found on host node1\n"
     assert "srun ended with 78; what follows cannot be told\n" in ended.stdout
+    assert ended_as(node / "results")["mend"] == "container.image"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("key", "lacks"), [("container.binds", "data set"), ("suite", "my suite")])
+def test_what_a_node_lacks_is_recorded_by_its_key(stubs, node, key, lacks, world_size):
+    path = str(node / lacks)
+    own = {"suite": path} if key == "suite" else {}
+    binds = [str(node / "set"), *([f"{path}:/data:ro"] if not own else [])]
+    container = CONTAINER | {"image": str(node / "image.sif"), "binds": binds}
+    site = plain(container=container, **own)
+    (job,) = jobs(small(world_sizes=[world_size]), site, made(node / "results"))
+    ended = execute(render(job, site), stubs, node, PATH=with_real_stat(stubs, node))
+    assert ended.returncode == 1
+    assert ended_as(node / "results")["mend"] == key
+    assert not (node / "seen.arguments").exists()
+    assert not list((node / "results/jobs").glob(".mend-*"))
 
 
 def test_an_image_that_is_not_as_it_was_built_is_not_run(stubs, node):

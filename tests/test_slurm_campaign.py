@@ -337,6 +337,23 @@ def test_slurm_would_take_every_script(folder, allocation):
         assert tested.returncode == 0, tested.stderr
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("container.binds", "[env]", 'binds = ["/nowhere"]\n[env]'),
+        ("env.GLOO_SOCKET_IFNAME", '"lo"', '"nope0"'),
+    ],
+)
+def test_what_ends_a_preflight_is_named_by_the_site_s_key(folder, key, before, after):
+    change(folder / "campaign.toml", world_sizes=[2], repeats=1, studies=["weak"])
+    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + "preflight = true\n")
+    site = (folder / "site.toml").read_text()
+    write(folder / "site.toml", site.replace(before, after))
+    submit(folder)
+    preflight, _ = until(folder, has_ended)["jobs"]
+    assert (preflight["state"], preflight["mend"]) == ("FAILED", key), texts(folder)
+
+
 def test_every_rank_sees_all_gpus_of_its_node(folder):
     change(folder / "campaign.toml", world_sizes=[1, 4], repeats=1, studies=["weak"])
     text = (folder / "campaign.toml").read_text().replace('device = "cpu"\n', "")

@@ -382,6 +382,21 @@ def test_what_to_do_is_said(here, folder, asked, fields, said):
     assert ended.returncode == 1
 
 
+def test_a_variable_that_a_record_names_is_called_by_the_site_s_key(here, folder, asked):
+    site = {"schema": 1, "name": "s", "cpus_per_node": 4, "gpus_per_node": 0, "time": "01:00:00"}
+    site |= {"container": {"image": "/x.sif"}, "interface": "ib0"}
+    site |= {"env": {"NCCL_SOCKET_IFNAME": "ib1"}}
+    (folder / "jobs/site.json").write_text(json.dumps(site))
+    asked.say("sacct", sacct(account("17", "FAILED", ExitCode="1:0")))
+    send(folder, "job", "17", ["w1-r0"])
+    for variable, key in {"GLOO": "interface", "NCCL": "env.NCCL_SOCKET_IFNAME"}.items():
+        record = {"job_id": "17", "exit_code": 1, "stopped": False, "lost": ""}
+        record |= {"mend": f"{variable}_SOCKET_IFNAME"}
+        (folder / "jobs/exit-17.json").write_text(json.dumps(record))
+        (row,) = jobs(here, asked)
+        assert row["mend"] == key
+
+
 @pytest.mark.parametrize(
     ("kind", "mend", "says"),
     [

@@ -201,6 +201,34 @@ def test_options_that_no_rank_can_take_are_refused(options, sentence):
         world.join(environ={}, **options)
 
 
+@pytest.mark.usefixtures("torch_threads")
+def test_an_interface_that_is_not_here_is_refused_and_recorded_for_the_job(tmp_path):
+    record = tmp_path / "mend"
+    environ = {"GLOO_SOCKET_IFNAME": "lo,nope0", "LOCKSTEP_MEND": str(record)}
+    with pytest.raises(
+        RuntimeError, match=r"nope0 names no interface of this host, which has .*lo"
+    ):
+        world.join(device="cpu", environ=environ)
+    assert record.read_text() == "GLOO_SOCKET_IFNAME\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "named", "is_missing"),
+    [
+        ("nccl", "l", False),
+        ("nccl", "=nope,lo", False),
+        ("nccl", "^lo", False),
+        ("nccl", "nope", True),
+        ("gloo", "l", True),
+        ("gloo", "lo", False),
+        ("gloo", "", False),
+    ],
+)
+def test_nccl_takes_a_prefix_for_an_interface_and_gloo_a_name(backend, named, is_missing):
+    variables = {f"{backend.upper()}_SOCKET_IFNAME": named}
+    assert bool(world._missing_interface(backend, variables)) == is_missing
+
+
 # Each of the ranks asks for a GPU that is not there, or for ranks that nobody started.
 JOIN = """
 import sys

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -211,7 +212,7 @@ def join(
     torch.set_num_threads(threads)
     store = _store(place, timeout_s, environ)
     control = Control(store, place.rank, place.world_size, timeout_s)
-    own_device = _device(device, place.local_rank, control, timeout_s)
+    own_device = _device(device, place.local_rank, control, timeout_s, environ)
     backend = "nccl" if own_device.type == "cuda" else "gloo"
     joined = World(
         **vars(place),
@@ -301,14 +302,19 @@ def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str])
 
 
 def _device(
-    asked: str | None, local_rank: int, control: Control, timeout_s: float
+    asked: str | None,
+    local_rank: int,
+    control: Control,
+    timeout_s: float,
+    environ: Mapping[str, str],
 ) -> "torch.device":
     """Take this rank's device, once all ranks are here and each has one."""
     import torch
 
     is_cpu = asked == "cpu" or not torch.cuda.is_available()
     problem = "" if asked == "cpu" else _missing_gpu(asked, local_rank)
-    problem = problem or _missing_backend("gloo" if is_cpu else "nccl")
+    backend = "gloo" if is_cpu else "nccl"
+    problem = problem or _missing_backend(backend) or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
     if refusal := _refusal(answers, timeout_s):
         # Or rank 0 might take the store along before all have read the answers.
@@ -361,6 +367,28 @@ def _missing_backend(backend: str) -> str:
         return ""
     instead = "" if backend == "gloo" else ", or pass --device cpu"
     return f"torch {torch.__version__} is built without {backend}; install one with it{instead}"
+
+
+def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
+    """Return what is wrong if an interface that a backend is told to use is not here, else nothing.
+
+    gloo needs every interface that is named, NCCL one that begins as a name does; what NCCL is not
+    to use begins with ^ (the documentation of both).
+    """
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    named = environ.get(variable, "")
+    here = [name for _, name in socket.if_nameindex()]
+    if backend == "gloo":
+        is_here = set(named.split(",")) <= {"", *here}
+    else:
+        names = tuple(one.partition(":")[0] for one in named.removeprefix("=").split(","))
+        is_here = named.startswith("^") or any(one.startswith(names) for one in here)
+    if is_here:
+        return ""
+    if "LOCKSTEP_MEND" in environ:  # the job's script records what is to be mended
+        with contextlib.suppress(OSError):  # its folder, on this node, is judged elsewhere
+            Path(environ["LOCKSTEP_MEND"]).write_text(f"{variable}\n")
+    return f"{variable}={named} names no interface of this host, which has {', '.join(here)}"
 
 
 def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "Store":

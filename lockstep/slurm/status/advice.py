@@ -7,8 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep.slurm.site import INTERFACE_NAMES
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.submit.submission import stored_site
 from lockstep.vocabulary import files
 
 GIB = 1024**3
@@ -29,7 +31,10 @@ _PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
 MAX_GIST = 160
 TAIL_BYTES = 8192
 MINUTE_S = 60
-_EXITED = re.compile(r"^srun: error: .*Exited with exit code [0-9]+$")
+_EXITED = re.compile(
+    r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
+    r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
+)
 # How pytest says why a session ended.
 _SESSION_END = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
 # How srun names the node; slurmstepd's own line names the one that it runs on, which is well.
@@ -99,9 +104,22 @@ def to_mend(standing: Standing, results: Results) -> str | None:
     if _was_killed(standing):
         return "mem" if _is_near_limit(standing) else None
     if record.get("mend") or record.get("lost"):
-        return _printable(str(record.get("mend") or ""))[:MAX_GIST] or None
+        return _key(_printable(str(record.get("mend") or ""))[:MAX_GIST], results) or None
     has_begun = any(results.journal(name).exists() for name in standing.job.launches)
     return None if has_begun or standing.job.kind in ("collect", "profile") else ""
+
+
+def _key(mend: str, results: Results) -> str:
+    """Return the key that sets a variable of the ranks, where a job's record names that."""
+    if mend not in INTERFACE_NAMES:
+        return mend
+    try:
+        site = stored_site(results)
+    except (OSError, ValueError):
+        return mend
+    if mend in site.env:
+        return f"env.{mend}"
+    return "interface" if site.interface else mend
 
 
 def _was_killed(standing: Standing) -> bool:

@@ -77,6 +77,7 @@ def _row(
         "reason": head.state.reason if head.state.name == "PENDING" else None,
         "meaning": head.state.meaning.replace("{id}", str(job.id)),
         "advice": advise(head, results, typed, is_last=is_last) if head in left else None,
+        "mend": to_mend(head, results) if head in left else None,
         "queue_wait_s": head.wait_s,
         "since_submission_s": head.sent_s,
         "elapsed_s": account.get("elapsed_s"),

@@ -66,6 +66,14 @@ def container_command(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tu
     return ("apptainer", "exec", *flags, *binds, *site.container.args)
 
 
+def needs(site: Site) -> tuple[str, ...]:
+    """Return what a node must have to run an image, by the keys of the site file that name it."""
+    binds = site.container.binds if site.container else ()
+    named = [("container.binds", bind.partition(":")[0]) for bind in binds]
+    named += [("suite", site.suite)] if site.suite else []
+    return tuple(f"need:{key}={path}" for key, path in named)
+
+
 def _folders(tests: Sequence[str]) -> list[str]:
     """Return the repositories that tests lie in: what they import lies there, too."""
     found = {}
@@ -123,6 +131,7 @@ def render(job: JobSpec, site: Site) -> str:
         "command": container_command(
             site, [job.folder, *_folders(job.tests)], is_gpu=job.gpus_per_node > 0
         ),
+        "needs": needs(site),
         # What only reads results needs no data.
         "staged": site.scratch is not None and job.kind != "collect",
         "sacct": accounting.SHELL_COMMAND,

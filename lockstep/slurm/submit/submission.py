@@ -111,14 +111,23 @@ def stored(results: Results) -> tuple[Campaign, Site]:
     beside = ("launches", "left_out")  # what a claim holds beside the campaign
     kept = {key: value for key, value in campaign.items() if key not in beside}
     try:
-        site = Site.model_validate(files.parse(files.content(path)))
-        return Campaign.model_validate(kept), site
+        return Campaign.model_validate(kept), stored_site(results)
     except ValueError as error:  # pydantic's is one, of several lines
         first = str(error).splitlines()[-1].strip()
         raise ValueError(
             f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it "
             f"({first}); lockstep submit CAMPAIGN --site SITE"
         ) from None
+
+
+def stored_site(results: Results) -> Site:
+    """Return the site that a folder's scripts were last written for.
+
+    Raises:
+        OSError: There is none.
+        ValueError: It is not as Lockstep wrote it.
+    """
+    return Site.model_validate(files.parse(files.content(results.jobs_folder / SITE_FILE)))
 
 
 def write_scripts(todo: Work, *, force: bool) -> list[Path]:

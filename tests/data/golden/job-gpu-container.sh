@@ -28,11 +28,13 @@ stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
 mend=               # key of the site file that is to be mended if what runs now fails
+# Where a node or a rank leaves the key, or the variable, that names what it lacks.
+export LOCKSTEP_MEND=$jobs/.mend-$id
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
+rm -f -- "$stop" "$LOCKSTEP_MEND" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
 say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
@@ -58,6 +60,8 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
+    [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
+    rm -f -- "$LOCKSTEP_MEND"
     rm -f -- "$jobs/.store-$id" "$jobs/.store-$id.txt"
     record_end "$code"
     exit "$code"
@@ -132,9 +136,19 @@ hand_on='for name in $(compgen -e); do
         SLURM_*|LOCKSTEP_*|NCCL_*|RCCL_*|TORCH_NCCL_*|GLOO_*|FI_*|OFI_NCCL_*|UCX_*|HSA_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
     esac
 done
-stat -- "$0" >/dev/null 2>&1 && exec "$@"
-[ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: image $0 not found on host $SLURMD_NODENAME" >&2
-exit 78'
+need() { # need KEY PATH: this node has what the site file names
+    ! stat -- "$2" >/dev/null 2>&1 || return 0
+    echo "$1" 2>/dev/null >"$LOCKSTEP_MEND"
+    [ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: error: $1 $2 not found on host $SLURMD_NODENAME" >&2
+    exit 78
+}
+need container.image "$0"
+while [[ $1 = need:* ]]; do
+    name=${1#need:}
+    need "${name%%=*}" "${name#*=}"
+    shift
+done
+exec "$@"'
 
 # The store where ranks meet is none of theirs: whichever rank dies, the others learn of it. It
 # serves until its input ends, which this shell alone holds open.
@@ -142,7 +156,7 @@ serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
-        exec bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image" python3 -m lockstep.world.store \
+        exec bash -c "$hand_on" "$image" need:container.binds=/scratch apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image" python3 -m lockstep.world.store \
             --host "${hosts%%$'\n'*}" --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
     }
 }
@@ -173,7 +187,7 @@ export LOCKSTEP_IMAGE_SHA256
 on_nodes=(srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1
     --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
 
-start=(bash -c "$hand_on" "$image" apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
+start=(bash -c "$hand_on" "$image" need:container.binds=/scratch apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home "$image")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume --stop-file="$stop")
 
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs

@@ -28,12 +28,14 @@ stopping=           # why nothing more begins
 lost=               # nodes that answer no more
 running=            # process of the srun that runs
 mend=               # key of the site file that is to be mended if what runs now fails
+# Where a node or a rank leaves the key, or the variable, that names what it lacks.
+export LOCKSTEP_MEND=$jobs/.mend-$id
 keeper=             # process that removes what the job leaves on its nodes
 # What an outer job asked for is not for ours; what ours needs, each srun is told.
 unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
     SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
     SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
+rm -f -- "$stop" "$LOCKSTEP_MEND" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
 
 say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
@@ -59,6 +61,8 @@ finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
+    [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
+    rm -f -- "$LOCKSTEP_MEND"
     rm -f -- "$jobs/.store-$id" "$jobs/.store-$id.txt"
     record_end "$((code ? code : 1))" # until what follows has ended well
     [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
