@@ -436,7 +436,7 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
             pytest.param(*row, marks=pytest.mark.chaos)
             for row in [
                 ("killed", 3, r"rank 1 ended with SIGKILL"),
-                ("nan", 1, r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, or"),
+                ("nan", 1, r"rank 1 on \S+: the loss is nan in step 1 of epoch 1; lower --lr, .*"),
             ]
         ),
     ],

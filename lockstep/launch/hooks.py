@@ -24,6 +24,7 @@ from lockstep.launch import options, refusals, session
 from lockstep.launch.session import EXIT_IO, EXIT_STOPPED
 from lockstep.measure.harness import Harness
 from lockstep.vocabulary import journal, sizes
+from lockstep.vocabulary.errors import AgreedError
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, STUDIES, sized_name
 from lockstep.world import process_group as world
@@ -451,14 +452,14 @@ def _refuse(error: ValueError) -> NoReturn:
 
 def _exit(error: Exception, returncode: int) -> NoReturn:
     if not _is_voice():
-        rank = world.placement().rank
-        if str(error).startswith(f"rank {rank} "):  # what no other rank may know
+        rank, named = world.placement().rank, getattr(error, "ranks", ())
+        if rank in named:  # no other rank may know it
             _say(str(error))
         # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
         time.sleep(REFUSAL_S)
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
-        if not (isinstance(error, refusals.AgreedError) or str(error).startswith("rank ")):
+        if not (isinstance(error, AgreedError) or named):
             _say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 

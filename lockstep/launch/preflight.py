@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.launch.refusals import AgreedError
 from lockstep.machine import provenance
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.environment import steers_torch
+from lockstep.vocabulary.errors import AgreedError, RankError
 from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, pooling_facts
@@ -67,14 +67,17 @@ def refuse_alike(control: Control, problem: str) -> None:
             raise AgreedError(problem)
         return
     rank, (said, host) = next((rank, given) for rank, given in enumerate(there) if given[0])
-    raise AgreedError(f"rank {rank} on {host}: {said}; give every rank the same files and options")
+    raise AgreedError(
+        f"rank {rank} on {host}: {said}; give every rank the same files and options", rank
+    )
 
 
 def _refuse_software(rank: int, own: Mapping[str, Any], of_rank_0: Mapping[str, Any]) -> None:
     for name in (name for name in of_rank_0 if own.get(name) != of_rank_0[name]):
-        raise RuntimeError(
+        raise RankError(
             f"rank {rank} runs with {name} {own.get(name)}, rank 0 with {of_rank_0[name]}; start "
-            "every rank from the same image and checkout"
+            "every rank from the same image and checkout",
+            rank,
         )
 
 
@@ -99,9 +102,10 @@ def refuse_shared_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
     seen: dict[str, int] = {}
     for rank, facts in enumerate(ranks):
         if (uuid := facts["gpu_uuid"]) and seen.setdefault(uuid, rank) != rank:
-            raise RuntimeError(
+            raise RankError(
                 f"ranks {seen[uuid]} and {rank} on {facts['host']} share one GPU ({uuid}); start "
-                "one rank per GPU"
+                "one rank per GPU",
+                *(seen[uuid], rank),
             )
 
 
@@ -112,12 +116,14 @@ def _refuse_difference(
         differing = sorted(set(ids) ^ set(ids_0)) or ["the order of cases"]
         raise AgreedError(
             f"rank {rank} collected other cases than rank 0 ({len(ids)} against {len(ids_0)}), "
-            f"the first difference is {differing[0]}; give every rank the same files and options"
+            f"the first difference is {differing[0]}; give every rank the same files and options",
+            rank,
         )
     for name in (name for name in options_0 if options[name] != options_0[name]):
         raise AgreedError(
             f"rank {rank} has {name} {options[name]}, rank 0 has {options_0[name]}; "
-            "give every rank the same options"
+            "give every rank the same options",
+            rank,
         )
 
 

@@ -44,10 +44,6 @@ IGNORED = {
 IN_A_WORKER = "-n would measure several cases at once, each slowed down by the others; leave it out"
 
 
-class AgreedError(ValueError):
-    """What all ranks refuse alike once they have met: each knows that rank 0 says it."""
-
-
 def refuse_options(config: pytest.Config) -> None:
     """Refuse what several ranks cannot be told.
 

@@ -29,11 +29,11 @@ from lockstep import content, workloads
 from lockstep.launch import blame, preflight
 from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.options import Settings
-from lockstep.launch.refusals import AgreedError
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock, synchronise
 from lockstep.plugin import FIXTURE
 from lockstep.vocabulary import journal, sizes
+from lockstep.vocabulary.errors import AgreedError, RankError
 from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.journal import Journal
 from lockstep.vocabulary.record import KEY, OWN, SCHEMA_VERSION
@@ -209,8 +209,8 @@ class LaunchSession:
         there = self.control.exchange_all(f"write {name}", [problem, is_wrong])
         for rank, (said, is_input) in enumerate(there):
             if said:
-                kind = AgreedError if is_input else RuntimeError
-                raise kind(f"{self._where(rank)}{said}")
+                kind = AgreedError if is_input else RankError
+                raise kind(f"{self._where(rank)}{said}", rank)
 
     def _check_writable(self, path: Path) -> None:
         """Refuse on rank 0 what it could not write at the end, when all is measured."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.launch import blame
+from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.host import hostname
 
 # A rank that only lost the others gives the one that had the fault this time to speak first.
 YIELD_S = 2.0
 
 
-class DivergedError(RuntimeError):
+class DivergedError(RankError):
     """The loss of a step is not finite on some rank."""
 
 
@@ -43,7 +44,7 @@ class Failure:
         name, said = type(error).__name__, str(error)
         is_consequence = blame.is_consequence(f"{name}: {said}")
         is_system = isinstance(error.__cause__, OSError)
-        if " on " in said.partition(":")[0] and not is_system:
+        if isinstance(error, RankError) and not is_system:
             return cls(_kind(error), said, True, is_consequence)
         said = said if isinstance(error, RuntimeError) else f"{name}: {said}"
         return cls(_kind(error), f"rank {rank} on {hostname()}: {said}", is_system, is_consequence)
@@ -93,5 +94,6 @@ def diverged(epoch: int, ranks: Sequence[dict[str, Any]]) -> DivergedError:
         who = f"all {len(ranks)} ranks on {found['host']} and others"
     return DivergedError(
         f"{who}: the loss is {found['loss']} in step {step + 1} of epoch {epoch}; lower --lr, or "
-        "look at the data of that step"
+        "look at the data of that step",
+        *there,
     )

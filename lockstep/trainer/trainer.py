@@ -53,6 +53,7 @@ from lockstep.trainer.plan import (
     scaled_lr,
     validation_indices,
 )
+from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.workloads import Workload
 from lockstep.workloads.costs import batch_bytes, model_bytes
@@ -527,9 +528,10 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
     """
     odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if odd:
-        raise RuntimeError(
+        raise RankError(
             f"rank {odd[0]} ended with other parameters than rank 0; gradients were not "
-            "synchronised, so do not use this run"
+            "synchronised, so do not use this run",
+            *odd,
         )
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.host import hostname
 
 if TYPE_CHECKING:
@@ -94,9 +95,10 @@ class Control:
             RuntimeError: A rank did not answer.
         """
         values = self.exchange(name, value)
-        silent = [str(rank) for rank, given in enumerate(values) if given is None]
+        silent = [rank for rank, given in enumerate(values) if given is None]
         if silent:
-            raise RuntimeError(f"rank {', '.join(silent[:8])} did not answer in {name!r}")
+            named = ", ".join(map(str, silent[:8]))
+            raise RankError(f"rank {named} did not answer in {name!r}", *silent)
         return values
 
     def _end_of_rank_0(self, is_verdict: bool) -> float:

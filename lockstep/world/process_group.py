@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep.machine import provenance
+from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.host import die_with_parent, hostname
 from lockstep.world.control import Control, LostError
 
@@ -316,11 +317,13 @@ def _device(
     backend = "gloo" if is_cpu else "nccl"
     problem = problem or _missing_backend(backend) or _missing_interface(backend, environ)
     answers = control.exchange("join", {"host": hostname(), "problem": problem})
-    if refusal := _refusal(answers, timeout_s):
+    try:
+        _refuse_apart(answers, timeout_s)
+    except RankError:
         # Or rank 0 might take the store along before all have read the answers.
         with contextlib.suppress(LostError):
             control.part()
-        raise RuntimeError(refusal)
+        raise
     if is_cpu:
         return torch.device("cpu")
     own_device = torch.device("cuda", local_rank)
@@ -328,20 +331,23 @@ def _device(
     return own_device
 
 
-def _refusal(answers: list[dict[str, str] | None], timeout_s: float) -> str:
-    """Return why these ranks cannot measure together, or nothing."""
-    silent = [str(rank) for rank, given in enumerate(answers) if given is None]
+def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> None:
+    """Refuse ranks that cannot measure together.
+
+    Raises:
+        RankError: Some did not join, or have a problem.
+    """
+    silent = [rank for rank, given in enumerate(answers) if given is None]
     if silent:
-        return (
-            f"rank {', '.join(silent[:8])} of {len(answers)} did not join within {timeout_s:g} s; "
-            "look whether its process and node run"
+        named = ", ".join(map(str, silent[:8]))
+        raise RankError(
+            f"rank {named} of {len(answers)} did not join within {timeout_s:g} s; look whether its "
+            "process and node run",
+            *silent,
         )
-    said = (
-        f"rank {rank} on {given['host']}: {given['problem']}"
-        for rank, given in enumerate(answers)
-        if given and given["problem"]
-    )
-    return next(said, "")
+    for rank, given in enumerate(answers):
+        if given and given["problem"]:
+            raise RankError(f"rank {rank} on {given['host']}: {given['problem']}", rank)
 
 
 def _missing_gpu(asked: str | None, local_rank: int) -> str:
@@ -397,9 +403,10 @@ def _store(place: Placement, timeout_s: float, environ: Mapping[str, str]) -> "S
     from torch import distributed
 
     if not distributed.is_available():
-        raise RuntimeError(
+        raise RankError(
             f"rank {place.rank} on {hostname()}: torch {torch.__version__} is built without "
-            "torch.distributed; install one with it"
+            "torch.distributed; install one with it",
+            place.rank,
         )
     if place.world_size == 1:
         return distributed.HashStore()
@@ -457,10 +464,11 @@ def _connect(rank: int, host: str, port: int, timeout_s: float, *, serves: bool)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         act = "serve" if serves else "reach"
-        raise RuntimeError(
+        raise RankError(
             f"rank {rank} on {hostname()} cannot {act} the store at {host}:{port} within "
             f"{timeout_s:g} s ({_way_to(host)}; {reason}); check "
-            "this address, and that the nodes reach each other"
+            "this address, and that the nodes reach each other",
+            rank,
         ) from error
 
 

@@ -1,0 +1,27 @@
+"""Errors that name ranks."""
+
+
+class RankError(RuntimeError):
+    """What went wrong on some ranks, which the message names.
+
+    Args:
+        message: The sentence.
+        ranks: The ranks it names as the cause.
+    """
+
+    def __init__(self, message: str, *ranks: int) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class AgreedError(ValueError):
+    """What all ranks refuse alike once they have met: each knows that rank 0 says it.
+
+    Args:
+        message: The sentence.
+        ranks: The ranks it names as the cause, if it is not about all.
+    """
+
+    def __init__(self, message: str, *ranks: int) -> None:
+        super().__init__(message)
+        self.ranks = ranks
