@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := bench,dev
-SEQUENCES ?= 1000
-KILLS ?= 200
+SEQUENCES ?= 200
+KILLS ?= 40
 SLURM_KILLS ?= 0
 SEED ?= 0
 
@@ -68,8 +68,9 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/figures_check.py
 	$(BIN)/python tests/figures_attribution.py
 
-chaos: venv ## Run the tests of faults, kills and bad input, which take an hour
-	$(BIN)/python -m pytest -m chaos
+chaos: venv ## Run all that takes hours: the tests of faults and bad input, then faults and soak
+	$(BIN)/python -m pytest -m chaos --durations=25
+	$(MAKE) faults soak
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
 	$(BIN)/python tests/faults.py --page FAULTS.md
