@@ -71,7 +71,10 @@ CLAIMED = ("results", "results/ladder", "results/ladder/.lock", "results/ladder/
 SUBMITTED = (
     *CLAIMED,
     "results/ladder/campaign.json",
-    *(f"results/ladder/jobs/ladder-r{repeat}.sh" for repeat in (0, 1)),
+    *(
+        f"results/ladder/jobs/{name}"
+        for name in ("ladder-r0.sh", "ladder-r1.sh", "lib", "lib/job.sh")
+    ),
     "results/ladder/jobs/scripts.json",
     "results/ladder/jobs/site.json",
     "results/ladder/jobs/submitted.jsonl",

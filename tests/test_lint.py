@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lockstep.slurm.lint.linter import RULES, lint, load
 from lockstep.slurm.lint.shell import SBATCH_OPTIONS, Reader, Script
+from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
@@ -152,8 +153,13 @@ def test_what_is_not_run_is_not_judged(rule):
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "golden").glob("*.sh")), ids=lambda path: path.stem)
-def test_the_scripts_that_lockstep_renders_are_clean(path):
-    assert [str(one) for one in lint(load(str(path)))] == []
+def test_the_scripts_that_lockstep_renders_are_clean_with_their_library(path, tmp_path):
+    source = f'. "$results/jobs/{LIBRARY}"\n'
+    text = path.read_text()
+    whole = tmp_path / path.name
+    whole.write_text(text.replace(source, library()))
+    assert source in text
+    assert [str(one) for script in (path, whole) for one in lint(load(str(script)))] == []
 
 
 # script -> the lines and rules that a reader should find

@@ -20,10 +20,11 @@ from jinja2 import UndefinedError
 
 from lockstep.campaign.campaign import common_options, own_options
 from lockstep.slurm.submit.job import jobs, profile, settle
-from lockstep.slurm.submit.script import environment, render
+from lockstep.slurm.submit.script import LIBRARY, environment, library, render
 from lockstep.vocabulary.record import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
+LIBRARY_FILE = ROOT / "slurm_templates" / LIBRARY
 GOLDEN = ROOT / "tests" / "data" / "golden"
 REWRITE = "LOCKSTEP_REWRITE_GOLDEN"
 CPU = {"gpus_per_node": 0, "gpu_type": None, "max_ranks_per_node": 2, "cpus_per_node": 8}
@@ -86,18 +87,29 @@ def test_bash_reads_a_script(name):
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_shellcheck_finds_nothing(name):
+def shellcheck(*arguments):
     if shutil.which("shellcheck") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("no shellcheck is installed; tests/testbed/install does it")
         pytest.skip("no shellcheck is installed")
     # What a site loads is its own.
-    command = ["shellcheck", "--exclude=SC1090,SC1091", "-"]
-    ended = subprocess.run(
-        command, input=script_of(name), capture_output=True, text=True, check=False
-    )
-    assert ended.stdout == ""
+    command = ["shellcheck", "--exclude=SC1090,SC1091", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_shellcheck_finds_nothing_in_a_script(name):
+    # What a script sets the library uses, and the other way round.
+    assert shellcheck("--exclude=SC2034,SC2154", GOLDEN / f"{name}.sh") == ""
+
+
+def test_shellcheck_finds_nothing_in_the_library_and_a_script_that_sources_it(tmp_path):
+    source = f'. "$results/jobs/{LIBRARY}"'
+    script = script_of("ladder-staged")
+    assert script.count(source) == 1
+    path = tmp_path / "script.sh"
+    path.write_text(script.replace(source, f"# shellcheck source={LIBRARY_FILE}\n{source}"))
+    assert shellcheck("--external-sources", LIBRARY_FILE, path) == ""
 
 
 def test_the_golden_files_are_all_of_a_script():
@@ -132,7 +144,7 @@ def test_rocm_needs_another_flag_and_other_variables():
     script = script_of("ladder-staged")
     assert " --rocm " in script
     assert " --nv " not in script
-    assert "|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)" in script
+    assert " ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES)\n" in script
 
 
 def test_the_interface_is_said_to_both_backends_unless_the_site_says_otherwise():
@@ -335,9 +347,12 @@ def execute(script, stubs, folder, **environ):
     )
 
 
-def made(folder):
-    """Make a campaign's folder as rendering does, and return it."""
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+def made(folder, old="", new=""):
+    """Make a campaign's folder as rendering does, with one change in the library, and return it."""
+    path = folder / "jobs" / LIBRARY
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert old in library()
+    path.write_text(library().replace(old, new))
     return folder
 
 
@@ -886,12 +901,9 @@ def test_a_collect_job_asks_accounting_outside_the_image(stubs, tmp_path):
 
 
 def collect_late(stubs, folder, behind):
-    job, _ = golden_job("collect-gpu-container", made(folder))
+    job, _ = golden_job("collect-gpu-container", made(folder, "in 0 1 2 4 8 15;", "in 0 0 0;"))
     (folder / "jobs" / "submitted.jsonl").write_text('{"uuid": "a", "id": "17"}\n')
-    script = render(job, plain())
-    assert "in 0 1 2 4 8 15;" in script
-    script = script.replace("in 0 1 2 4 8 15;", "in 0 0 0;")
-    ended = execute(script, stubs, folder, BEHIND=str(behind))
+    ended = execute(render(job, plain()), stubs, folder, BEHIND=str(behind))
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout, (folder / "seen.sacct").read_text().count("\n")
 
@@ -1019,11 +1031,8 @@ def test_a_link_is_no_scratch_of_the_job_s(stubs, node):
 
 def test_a_keeper_that_hears_nothing_does_not_hold_the_job(stubs, node):
     site = staged(node)
-    (job,) = jobs(small(), site, node / "results")
-    script = render(job, site)
-    assert '"$tries" -lt 150' in script
-    script = script.replace('"$tries" -lt 150', '"$tries" -lt 3')
-    ended = execute(script, stubs, node, STUB_DO=RANK, DEAF="1")
+    (job,) = jobs(small(), site, made(node / "results", '"$tries" -lt 150', '"$tries" -lt 3'))
+    ended = execute(render(job, site), stubs, node, STUB_DO=RANK, DEAF="1")
     assert ended.returncode == 0
     assert (node / "results/jobs/out-7/node1/profile").read_text() == "left\n"
     assert list((node / "my scratch").iterdir()) == []
@@ -1202,7 +1211,7 @@ def test_the_templates_hold_nothing_undefined():
 
 def leave(folder):
     """Start what a node's task does at the end of a job, for the scratch folder in FOLDER."""
-    text = re.search(r"^leave='(.*?)'$", script_of("ladder-staged"), re.MULTILINE | re.DOTALL)[1]
+    text = re.search(r"^leave='(.*?)'$", library(), re.MULTILINE | re.DOTALL)[1]
     return subprocess.Popen(
         ["bash", "-c", text, "leave", folder / "scratch", folder, "7"],
         env=os.environ | {"SLURMD_NODENAME": "node1"},

@@ -232,7 +232,7 @@ def test_a_profile_and_its_debug_output_are_rendered_on_demand(folder):
     script = Path(ended.stdout.strip())
     assert script.name == "ladder-nsys.sh"
     assert "export NCCL_DEBUG=INFO\n" in script.read_text()
-    assert "tool=(nsys profile" in script.read_text()
+    assert "profiler=nsys\n" in script.read_text()
 
 
 def test_there_is_nothing_to_resume_where_nothing_was_sent(folder):

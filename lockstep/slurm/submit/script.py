@@ -33,15 +33,22 @@ from lockstep.vocabulary.inputs import MAX_SHOWN_CHARACTERS
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
 SITE = "site.sh.j2"
+# Where the functions that all scripts source lie, beside the scripts.
+LIBRARY = "lib/job.sh"
 BASH_S = 60  # to read a script, which takes milliseconds
 # What Slurm and the drivers' libraries call the devices a job may use.
 DEVICES = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 }
-# Names of variables, as bash matches them, that each rank hands on into the image.
-HANDED_ON = ("SLURM_*", "LOCKSTEP_*", *(f"{one}*" for one in COMMUNICATION_PREFIXES))
+# How names of variables begin that each rank hands on into the image.
+HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+
+
+def library() -> str:
+    """Return the functions that all scripts source."""
+    return files.text(content.ROOT / "slurm_templates" / LIBRARY)
 
 
 def suite(site: Site) -> str:
@@ -125,6 +132,7 @@ def render(job: JobSpec, site: Site) -> str:
     values: dict[str, Any] = {
         "job": job,
         "site": site,
+        "library": LIBRARY,
         "suite": suite(site),
         "variables": site.rank_environment(),
         "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),

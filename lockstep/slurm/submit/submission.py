@@ -17,7 +17,7 @@ from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
 from lockstep.slurm.submit.resources import share
-from lockstep.slurm.submit.script import render
+from lockstep.slurm.submit.script import LIBRARY, library, render
 from lockstep.vocabulary import files, journal
 from lockstep.vocabulary.record import KEY
 
@@ -137,9 +137,9 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
         ValueError: The folder holds other results, campaign and site do not fit, or a script of
             that name is there and reads otherwise.
     """
-    texts = todo.scripts()
-    paths = [spec.script for spec in todo.jobs]
-    for path, text in zip(paths, texts, strict=True):
+    scripts = dict(zip([spec.script for spec in todo.jobs], todo.scripts(), strict=True))
+    texts = {todo.results.jobs_folder / LIBRARY: library(), **scripts}
+    for path, text in texts.items():
         if not force and path.exists() and files.text(path) != text:
             raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
     todo.results.claim(todo.campaign, todo.launches)
@@ -149,9 +149,9 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
     document = {"schema": 1, "jobs": made}
     journal.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
-    for path, text in zip(paths, texts, strict=True):
+    for path, text in texts.items():
         journal.write_atomically(path, text)
-    return paths
+    return list(scripts)
 
 
 def _script_facts(spec: JobSpec) -> dict[str, object]:

@@ -12,74 +12,16 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet.
-# It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
-# shellcheck disable=SC2317 # traps call functions, too
+# Submitted again, this script measures only what its journals do not hold yet. Its functions
+# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
+job=ladder-collect
 results=/results/ladder
 suite=/opt/lockstep
-jobs=$results/jobs
 id=$SLURM_JOB_ID
-stop=$jobs/stop-$id # once it is there, the ranks end in order
-failed=0            # exit code: 1 once a launch is incomplete
-stopping=           # why nothing more begins
-lost=               # nodes that answer no more
-running=            # process of the srun that runs
-mend=               # key of the site file that is to be mended if what runs now fails
-# Where a node or a rank leaves the key, or the variable, that names what it lacks.
-export LOCKSTEP_MEND=$jobs/.mend-$id
-# What an outer job asked for is not for ours; what ours needs, each srun is told.
-unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
-    SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
-    SLURM_GPU_BIND SLURM_DISTRIBUTION
-rm -f -- "$stop" "$LOCKSTEP_MEND" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
-
-say() {
-    TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
-}
-
-warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
-    stopping='the time is nearly over'
-    : >"$stop"
-}
-
-record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
-    local ended stopped=false
-    TZ=UTC printf -v ended '%(%FT%TZ)T' -1
-    [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
-    printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "mend": "%s", "ended": "%s"}\n' \
-        "$id" ladder-collect "$1" "$stopped" "$lost" "$mend" "$ended" >"$jobs/.exit-$id.tmp" &&
-        mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
-}
-
-finish() { # whatever ended the job: $? says how
-    local code=$? rc
-    trap - EXIT
-    trap '' TERM USR1
-    set +e
-    [ -z "$running" ] || kill "$running" 2>/dev/null
-    [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
-    rm -f -- "$LOCKSTEP_MEND"
-    record_end "$code"
-    exit "$code"
-}
-trap warned USR1
-trap 'stopping=ended; exit 143' TERM
-trap finish EXIT
-
-await() { # await PROCESS: its exit code, also if the warning ends the wait
-    local rc=0
-    wait "$1" || rc=$?
-    while [ "$rc" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
-        rc=0
-        wait "$1" || rc=$?
-    done
-    return "$rc"
-}
-
-declare -A had=() # what is exported before the site's own lines
-for name in $(compgen -e); do had[$name]=${!name-}; done
+. "$results/jobs/lib/job.sh"
+begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -87,117 +29,27 @@ ulimit -l unlimited
 export NCCL_DEBUG=WARN
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
-mend=
 
-cd "$results"
-
+num_nodes=1
+num_ranks=1 # of the largest step
+cpus_per_task=16
 image=/images/lockstep.sif
-image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
-    local now hash recorded kept=$jobs/image.sha256
-    now=$(stat --dereference --format='%n %s %Y %Z %i' -- "$image" 2>/dev/null) || {
-        say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
-        return 78
-    }
-    if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
-        hash=$(sha256sum -- "$image") || return
-        hash=${hash#\\} # before a name that sha256sum had to escape
-        printf '%s\n%s\n' "${hash%% *}" "$now" >"$jobs/.image-$id.tmp"
-        mv -- "$jobs/.image-$id.tmp" "$kept"
-    fi
-    hash=$(head -n 1 "$kept")
-    recorded=$(sed -n 's/^ *"sha256": "\([0-9a-f]*\)".*/\1/p' "$image.json" 2>/dev/null) || :
-    if [ "${recorded:-$hash}" != "$hash" ]; then
-        say "image $image has changed since it was built: its SHA-256 is $hash," \
-            "$image.json records $recorded; build it again, or remove that record" >&2
-        return 78
-    fi
-    echo "$hash"
-}
-
-# Each rank hands on what is its own and what steers its communication; nothing else of the host
-# enters the image.
-export APPTAINERENV_NCCL_DEBUG="$NCCL_DEBUG"
-export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
-LOCKSTEP_DROPPED= # names of what the site's lines set and no rank will see
-for name in $(compgen -e); do
-    case $name in
-        SLURM_*|LOCKSTEP_*|NCCL_*|RCCL_*|TORCH_NCCL_*|GLOO_*|FI_*|OFI_NCCL_*|UCX_*|HSA_*|CUDA_VISIBLE_DEVICES|APPTAINERENV_*|SINGULARITYENV_*|PWD|OLDPWD|SHLVL|_) ;;
-        *) [ -v "APPTAINERENV_$name" ] || [ "${had[$name]+=}${had[$name]-}" = "=${!name-}" ] ||
-            LOCKSTEP_DROPPED+=" $name" ;;
-    esac
-done
-export LOCKSTEP_DROPPED
-# shellcheck disable=SC2016 # a rank expands it, not this shell
-hand_on='for name in $(compgen -e); do
-    case $name in
-        SLURM_*|LOCKSTEP_*|NCCL_*|RCCL_*|TORCH_NCCL_*|GLOO_*|FI_*|OFI_NCCL_*|UCX_*|HSA_*|CUDA_VISIBLE_DEVICES) export "APPTAINERENV_$name=${!name}" ;;
-    esac
-done
-need() { # need KEY PATH: this node has what the site file names
-    ! stat -- "$2" >/dev/null 2>&1 || return 0
-    echo "$1" 2>/dev/null >"$LOCKSTEP_MEND"
-    [ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: error: $1 $2 not found on host $SLURMD_NODENAME" >&2
-    exit 78
-}
-need container.image "$0"
-while [[ $1 = need:* ]]; do
-    name=${1#need:}
-    need "${name%%=*}" "${name#*=}"
-    shift
-done
-exec "$@"'
-
-mend=container.image
-LOCKSTEP_IMAGE_SHA256=$(image_hash)
-mend=
-export LOCKSTEP_IMAGE_SHA256
-
-start=(bash -c "$hand_on" "$image" need:container.binds=/scratch apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/scratch --no-home "$image")
-
+in_image=(apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/scratch --no-home)
+needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
+# How names of variables begin that enter it.
+handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
+scratch= # nothing is staged
+options=()
 shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1) ;;
     esac
 }
+enter NCCL_DEBUG
 
-step() { # step LOG COMMAND...: one srun over the ranks of $shape
-    local log=$1 rc=0
-    shift
-    srun "${shape[@]}" --relative=0 --cpus-per-task=16 --cpu-bind=cores \
-        --mpi=none --export=ALL --kill-on-bad-exit=1 \
-        "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
-    running=$!
-    await "$running" || rc=$?
-    running=
-    return "$rc"
-}
-
-
-# Accounting is asked here: inside the image there is none of Slurm's commands.
-sent=$({
-    sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null || :
-    printf '%s\n' "$jobs"/slurm-*.out | sed -n 's/.*slurm-\([0-9][0-9]*\).*/\1/p' # also sent by hand
-} | sort --numeric-sort --unique | paste -sd, -) || sent=
-unfinished=
-# Of a job that has just ended, Slurm's accounting hears a little later.
-for patience in 0 1 2 4 8 15; do
-    sleep "$patience"
-    if [ -z "$sent" ] || ! SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
-        say "sacct gives no answer; the jobs' accounting stays unknown"
-        break
-    fi
-    mv -- "$jobs/.sacct-$id.tmp" "$jobs/sacct.txt"
-    unfinished=$(awk -F'|' -v own="$id" '
-        { sub(/[.].*/, "", $1) }
-        $1 != own && $3 ~ /^(RUNNING|COMPLETING|PENDING)/ { print $1 }' "$jobs/sacct.txt" |
-        sort --unique | paste -sd, -)
-    [ -n "$unfinished" ] || break
-done
-[ -z "$unfinished" ] ||
-    say "accounting has no end yet of $unfinished; run lockstep collect again later"
+ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName
+need_lockstep
 shape_of 1
 step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1
 step "$jobs/collect-$id.txt" python3 -m lockstep report "$results" || failed=1
-
-[ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75 # as pytest says that it was stopped
-exit "$failed"
+end
