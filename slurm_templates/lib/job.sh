@@ -58,7 +58,8 @@ finish() { # whatever ended the job: $? says how
     [ -z "$running" ] || kill "$running" 2>/dev/null
     [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
     rm -f -- "$LOCKSTEP_MEND" "$jobs/.store-$id" "$jobs/.store-$id.txt"
-    record_end "$((code ? code : 1))" # until what follows has ended well
+    # What may be cut has not ended well.
+    if [ -n "$keeper" ] || declare -F after >/dev/null; then record_end "$((code ? code : 1))"; fi
     [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
     if declare -F after >/dev/null; then
         after # not in a list: || would take its set -e
@@ -74,7 +75,7 @@ record_end() { # record_end CODE: as far as it is known, for Slurm may cut what 
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
     [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
     printf '{"job_id": "%s", "job": "%s", "exit_code": %d, "stopped": %s, "lost": "%s", "mend": "%s", "ended": "%s"}\n' \
-        "$id" "$job" "$1" "$stopped" "$lost" "$mend" "$ended" >"$jobs/.exit-$id.tmp" &&
+        "$id" "$job_name" "$1" "$stopped" "$lost" "$mend" "$ended" >"$jobs/.exit-$id.tmp" &&
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
 }
 

@@ -18,7 +18,7 @@
 # (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
-job=ladder-w2
+job_name=ladder-w2
 results=/results/ladder
 suite=/opt/lockstep
 id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID

@@ -16,7 +16,7 @@
 # (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
-job=ladder-collect
+job_name=ladder-collect
 results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID

@@ -17,7 +17,7 @@
 # (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
-job=ladder-w8-r0
+job_name=ladder-w8-r0
 results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID

@@ -17,7 +17,7 @@
 # (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
-job=ladder-ncu
+job_name=ladder-ncu
 results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID

@@ -17,7 +17,7 @@
 # (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
-job=ladder-nsys
+job_name=ladder-nsys
 results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
