@@ -10,6 +10,8 @@ from data.report_samples import strong_tree
 
 from lockstep.report.gate.gate_cli import gate
 from lockstep.report.words.lines import WIDTH
+from lockstep.vocabulary.flags import flag
+from lockstep.vocabulary.record import KEY
 
 run = partial(commands.run, gate)
 LADDER = "schema = 1\nstrong_efficiency = {2 = 0.75}\n"
@@ -55,6 +57,10 @@ def test_what_is_not_shown_fails_the_gate_and_is_named(tree, file):
 
 
 def test_the_json_holds_every_verdict_with_its_interval_and_target(tree, file):
+    path = tree / "launches" / "w2-r0" / "result.json"
+    measured = json.loads(path.read_text())
+    measured["benchmarks"][0]["extra_info"][KEY]["flags"] = [flag("git-dirty").to_dict()]
+    path.write_text(json.dumps(measured))
     done = run(tree, "--targets", file(LADDER + "mfu = 0.5\n"), "--json")
     found = json.loads(done.stdout)
     assert (found["met"], done.return_value) == (False, 1)
@@ -65,6 +71,7 @@ def test_the_json_holds_every_verdict_with_its_interval_and_target(tree, file):
     assert [first[k] for k in ("value", "low", "high", "least")] == pytest.approx(
         [0.8, 0.8, 0.8, 0.75]
     )
+    assert [one["kind"] for one in first["flags"]] == ["git-dirty"]
     assert (second["verdict"], second["value"], second["low"]) == ("not-shown", None, None)
 
 

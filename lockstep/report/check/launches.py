@@ -16,7 +16,6 @@ from lockstep.report.load.sources import JOURNAL
 FEWEST_STEPS = 10
 # A point with so many times the launches of another shifts what is known of the curve to itself.
 UNEVEN = 2
-# A flag of `lockstep.report.compute.diagnosis.of_launches`.
 
 
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:

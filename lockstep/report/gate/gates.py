@@ -31,7 +31,7 @@ from lockstep.report.gate.targets import Reference, Targets
 from lockstep.report.load import replicates
 from lockstep.report.load.results import Results, Row
 from lockstep.report.words.formats import TIME_UNITS, counted, listed, number, percent
-from lockstep.vocabulary import record
+from lockstep.vocabulary import flags, record
 from lockstep.vocabulary.flags import Flag
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
@@ -354,9 +354,9 @@ def _whole(
 
 def _problems(series: Sequence[Series], findings: Sequence[Finding]) -> list[str]:
     """Return what is not clean: flags, and the errors of the check."""
-    flags = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
+    known = dict.fromkeys(flag for one in series for point in one.points for flag in point.flags)
     errors = [f"{one.rule}: {one.where}" for one in findings if one.level == "error"]
-    return [*map(str, flags), *errors]
+    return [*map(str, known), *errors]
 
 
 def _referenced(one: Reference, results: Results, series: Sequence[Series]) -> Iterator[Verdict]:
@@ -434,7 +434,8 @@ def document(found: Sequence[Verdict]) -> dict[str, Any]:
 def _as_record(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict without the results behind it."""
     names = [one.name for one in fields(verdict) if one.name != "rows"]
-    return {name: getattr(verdict, name) for name in names}
+    made = {name: getattr(verdict, name) for name in names}
+    return made | {"flags": flags.to_dicts(verdict.flags)}
 
 
 def summary(found: Sequence[Verdict]) -> str:
