@@ -6,11 +6,12 @@ pytest has then loaded the installed plugin, which is the same few lines and imp
 import sys
 from pathlib import Path
 
-ROOT = str(Path(__file__).parent)
-if sys.path[0] != ROOT:
-    sys.path.insert(0, ROOT)
+ROOT = Path(__file__).parent
+OWN = f"{ROOT / 'lockstep'}/"  # an installation may lie in a folder of the checkout, such as .venv
+if sys.path[0] != str(ROOT):
+    sys.path.insert(0, str(ROOT))
 for name, module in list(sys.modules.items()):
-    if name.partition(".")[0] == "lockstep" and not str(module.__file__).startswith(ROOT):
+    if name.partition(".")[0] == "lockstep" and not str(module.__file__).startswith(OWN):
         del sys.modules[name]
 
 pytest_plugins = ["lockstep.plugin", "lockstep.launch.hooks"]
