@@ -3,11 +3,14 @@
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from launched import suite
 
-from lockstep.measure.harness import _slowdown_flags, _straggler_flags
+from lockstep.measure.harness import Harness, _slowdown_flags, _straggler_flags
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.flags import flag
 from lockstep.vocabulary.record import KEY
@@ -29,6 +32,13 @@ SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
 )
 def test_the_rank_that_the_others_wait_for_is_named(alone_s, flags):
     assert _straggler_flags(alone_s, list("abcd")) == flags
+
+
+@pytest.mark.parametrize("said", [False, np.False_, torch.tensor(False)], ids=type)
+def test_a_check_that_says_false_fails_its_case(said):
+    own = SimpleNamespace(time=lambda step: [[1.0]])
+    with pytest.raises(RuntimeError, match="the check of the measured step"):
+        Harness.measure(own, lambda: None, samples=1, check=lambda: said)
 
 
 def test_a_device_that_held_its_clocks_back_is_named_with_its_host():

@@ -222,7 +222,8 @@ class Harness:
             samples: Samples of this rank in one step, such as `len(batch)`.
             ddp: The model in `DistributedDataParallel`, where it is one: the step is then also
                 timed without gradient synchronisation, to say what a step is lost to.
-            check: Called after the rounds; the case fails where it raises or returns False.
+            check: Called after the rounds; the case fails where it raises or returns what is false,
+                but for None.
             scaling: weak where the ranks keep their batch at every world size, strong where they
                 share a fixed one.
             unit: What a sample is, such as images or tokens.
@@ -233,13 +234,14 @@ class Harness:
 
         Raises:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
-            RuntimeError: The check returned False.
+            RuntimeError: The check returned what is false.
         """
         if scaling not in ("weak", "strong"):
             raise ValueError(f"scaling={scaling!r} is not weak or strong")
         rank_round_s = self.time(step)
-        if check is not None and check() is False:
-            raise RuntimeError("the check of the measured step returned False")
+        said = None if check is None else check()
+        if said is not None and not said:  # NumPy and torch have a False of their own
+            raise RuntimeError(f"the check of the measured step returned {said}")
         alone_s: list[list[float]] = []
         stragglers: list[Flag] = []
         if ddp is not None:
