@@ -2,23 +2,27 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from launched import environ
+from launched import environ, suite
 
 ROOT = Path(__file__).parents[1]
 OWN_TEST = """
+import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def test_my_step(lockstep):
+@pytest.mark.parametrize("layer", [torch.nn.Linear])
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_my_step(lockstep, layer, dtype):
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    model = DistributedDataParallel(layer(64, 64, dtype=dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.randn(32, 64)
 
@@ -86,8 +90,8 @@ def test_a_repository_s_own_test_becomes_a_ladder_and_a_page(installed, reposito
     assert reported.returncode == 0, reported.stderr
     points = json.loads(reported.stdout)["points"]
     assert [(p["case"], p["study"], p["world_size"]) for p in points] == [
-        ("test_my_step", "weak", 1),
-        ("test_my_step", "weak", 2),
+        ("test_my_step[dtype0-Linear]", "weak", 1),
+        ("test_my_step[dtype0-Linear]", "weak", 2),
     ]
     assert [p["samples_per_step"] for p in points] == [32, 64]
     assert {p["sample_unit"] for p in points} == {"images"}
@@ -103,8 +107,29 @@ def test_plain_pytest_measures_it_at_one_rank_beside_the_other_tests(installed, 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 passed" in ended.stdout
     (entry,) = json.loads((repository / "mine.json").read_text())["benchmarks"]
-    assert entry["name"] == "test_my_step[world_size=1]"
+    assert entry["name"] == "test_my_step[dtype0-Linear-world_size=1]"
+    assert entry["params"] == {"layer": "Linear", "dtype": "torch.float32"}
     assert entry["extra_info"]["lockstep"]["details"]["gradient_bytes"] == 4 * (64 * 64 + 64)
+
+
+@pytest.mark.slow
+def test_a_checkout_measures_with_its_own_code(tmp_path):
+    own, other = tmp_path / "checkout", tmp_path / "checkout" / ".venv"
+    other.mkdir(parents=True)
+    case = tmp_path / "cases.py"
+    case.write_text(
+        "def test_it():\n    from lockstep import content\n"
+        f"    assert str(content.PACKAGE) == {str(own / 'lockstep')!r}\n"
+    )
+    suite(own, case)
+    shutil.copytree(own / "lockstep", other / "lockstep")  # as an installation that is older
+    command = [sys.executable, "-m", "pytest", "-q", own / "bench", "-p", "lockstep.plugin"]
+    variables = environ(tmp_path, PYTHONPATH=str(other))
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
 
 
 def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):

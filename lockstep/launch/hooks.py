@@ -276,7 +276,7 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
     own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
     entry: dict[str, Any] = {}
     if report.when == "call" and own == "passed":
-        entry, problem = _record(launch, case, benchmark)
+        entry, problem = _record(launch, item, benchmark)
         if problem:
             report.outcome, report.longrepr = "failed", problem
     report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
@@ -292,13 +292,16 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
         launch.pending = entry
 
 
-def _record(launch: session.LaunchSession, case: str, benchmark: Any) -> tuple[dict[str, Any], str]:
+def _record(
+    launch: session.LaunchSession, item: pytest.Item, benchmark: Any
+) -> tuple[dict[str, Any], str]:
     """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
     if not _measured(benchmark):
         return {}, "it recorded nothing; call harness.record" if launch.journals else ""
     stats, size = benchmark.stats, launch.world.world_size
     stats.name, stats.fullname = (sized_name(one, size) for one in (stats.name, stats.fullname))
-    entry = {"kind": "case", "case": case, "benchmark": stats.as_dict()}
+    params = {"params": session.params_of(item)} if stats.params else {}
+    entry = {"kind": "case", "case": session.case_of(item), "benchmark": stats.as_dict() | params}
     try:
         return journal.fixed(entry), ""
     except (TypeError, ValueError) as error:

@@ -653,9 +653,15 @@ def study_of(item: pytest.Item) -> str:
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
-    """Return a case's parameters, name -> value; none where it is not parametrized."""
+    """Return a case's parameters as JSON knows them, name -> value; a class by its name."""
     callspec = getattr(item, "callspec", None)
-    return dict(callspec.params) if callspec else {}
+    return {name: _plain(value) for name, value in callspec.params.items()} if callspec else {}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(getattr(value, "__name__", value))
 
 
 def _source_sha256(item: pytest.Item) -> str | None:
