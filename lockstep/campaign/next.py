@@ -84,19 +84,19 @@ class Mark:
     Attributes:
         num_lines: Lines of the journal.
         num_log_bytes: Bytes of the log.
-        time_s: Since the epoch, when that was.
+        time_s: Since the epoch, when that was, in whole seconds: the clock of files may be late.
     """
 
     num_lines: int
     num_log_bytes: int
-    time_s: float
+    time_s: int
 
 
 def mark(folder: Path) -> Mark:
     """Return how far a launch's folder is filled now."""
     path, log = folder / "journal.jsonl", folder / "log.txt"
     num_lines = path.read_bytes().count(b"\n") if path.exists() else 0
-    return Mark(num_lines, log.stat().st_size if log.exists() else 0, time.time())
+    return Mark(num_lines, log.stat().st_size if log.exists() else 0, int(time.time()))
 
 
 def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = False) -> Facts:
@@ -129,7 +129,7 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     )
 
 
-def _late_ranks(folder: Path, begun_s: float) -> str:
+def _late_ranks(folder: Path, begun_s: int) -> str:
     """Return which ranks have written their stacks since, for a case that took too long."""
     stacks = [file for file in sorted(folder.glob("stacks/*")) if file.stat().st_mtime >= begun_s]
     late = ", ".join(str(file) for file in stacks if file.stat().st_size)
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="of the launch")
     parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
     parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
-    parser.add_argument("--began", type=float, required=True, help="seconds since the epoch")
+    parser.add_argument("--began", type=int, required=True, help="seconds since the epoch")
     parser.add_argument("--exit-code", type=int, required=True, help="of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
     return parser
