@@ -21,6 +21,7 @@ from lockstep.report.check.checker import check
 from lockstep.report.compute.scaling import series_of, table
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
+from lockstep.vocabulary.flags import Flag
 from lockstep.vocabulary.record import KEY, case_name
 
 
@@ -308,3 +309,10 @@ def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
     for results in read_or_refused(tmp_path / "fuzzed.json", content, load):
         series = series_of(results.rows)
         assert json.dumps(page(results, series, 0.7), allow_nan=False)
+
+
+def test_sentences_of_an_earlier_version_are_flags(tmp_path):
+    said = str(Flag("bf16-emulated"))
+    write(tmp_path, document("w1-r0", 1, {"c[1]": record(flags=[said, "something else"])}))
+    (row,) = load([tmp_path]).rows
+    assert row.flags == [Flag("bf16-emulated"), Flag("note", {"text": "something else"})]

@@ -96,7 +96,7 @@ class Flag:
         }
         try:
             return WORDS[self.kind].format_map(shown)
-        except (KeyError, ValueError):  # of a later version
+        except (KeyError, TypeError, ValueError):  # of a later version
             return " ".join([self.kind, *(f"{name}={value}" for name, value in shown.items())])
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,8 @@ def flag(kind: str, **values: Any) -> Flag:
 def read(value: object) -> Flag:
     """Return a flag that JSON holds; the first files held sentences."""
     if not isinstance(value, Mapping):
-        return Flag("note", {"text": str(value)})
+        known = next((kind for kind, words in WORDS.items() if words == value), None)
+        return Flag(known) if known else Flag("note", {"text": str(value)})
     return Flag(str(value.get("kind")), {k: v for k, v in value.items() if k != "kind"})
 
 
