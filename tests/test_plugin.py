@@ -1,7 +1,6 @@
 """Lockstep in a repository of one's own: a wheel, a test with the fixture, a ladder, a page."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -140,10 +139,23 @@ def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):
         "    assert not {'torch', 'numpy'} & set(sys.modules)\n"
         "    assert not hasattr(pytestconfig.option, 'journal')\n"
     )
-    variables = environ(tmp_path) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "lockstep.plugin", tmp_path],
-        cwd=tmp_path, env=variables | {"PYTHONPATH": os.fspath(ROOT)}, capture_output=True,
+    ended = with_the_plugin_alone(tmp_path)
+    assert ended.returncode == 0, ended.stdout
+
+
+def with_the_plugin_alone(folder):
+    variables = environ(folder) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plugins = ("-p", "lockstep.plugin", "-p", "pytest_benchmark.plugin")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, folder],
+        cwd=folder, env=variables | {"PYTHONPATH": f"{folder}:{ROOT}"}, capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout
+
+
+def test_a_measured_test_without_torch_says_what_to_install(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
+    (tmp_path / "test_mine.py").write_text("def test_mine(lockstep):\n    pass\n")
+    ended = with_the_plugin_alone(tmp_path)
+    assert ended.returncode == 78
+    assert "lockstep-bench[bench]" in ended.stdout

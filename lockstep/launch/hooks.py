@@ -176,6 +176,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = session.of_part(measured, options.part(_option(config)))
         if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)
+    except ImportError as error:
+        todo = 'pip install "lockstep-bench[bench]" brings what measuring needs'
+        _exit(RuntimeError(f"{error}; {todo}"), session.EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # refused alike on all ranks, so none takes the store from another
