@@ -10,7 +10,7 @@ import pytest
 import torch
 from launched import suite
 
-from lockstep.measure.harness import Harness, _slowdown_flags, _straggler_flags
+from lockstep.measure.harness import Goal, Harness, _slowdown_flags, _straggler_flags
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.flags import flag
 from lockstep.vocabulary.record import KEY
@@ -39,6 +39,11 @@ def test_a_check_that_says_false_fails_its_case(said):
     own = SimpleNamespace(time=lambda step: [[1.0]])
     with pytest.raises(RuntimeError, match="the check of the measured step"):
         Harness.measure(own, lambda: None, samples=1, check=lambda: said)
+
+
+def test_a_single_round_has_no_margin_and_no_infinite_one_either():
+    own = SimpleNamespace(goal=Goal(margin=0.01, confidence=0.99), measures=True)
+    assert Harness._goal_flags(own, [[1.0]]) == [flag("no-margin", goal=0.01)]
 
 
 def test_a_device_that_held_its_clocks_back_is_named_with_its_host():

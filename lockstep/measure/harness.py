@@ -177,10 +177,12 @@ class Harness:
     def _goal_flags(self, rank_round_s: list[list[float]]) -> list[Flag]:
         if self.goal is None or not self.measures:
             return []
+        rounds = len(rank_round_s[0])
+        if rounds < 2:
+            return [flag("no-margin", goal=self.goal.margin)]
         margin = self._margin(rank_round_s)
         if margin <= self.goal.margin:
             return []
-        rounds = len(rank_round_s[0])
         return [flag("wide-margin", margin=margin, rounds=rounds, goal=self.goal.margin)]
 
     def alone(self, step: "Callable[[], Any]") -> tuple[list[list[float]], list[Flag]]:

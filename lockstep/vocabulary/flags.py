@@ -36,6 +36,7 @@ WORDS = {
     "wide-margin": (
         "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
     ),
+    "no-margin": "one round has no margin of error; {goal:.2%} was asked for",
     "throttled": (
         "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})"
     ),
