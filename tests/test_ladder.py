@@ -375,7 +375,7 @@ class Stubborn(ladder.Ladder):
         path, before = self.results.journal(launch.name), mark(self.results.launch(launch.name))
         flight, done = journal.in_flight(path), journal.outcomes(path)
         log = Journal(path)
-        log.append(header("abcd", resumed=True))
+        log.append(header("abcd", resumed=True) | {"skips_failed": bool(options)})
         if options and flight:
             log.append({"kind": "fail", "case": flight, "reason": "because"})
             done[flight] = "fail"

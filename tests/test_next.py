@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.next import Facts, Next, decide, gather, mark
-from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.journal import Journal, settled
 from lockstep.vocabulary.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
@@ -40,11 +40,14 @@ def test_what_follows_a_session(facts: dict[str, object], follows: Next) -> None
     assert decide(Facts(WORDS, **facts)) == follows  # type: ignore[arg-type]
 
 
-def session(folder: Path, *lines: tuple[str, str], expected: str = "ab") -> Facts:
+def session(
+    folder: Path, *lines: tuple[str, str], expected: str = "ab", skips_failed: bool = False
+) -> Facts:
     """Write what a session leaves in its launch's folder, and return the facts of it."""
     before = mark(folder)
     kept = Journal(folder / "journal.jsonl")
     head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": before.num_lines > 0}
+    head["skips_failed"] = skips_failed
     kept.append(head | {"expected": list(expected), "document": {}, "launch": {}})
     for kind, case in lines:
         facts = {"case": {"benchmark": {}}, "begin": {}}.get(kind, {"reason": "because"})
@@ -64,6 +67,16 @@ def test_the_facts_of_sessions_that_end_a_launch(tmp_path: Path) -> None:
 def test_a_case_that_failed_before_and_is_in_flight_again_is_left(tmp_path: Path) -> None:
     session(tmp_path, ("case", "a"), ("fail", "b"))
     assert session(tmp_path, ("begin", "b")).num_left == 1
+
+
+def test_a_case_that_failed_in_an_earlier_run_is_measured_again_in_this_one(
+    tmp_path: Path,
+) -> None:
+    session(tmp_path, ("fail", "a"), ("fail", "b"))
+    assert session(tmp_path, ("begin", "a")).num_left == 2  # a session that a ends
+    assert session(tmp_path, ("fail", "a"), skips_failed=True).num_left == 1
+    assert settled(tmp_path / "journal.jsonl") == {"a": "fail"}
+    assert session(tmp_path, ("fail", "b"), skips_failed=True).num_left == 0
 
 
 def test_a_launch_without_a_journal_has_not_begun(tmp_path: Path) -> None:

@@ -659,7 +659,7 @@ def test_a_stop_file_that_was_left_stops_nothing(stubs, tmp_path):
 
 # Lines of a journal.
 FRESH = json.dumps(LAUNCH | {"expected": ["a", "b"]})
-RESUMED = json.dumps(LAUNCH | {"expected": ["a", "b"], "resumed": True})
+RESUMED = json.dumps(LAUNCH | {"expected": ["a", "b"], "resumed": True, "skips_failed": True})
 IN_FLIGHT = '{"kind": "begin", "case": "a"}'
 GOOD, GOOD_B = (f'{{"kind": "case", "case": "{case}", "benchmark": {{}}}}' for case in "ab")
 BAD = '{"kind": "fail", "case": "a", "reason": "because"}'

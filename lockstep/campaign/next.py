@@ -32,7 +32,8 @@ class Facts:
         words: Why the session ended.
         has_begun: Whether its ranks met and wrote to the journal.
         num_recorded: What it wrote there of cases: that one began, or how it ended.
-        num_left: Cases that have not ended yet, the one in flight included.
+        num_left: Cases that have not ended in this run, nor well before it; the one in flight is
+            one of them.
         num_failed: Cases that have failed.
         is_stop_asked: Whether the stop file is there, by a user or since the job's time is nearly
             over.
@@ -117,7 +118,7 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
     if not heads or heads[-1] < before.num_lines:
         return known
-    block, ended = journal.rebuild(path)[KEY], journal.outcomes(path)
+    block, ended = journal.rebuild(path)[KEY], journal.settled(path)
     own = [entry for entry in entries if entry.get("attempt") == entries[heads[-1]].get("attempt")]
     left = set(block["expected"]) - set(ended) | ({block["in_flight"]} - {None})
     return replace(

@@ -31,7 +31,8 @@ class Settings:
         result_path: Where pytest-benchmark writes its JSON; None for nowhere.
         journal_path: Where finished cases are kept; None keeps none.
         resume: Leave out the cases the journal already holds.
-        skip_failed: With resume, leave out those that failed, too, and the one in flight.
+        skip_failed: With resume, leave out the one in flight, too, and those that failed since the
+            last session without it.
         after: How the session before this one ended, which the case it had in flight failed with.
         goal: When a case has enough rounds; None for the fixed number.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
@@ -114,7 +115,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
     "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
     "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
-    "--skip-failed": {"action": "store_true", "help": "with --resume: those that failed, too"},
+    "--skip-failed": {"action": "store_true", "help": "with --resume: those that just failed, too"},
     "--after": {
         "default": "",
         "metavar": "TEXT",

@@ -215,7 +215,7 @@ class Before:
     """What an earlier session of a launch has left.
 
     Attributes:
-        done: Case -> outcome; `begin` for the one in flight.
+        done: Case -> outcome, as `journal.settled` says; `begin` for the one in flight.
         order_seed: Seed of the order of cases; None where it is unknown.
     """
 
@@ -290,7 +290,9 @@ def _resumable(path: Path, now: Now) -> Before:
             "results that differ in it are not pooled: measure into another folder"
         )
     _refuse_other_source(path, now.sources)
-    return Before(done, block.get("order_seed"))
+    settled = journal.settled(path)
+    left = {case: kind for case, kind in done.items() if kind == "begin"}
+    return Before(settled | left, block.get("order_seed"))
 
 
 def _refuse_other_source(path: Path, sources: Mapping[str, str | None]) -> None:

@@ -256,6 +256,7 @@ class LaunchSession:
                 "kind": "launch",
                 "schema": SCHEMA_VERSION,
                 "resumed": self.settings.resume and bool(journal.current(journal.read(path))),
+                "skips_failed": self.settings.skip_failed,
                 "expected": expected,
                 "document": document,
                 "launch": self._launch_facts(),

@@ -271,6 +271,22 @@ def outcomes(path: Path) -> dict[str, str]:
     return {e["case"]: e["kind"] for e in _ends(_current_of(path))}
 
 
+def settled(path: Path) -> dict[str, str]:
+    """Return case -> its last outcome, without the failures of an earlier run.
+
+    A run is a session that measures failed cases again, and those after it that skip them.
+
+    Raises:
+        ValueError: The journal is corrupt, or of another schema.
+    """
+    if not path.exists():
+        return {}
+    entries = _current_of(path)
+    firsts = [i for i, e in enumerate(entries) if _is_header(e) and not e.get("skips_failed")]
+    since = {e["case"] for e in _ends(entries[firsts[-1] if firsts else 0 :])}
+    return {case: kind for case, kind in outcomes(path).items() if kind != "fail" or case in since}
+
+
 def in_flight(path: Path) -> str | None:
     """Return the case that was begun and has not ended, if there is one.
 
