@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import store
 
-from lockstep.launch.session import of_part
+from lockstep.launch.items import of_part
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.metrics import relative_margin
 from lockstep.vocabulary.record import KEY, CaseRecord, case_name

@@ -128,7 +128,7 @@ class Campaign(BaseModel):
     world_sizes: tuple[Count, ...] = Field(min_length=1, description="the ladder")
     repeats: Count = Field(default=3, description="launches of each world size")
     seed: Annotated[StrictInt, Field(ge=0, lt=2**32)] = Field(
-        default=0, description="seed of data, parameters and order"
+        default=0, description="seed of data, parameters and the order of launches"
     )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")

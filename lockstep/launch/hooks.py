@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from lockstep.launch import options, refusals, session
+from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.session import EXIT_IO, EXIT_STOPPED
 from lockstep.measure.harness import Harness
 from lockstep.vocabulary import journal, sizes
@@ -162,7 +163,7 @@ def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    measured = [item for item in items if session.is_measured(item)]
+    measured = [item for item in items if is_measured(item)]
     try:
         refusals.refuse_own_rounds(items, world.placement().world_size)
         left_out = config.stash.get(DESELECTED, [])
@@ -173,7 +174,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             _explain_empty(config, items)
             return
-        chosen = session.of_part(measured, options.part(_option(config)))
+        chosen = of_part(measured, options.part(_option(config)))
         if not config.option.collectonly and not _is_worker(config):
             chosen = _begin(config, chosen)
     except ImportError as error:
@@ -192,7 +193,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        if session.is_measured(item):
+        if is_measured(item):
             item.config.stash.setdefault(DESELECTED, []).append(item)
 
 
@@ -216,9 +217,9 @@ def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.It
         config.pluginmanager.unregister(name="faulthandler")
     launch = config.stash[SESSION] = session.join(_settings(config))
     chosen = launch.prepare(expected)
-    launch.open_journal([session.case_of(item) for item in expected], _document(config))
+    launch.open_journal([case_of(item) for item in expected], _document(config))
     for item in chosen:
-        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=session.study_of(item)))
+        item.add_marker(pytest.mark.benchmark(timer=launch.clock, group=study_of(item)))
     return chosen
 
 
@@ -240,10 +241,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = _launch_of(item)
     if launch is not None:
-        launch.enter(session.case_of(item))
+        launch.enter(case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
-    elif session.is_measured(item) and _is_worker(item.config):
+    elif is_measured(item) and _is_worker(item.config):
         pytest.fail(refusals.IN_A_WORKER, pytrace=False)
 
 
@@ -253,7 +254,7 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def _launch_of(item: pytest.Item) -> session.LaunchSession | None:
-    return item.config.stash.get(SESSION, None) if session.is_measured(item) else None
+    return item.config.stash.get(SESSION, None) if is_measured(item) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -276,7 +277,7 @@ def pytest_runtest_makereport(
 def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
     """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    own, is_first, case = report.outcome, not launch.case_failed, session.case_of(item)
+    own, is_first, case = report.outcome, not launch.case_failed, case_of(item)
     entry: dict[str, Any] = {}
     if report.when == "call" and own == "passed":
         entry, problem = _record(launch, item, benchmark)
@@ -287,7 +288,7 @@ def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.Test
         launch.pending = {"kind": "skip", "case": case, "reason": reason}
     elif report.outcome == "failed":
         if is_first:
-            launch.keep({"kind": "fail", "case": case, "reason": reason})
+            launch.keeper.keep({"kind": "fail", "case": case, "reason": reason})
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or own == "passed":
             report.longrepr = reason
@@ -300,11 +301,14 @@ def _record(
 ) -> tuple[dict[str, Any], str]:
     """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
     if not _measured(benchmark):
-        return {}, "it recorded nothing; call harness.record" if launch.journals else ""
+        return (
+            {},
+            "it recorded nothing; call lockstep.measure" if launch.settings.journal_path else "",
+        )
     stats, size = benchmark.stats, launch.world.world_size
     stats.name, stats.fullname = (sized_name(one, size) for one in (stats.name, stats.fullname))
-    params = {"params": session.params_of(item)} if stats.params else {}
-    entry = {"kind": "case", "case": session.case_of(item), "benchmark": stats.as_dict() | params}
+    params = {"params": params_of(item)} if stats.params else {}
+    entry = {"kind": "case", "case": case_of(item), "benchmark": stats.as_dict() | params}
     try:
         return journal.fixed(entry), ""
     except (TypeError, ValueError) as error:
@@ -345,8 +349,8 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON from the journal's records: failed cases out, a resumed launch's in."""
     launch = config.stash.get(SESSION, None)
-    if launch is not None and launch.journal is not None:
-        rebuilt = journal.rebuild(launch.journal.path)
+    if launch is not None and launch.keeper.journal is not None:
+        rebuilt = journal.rebuild(launch.keeper.journal.path)
         output_json |= {"benchmarks": rebuilt["benchmarks"], KEY: rebuilt[KEY]}
 
 
@@ -375,11 +379,11 @@ def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
     it knows that the disk has room.
     """
     path = launch.settings.result_path
-    if launch.journal is None or path is None or (path.exists() and not path.is_file()):
+    if launch.keeper.journal is None or path is None or (path.exists() and not path.is_file()):
         return True  # what is no file, such as /dev/stdout, cannot be replaced
     benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
     benchmarks.json = None
-    kept = launch.journal.path
+    kept = launch.keeper.journal.path
     try:
         if journal.outcomes(kept):
             journal.write_result(kept, path.resolve())
@@ -397,8 +401,8 @@ def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
 
 def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:
     _flush(config)
-    if launch.ending is None and launch.broken:
-        launch.end(EXIT_IO, launch.broken)
+    if launch.ending is None and launch.keeper.broken:
+        launch.end(EXIT_IO, launch.keeper.broken)
     if launch.ending is None:
         launch.part()
     if launch.ending:

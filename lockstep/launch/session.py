@@ -15,31 +15,28 @@ import contextlib
 import gc
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from lockstep import content, workloads
+from lockstep import workloads
 from lockstep.launch import blame, preflight
 from lockstep.launch.blame import EXIT_LOST
+from lockstep.launch.items import case_of, has_size, params_of, source_sha256, study_of
+from lockstep.launch.keeper import Keeper
 from lockstep.launch.options import Settings
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock, synchronise
-from lockstep.plugin import FIXTURE
-from lockstep.vocabulary import journal, sizes
-from lockstep.vocabulary.errors import AgreedError, RankError
+from lockstep.vocabulary import sizes
 from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import KEY, OWN, SCHEMA_VERSION
+from lockstep.vocabulary.record import KEY
 from lockstep.world import process_group as world
 from lockstep.world.control import TIMEOUTS_FOR_RANK_0, Control, LostError
-from lockstep.world.watchdog import GRACE_S, Watchdog, stacks_file
+from lockstep.world.watchdog import GRACE_S, Watchdog
 
 if TYPE_CHECKING:
     from lockstep.measure.state import State
@@ -53,8 +50,6 @@ EXIT_STOPPED = 75
 EXIT_MACHINE = 78
 MAX_REASON_CHARACTERS = 4000
 MIN_PATIENCE_S = 60.0
-# An NFS client may go on for so long by what it knows of a folder (nfs(5), acdirmax).
-SHARED_WITHIN_S = 60.0
 
 
 @dataclass
@@ -84,7 +79,6 @@ class LaunchSession:
         num_groups: Process groups there have been.
         case_failed: Whether the case that runs has failed on any rank.
         pending: How the case that runs has ended, unless its teardown fails.
-        broken: Why rank 0 could not write the journal; empty while it can.
         ending: Why the launch ends before its next case; None while it goes on.
         is_in_step: Whether all ranks agreed on the last case's end.
         has_parted: Whether this rank has left the others.
@@ -93,6 +87,7 @@ class LaunchSession:
         case: The case that runs, or ran last.
         state: The state of this process before it.
         left: What it has left behind, on each rank.
+        keeper: Keeps what is measured.
         sources: Case -> digest of what it measures, see `CaseRecord.workload_sha256`.
     """
 
@@ -102,14 +97,12 @@ class LaunchSession:
     watchdog: Watchdog
     provenance: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
-    journal: Journal | None = None
     num_cases: int = 0
     num_expected: int = 0
     num_left: int = 0
     num_groups: int = 1
     case_failed: bool = False
     pending: dict[str, Any] | None = None
-    broken: str = ""
     ending: Ending | None = None
     is_in_step: bool = False
     has_parted: bool = False
@@ -119,9 +112,11 @@ class LaunchSession:
     case: str = ""
     state: "State | None" = None
     left: list[dict[str, Any]] = field(default_factory=list)
+    keeper: Keeper = field(init=False)
 
     def __post_init__(self) -> None:
         self.control.bounded = self._bounded
+        self.keeper = Keeper(self.settings, self.control, self._where)
 
     @property
     def is_voice(self) -> bool:
@@ -152,11 +147,13 @@ class LaunchSession:
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
         preflight.refuse_alike(self.control, self._problem(items))
-        self.sources = {case_of(item): _source_sha256(item) for item in items}
+        self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.flags = tuple(preflight.launch_flags(self.provenance))
-        if self.journals:
-            self._agree_on_files()
+        if stacks := self.keeper.open():
+            self.watchdog.close()
+            self.watchdog = Watchdog(stacks)
+            self.watchdog.arm(self.patience_s)
         before = self._before()
         self.order_seed = preflight.order_seed(self.control, before)
         ordered = sizes.shuffled(items, case_of, self.order_seed)
@@ -166,105 +163,9 @@ class LaunchSession:
         return chosen
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
-        """Begin this session's part of the journal, on rank 0.
-
-        Args:
-            expected: Every case of the launch, those of an earlier session included.
-            document: machine_info, commit_info, datetime and version of pytest-benchmark's JSON.
-
-        Raises:
-            RuntimeError: Rank 0 cannot write it.
-        """
-        path = self.settings.journal_path
-        if path is not None:
-            self._agree("head of --journal", path, lambda: self._begin_journal(expected, document))
+        """Begin this session's part of the journal; arguments and errors as `Keeper.begin`."""
+        self.keeper.begin(expected, document, self._launch_facts())
         self.is_in_step = True
-
-    @property
-    def journals(self) -> bool:
-        """Whether this launch keeps what it measures."""
-        return self.settings.journal_path is not None
-
-    def _agree_on_files(self) -> None:
-        """Open what is written, and keep others out of it, before anything of it is read."""
-        path, result = self.settings.journal_path, self.settings.result_path
-        assert path is not None
-        if result is not None:
-            self._agree("--benchmark-json", result, lambda: self._check_writable(result))
-        self._agree("--journal", path, lambda: self._open_journal(path))
-        # Ranks that were told no path have each made up one of its own, by the time.
-        there = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
-        self._agree("stacks beside --journal", path, lambda: self._open_stacks(path, there))
-
-    def _agree(self, name: str, path: Path, act: Callable[[], None]) -> None:
-        """Use a file, or the folder of results, and refuse on all ranks where one cannot."""
-        option, problem, is_wrong = name.split()[-1], "", False
-        try:
-            act()
-        except ValueError as error:
-            problem, is_wrong = f": {error}; give {option} another file", True
-        except OSError as error:
-            why = f"cannot write {path}: {error}"
-            problem = f" {why}; give {option} a folder that every node sees and may write to"
-        there = self.control.exchange_all(f"write {name}", [problem, is_wrong])
-        for rank, (said, is_input) in enumerate(there):
-            if said:
-                kind = AgreedError if is_input else RankError
-                raise kind(f"{self._where(rank)}{said}", rank)
-
-    def _check_writable(self, path: Path) -> None:
-        """Refuse on rank 0 what it could not write at the end, when all is measured."""
-        if not self.is_voice:
-            return
-        if path.exists() and not path.is_file():  # as /dev/null
-            return
-        if path.exists():
-            path.open("ab").close()
-            # another will be made beside it, to take its place
-            tempfile.NamedTemporaryFile(dir=path.resolve().parent).close()
-            return
-        target = path.resolve()  # of a link to what is not there yet, which stays
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.open("ab").close()
-        target.unlink()
-
-    def _open_stacks(self, path: Path, of_rank_0: Path) -> None:
-        end = time.monotonic() + min(SHARED_WITHIN_S, self.settings.timeout_s / 2)
-        # Rank 0 has made the folder of stacks, whose name no other rank has looked up before.
-        while not (seen := [p for p in (path, of_rank_0) if stacks_file(p, 0).parent.is_dir()]):
-            if time.monotonic() > end:
-                made = stacks_file(of_rank_0, 0).parent
-                raise FileNotFoundError(f"this host does not see {made}, which rank 0 has made")
-            time.sleep(0.1)
-        watchdog = Watchdog(stacks_file(seen[0], self.world.rank))
-        self.watchdog.close()
-        self.watchdog = watchdog
-        self.watchdog.arm(self.patience_s)
-
-    def _open_journal(self, path: Path) -> None:
-        if self.is_voice:
-            self.journal = Journal(path)
-            stacks_file(path, 0).parent.mkdir(exist_ok=True)
-
-    def _begin_journal(self, expected: list[str], document: dict[str, Any]) -> None:
-        if self.journal is None:
-            return
-        path = self.journal.path
-        flight = journal.in_flight(path)
-        self.journal.append(
-            {
-                "kind": "launch",
-                "schema": SCHEMA_VERSION,
-                "resumed": self.settings.resume and bool(journal.current(journal.read(path))),
-                "skips_failed": self.settings.skip_failed,
-                "expected": expected,
-                "document": document,
-                "launch": self._launch_facts(),
-            }
-        )
-        if flight and self.settings.resume and self.settings.skip_failed:
-            reason = f"crashed: {self.settings.after or 'the session ended while this case ran'}"
-            self.keep({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
 
     def enter(self, nodeid: str) -> None:
         """Shake hands before a case: every rank must be about to run the same one.
@@ -281,7 +182,9 @@ class LaunchSession:
             gc.freeze()
         # Rank 0 looks for all: a shared file system may show the others an older folder.
         stop = self.is_voice and self._is_stop_asked()
-        there = self._exchange("enter", {"case": nodeid, "stop": stop, "broken": self.broken})
+        there = self._exchange(
+            "enter", {"case": nodeid, "stop": stop, "broken": self.keeper.broken}
+        )
         if not there:
             return
         cases = [other and other["case"] for other in there]
@@ -305,8 +208,7 @@ class LaunchSession:
         # Rank 0 speaks for the others; of itself nobody would.
         self.watchdog.arm(budget_s, self._late([self.world.rank]) if self.is_voice else "")
         self.state, self.left = State(is_first=self.num_cases == 1), []
-        if self.journal:
-            self._write(lambda kept: kept.begin(nodeid))
+        self.keeper.note_begin(nodeid)
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         """Return every rank's value of this case, or end the launch and return nothing."""
@@ -359,7 +261,7 @@ class LaunchSession:
         own = {
             "outcome": outcome,
             "reason": reason[-MAX_REASON_CHARACTERS:],
-            "broken": self.broken,
+            "broken": self.keeper.broken,
             "collectives": world.num_collectives(),
             "left": self._left() if phase == "teardown" else [],
         }
@@ -393,31 +295,16 @@ class LaunchSession:
         sys.stderr.write(f"lockstep: {self._where(self.world.rank)}: {last[0]}\n")
         sys.stderr.flush()
 
-    def keep(self, end: Mapping[str, Any]) -> None:
-        """Write one case's end to the journal, on rank 0."""
-        if self.journal:
-            self._write(lambda kept: kept.append(end))
-
-    def _write(self, act: Callable[[Journal], None]) -> None:
-        assert self.journal is not None
-        if self.broken:
-            return
-        try:
-            act(self.journal)
-        except OSError as error:
-            # The others learn of it with the case's last verdict.
-            self.broken = f"the journal {self.journal.path} cannot be written: {error.strerror}"
-
     def leave(self) -> None:
         """End a case: keep how, count its time no longer, and mend what it left out of step."""
         # First: a slow disk is no fault of the case, whose time may be nearly over.
         self.watchdog.arm(self.patience_s)
         self.control.deadline = None
         for one in self.left:
-            self.keep({"kind": "left", "case": self.case, "left": one})
+            self.keeper.keep({"kind": "left", "case": self.case, "left": one})
         if self.pending and not self.case_failed:
             _flag(self.pending, self.left)
-            self.keep(self.pending)
+            self.keeper.keep(self.pending)
             self.num_left -= 1
         self.pending = None
         has_group = not any(one["kind"] == "process_group" for one in self.left)
@@ -508,8 +395,7 @@ class LaunchSession:
         self.watchdog.arm(self.patience_s)
         gc.unfreeze()
         try:
-            if self.journal:
-                self.journal.close()
+            self.keeper.close()
             self.part()
         finally:
             self.watchdog.close(self.end_s, self._hangs_at_end())
@@ -623,71 +509,3 @@ def end_s(settings: Settings, place: world.Placement) -> float | None:
     """
     is_rank = place.world_size > 1 or world.is_launched()
     return patience_s(settings) if is_rank else None
-
-
-def case_of(item: pytest.Item) -> str:
-    """Return a case's name, the same from whichever folder the suite is started.
-
-    pytest names an item from its root folder, and where the suite is installed as a package that
-    is a folder above both the suite and the current one.
-    """
-    if not item.path.is_relative_to(content.ROOT):
-        return item.nodeid
-    return f"{item.path.relative_to(content.ROOT).as_posix()}::{item.nodeid.partition('::')[2]}"
-
-
-def is_measured(item: pytest.Item) -> bool:
-    """Return whether a collected test measures: it asks for `lockstep`, or is of a size's study."""
-    fixtures = getattr(item, "fixturenames", ())
-    return FIXTURE in fixtures or has_size(item)
-
-
-def has_size(item: pytest.Item) -> bool:
-    """Return whether a size gives the case its parameters."""
-    return item.get_closest_marker("cases") is not None
-
-
-def study_of(item: pytest.Item) -> str:
-    """Return a measured case's study; `OWN` for a user's test, which says how it scales."""
-    marker = item.get_closest_marker("cases")
-    return str(marker.args[0]) if marker else OWN
-
-
-def params_of(item: pytest.Item) -> dict[str, Any]:
-    """Return a case's parameters as JSON knows them, name -> value; a class by its name."""
-    callspec = getattr(item, "callspec", None)
-    return {name: _plain(value) for name, value in callspec.params.items()} if callspec else {}
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(getattr(value, "__name__", value))
-
-
-def _source_sha256(item: pytest.Item) -> str | None:
-    """Return the digest of what a case measures; None where the suite alone defines that."""
-    from lockstep.workloads import source
-
-    own_file = None if item.path.is_relative_to(content.ROOT) else item.path
-    spec = params_of(item).get("workload") if has_size(item) else None
-    if spec is None:
-        return source.of_file(own_file) if own_file else None
-    return source.sha256(workloads.make(spec), own_file)
-
-
-def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
-    """Return the K-th of N parts of the items: every N-th from the K-th on.
-
-    Raises:
-        ValueError: That part holds nothing.
-    """
-    if part is None:
-        return items
-    number, num_parts = part
-    if number > len(items):
-        raise ValueError(
-            f"--part {number}/{num_parts} holds no case, for {len(items)} are selected; "
-            f"choose a part from 1 to {len(items)}"
-        )
-    return items[number - 1 :: num_parts]

@@ -33,6 +33,10 @@ WARM_UP_S = 30.0
 STRAGGLER_RATIO = 1.15
 
 
+# What a page says of a step that is not the suite's.
+OWN_BASIS = {"data, model and optimizer": "those of your own test"}
+
+
 @dataclass(frozen=True)
 class Goal:
     """When a case has enough rounds.
@@ -246,6 +250,13 @@ class Harness:
             raise RuntimeError(f"the check of the measured step returned {said}")
         alone_s: list[list[float]] = []
         stragglers: list[Flag] = []
+        if ddp is not None and not hasattr(ddp, "no_sync"):
+            if self.world.world_size > 1:
+                raise ValueError(
+                    f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or "
+                    "leave ddp out"
+                )
+            ddp = None  # as a model that is wrapped only where there are other ranks
         if ddp is not None:
             with ddp.no_sync():
                 alone_s, stragglers = self.alone(step)
@@ -260,7 +271,7 @@ class Harness:
             local_batch=samples if len(set(batches)) == 1 else None,
             global_batch=sum(batches),
             checks={} if check is None else {"own_check": True},
-            details=_ddp_details(ddp, alone_s),
+            details=_ddp_details(ddp, alone_s) | {"basis": OWN_BASIS},
             flags=stragglers,
         )
 

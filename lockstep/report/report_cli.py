@@ -27,7 +27,7 @@ Examples:
   lockstep report results/laptop --csv > points.csv
 
 \b
-The columns of --csv and --json are described by: python -m pydoc reports
+The columns of --csv and --json are described by: python -m pydoc lockstep.report
 """
 
 IMPORT_EXAMPLES = """

@@ -91,7 +91,8 @@ def diverged(epoch: int, ranks: Sequence[dict[str, Any]]) -> DivergedError:
     found = ranks[there[0]]
     who = f"rank {there[0]} on {found['host']}"
     if len(there) == len(ranks) > 1:
-        who = f"all {len(ranks)} ranks on {found['host']} and others"
+        hosts = ", ".join(dict.fromkeys(rank["host"] for rank in ranks))
+        who = f"all {len(ranks)} ranks on {hosts}"
     return DivergedError(
         f"{who}: the loss is {found['loss']} in step {step + 1} of epoch {epoch}; lower --lr, or "
         "look at the data of that step",

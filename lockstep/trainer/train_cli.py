@@ -113,6 +113,8 @@ def train(world_size: int, **options: Any) -> None:
     Writes epochs.csv, final.csv, summary.json and checkpoint.pt to RESULTS/NAME.
     """
     config = TrainConfig(**options)
+    if absent := launcher.missing_packages():
+        raise RuntimeError(absent)
     if is_launched(os.environ):
         _train_as_rank(config)
         return

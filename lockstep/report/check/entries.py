@@ -58,8 +58,9 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _of_launch(launch: Launch) -> dict[str, int | None]:
-    """Return what a launch says that its cases say, too; hosts as its ranks name them."""
-    nodes = len(_hosts(launch)) or launch.facts.get("num_nodes")
+    """Return what a launch says that its cases say, too."""
+    # Nodes may share one host name; who launched the ranks knows how many nodes there were.
+    nodes = launch.facts.get("num_nodes") or len(_hosts(launch)) or None
     return {"world_size": launch.facts.get("world_size"), "num_nodes": nodes}
 
 

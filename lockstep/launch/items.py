@@ -1,0 +1,80 @@
+"""Collected tests as cases: which are measured, under which name, with which parameters."""
+
+import math
+from typing import Any
+
+import pytest
+
+from lockstep import content, workloads
+from lockstep.plugin import FIXTURE
+from lockstep.vocabulary.record import OWN
+
+
+def case_of(item: pytest.Item) -> str:
+    """Return a case's name, the same from whichever folder the suite is started.
+
+    pytest names an item from its root folder, and where the suite is installed as a package that
+    is a folder above both the suite and the current one.
+    """
+    if not item.path.is_relative_to(content.ROOT):
+        return item.nodeid
+    return f"{item.path.relative_to(content.ROOT).as_posix()}::{item.nodeid.partition('::')[2]}"
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Return whether a collected test measures: it asks for `lockstep`, or is of a size's study."""
+    fixtures = getattr(item, "fixturenames", ())
+    return FIXTURE in fixtures or has_size(item)
+
+
+def has_size(item: pytest.Item) -> bool:
+    """Return whether a size gives the case its parameters."""
+    return item.get_closest_marker("cases") is not None
+
+
+def study_of(item: pytest.Item) -> str:
+    """Return a measured case's study; `OWN` for a user's test, which says how it scales."""
+    marker = item.get_closest_marker("cases")
+    return str(marker.args[0]) if marker else OWN
+
+
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """Return a case's parameters as JSON knows them, name -> value; a class by its name."""
+    callspec = getattr(item, "callspec", None)
+    return {name: _plain(value) for name, value in callspec.params.items()} if callspec else {}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(getattr(value, "__name__", value))
+
+
+def source_sha256(item: pytest.Item) -> str | None:
+    """Return the digest of what a case measures; None where the suite alone defines that."""
+    from lockstep.workloads import source
+
+    own_file = None if item.path.is_relative_to(content.ROOT) else item.path
+    spec = params_of(item).get("workload") if has_size(item) else None
+    if spec is None:
+        return source.of_file(own_file) if own_file else None
+    return source.sha256(workloads.make(spec), own_file)
+
+
+def of_part(items: list[pytest.Item], part: tuple[int, int] | None) -> list[pytest.Item]:
+    """Return the K-th of N parts of the items: every N-th from the K-th on.
+
+    Raises:
+        ValueError: That part holds nothing.
+    """
+    if part is None:
+        return items
+    number, num_parts = part
+    if number > len(items):
+        raise ValueError(
+            f"--part {number}/{num_parts} holds no case, for {len(items)} are selected; "
+            f"choose a part from 1 to {len(items)}"
+        )
+    return items[number - 1 :: num_parts]
