@@ -248,18 +248,7 @@ class Harness:
         said = None if check is None else check()
         if said is not None and not said:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {said}")
-        alone_s: list[list[float]] = []
-        stragglers: list[Flag] = []
-        if ddp is not None and not hasattr(ddp, "no_sync"):
-            if self.world.world_size > 1:
-                raise ValueError(
-                    f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or "
-                    "leave ddp out"
-                )
-            ddp = None  # as a model that is wrapped only where there are other ranks
-        if ddp is not None:
-            with ddp.no_sync():
-                alone_s, stragglers = self.alone(step)
+        details, stragglers = self._without_sync(ddp, step)
         batches = self.exchange("samples", samples)
         own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
         return own.record(
@@ -271,9 +260,25 @@ class Harness:
             local_batch=samples if len(set(batches)) == 1 else None,
             global_batch=sum(batches),
             checks={} if check is None else {"own_check": True},
-            details=_ddp_details(ddp, alone_s) | {"basis": OWN_BASIS},
+            details=details | {"basis": OWN_BASIS},
             flags=stragglers,
         )
+
+    def _without_sync(
+        self, ddp: Any, step: "Callable[[], Any]"
+    ) -> tuple[dict[str, Any], list[Flag]]:
+        """Time the step without gradient synchronisation; return details and flags."""
+        # A model may be wrapped only where there are other ranks.
+        if ddp is None or (self.world.world_size == 1 and not hasattr(ddp, "no_sync")):
+            return {}, []
+        if not hasattr(ddp, "no_sync"):
+            raise ValueError(
+                f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave "
+                "ddp out"
+            )
+        with ddp.no_sync():
+            alone_s, stragglers = self.alone(step)
+        return _ddp_details(ddp, alone_s), stragglers
 
     @property
     def name(self) -> str:
@@ -316,8 +321,6 @@ class Harness:
 
 
 def _ddp_details(ddp: Any, alone_s: list[list[float]]) -> dict[str, Any]:
-    if ddp is None:
-        return {}
     from lockstep.measure.train_step import bucket_bytes, gradient_bytes
 
     return {
