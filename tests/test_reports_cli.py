@@ -5,16 +5,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 from click.testing import CliRunner
 from commands import ROOT, lockstep
-from data.report_samples import document, full_tree, record, strong_tree, unequal_tree, write
+from data.report_samples import (
+    document,
+    full_tree,
+    provenance,
+    record,
+    strong_tree,
+    unequal_tree,
+    write,
+)
 
 from lockstep.report.page.render import MARK
 from lockstep.report.report_cli import _cells, import_table, report
 from lockstep.vocabulary import sizes
 
 DATA = Path(__file__).parent / "data"
+
+
+STRONG = "test_strong_scaling[workload=mlp-global_batch=64]"
 
 
 def run(command, *arguments):
@@ -275,10 +287,24 @@ def test_bad_input_is_one_sentence_and_exit_2_and_nothing_is_overwritten(tmp_pat
     assert page.read_text() == f"{MARK} the report before"
 
 
+def test_a_launch_under_another_driver_is_left_out_by_name_and_its_points_keep_the_others(tmp_path):
+    strong_tree(tmp_path, {1: (0.1, 0.1001), 2: (0.06, 0.0601)})
+    late = {"provenance": provenance(driver="580"), "repeat": 2}
+    for size in (1, 2):
+        case = record("strong", size, 0.05)
+        write(tmp_path, document(f"w{size}-r2", size, {STRONG: case}, **late))
+    done = commands.run(report, tmp_path, "--json")
+    said = json.loads(done.stdout)
+    assert done.return_value == 1
+    assert [point["num_launches"] for point in said["points"]] == [2, 2]
+    assert said["left_out"] == [
+        {"case": STRONG, "world_size": size, "launches": [f"w{size}-r2"]} for size in (1, 2)
+    ]
+    assert "w1-r2, w2-r2" in done.stderr
+
+
 @pytest.mark.slow
 def test_mixed_launches_exit_2_and_name_the_fact(tmp_path):
-    from data.report_samples import provenance
-
     write(tmp_path, document("w1-r0", 1, {"a": record()}))
     other = provenance(image_sha256="cd34")
     write(tmp_path, document("w1-r1", 1, {"a": record()}, provenance=other))

@@ -41,6 +41,10 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |
 
+`--json` prints {"schema": 1, "points": [...], "left_out": [...]}: a record of each point, and
+{case, world_size, launches} of each point some of whose launches may not be pooled. There `flags`
+holds records {kind, ..., words}: the kind, its facts, and both in words.
+
 In CSV the flags are parted by semicolons, the details are one JSON object, and text that a
 spreadsheet would run as a formula has a single quote before it.
 """

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
-    from lockstep.report.load.results import Results
+    from lockstep.report.load.results import Results, Row
 
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
@@ -75,8 +75,8 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
-    that `lockstep import` wrote. A point whose launches may not be pooled is left out, and the
-    exit code is 1; where that leaves no point, it is 2.
+    that `lockstep import` wrote. Launches that may not be pooled with most of their point are left
+    out, and the exit code is 1; where that leaves no point, it is 2.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
@@ -97,9 +97,9 @@ def report(
     if left_out:
         click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
     _say_kept_baselines(series, baseline)
-    code = 1 if results.unread or left_out else 0
+    code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
-        _print_records(series, as_csv)
+        _print_records(series, left_out, as_csv)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
@@ -133,7 +133,7 @@ def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
         )
 
 
-def _print_records(series: "list[Series]", as_csv: bool) -> None:
+def _print_records(series: "list[Series]", left_out: "list[Row]", as_csv: bool) -> None:
     from lockstep.report.compute.scaling import table
 
     records = table(series)
@@ -142,7 +142,19 @@ def _print_records(series: "list[Series]", as_csv: bool) -> None:
     else:
         import json
 
-        click.echo(json.dumps({"schema": 1, "points": records}, indent=1, allow_nan=False))
+        document = {"schema": 1, "points": records, "left_out": _left_out(left_out)}
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+
+
+def _left_out(rows: "list[Row]") -> list[dict[str, Any]]:
+    """Return the launches left out of each point."""
+    points: dict[tuple[str, int], list[str]] = {}
+    for row in rows:
+        points.setdefault((row.case, row.world_size), []).append(row.launch)
+    return [
+        {"case": case, "world_size": size, "launches": launches}
+        for (case, size), launches in points.items()
+    ]
 
 
 def _csv(records: list[dict[str, Any]]) -> str:

@@ -175,12 +175,13 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "mixed-provenance", "error", "a difference between them is not one of world size",
-        "report them apart, or measure all with one image on one kind of node",
+        "report them apart, or measure all with one image on one kind of node; until then a "
+        "report leaves them out",
         launches.mixed_provenance,
     ),
     (
         "mixed-cases", "error", "one curve would join different experiments",
-        "report them apart", launches.mixed_cases,
+        "report them apart; until then a report leaves them out", launches.mixed_cases,
     ),
     (
         "oversubscription", "error", "the ranks take turns, and scaling looks worse than it is",

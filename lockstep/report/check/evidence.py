@@ -1,7 +1,7 @@
 """What the rules of a check look at, and the record of what they find."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,8 +61,7 @@ class Evidence:
     def series(self) -> list[Series]:
         """Return the series of all points whose launches mean the same by their case."""
         mixed = [one for one in self.results.conflicts if one.case is not None]
-        rows = self.results.rows
-        return series_of(row for row in rows if not any(one.holds(row) for one in mixed))
+        return series_of(replace(self.results, conflicts=mixed).split()[0])
 
     @cached_property
     def measured(self) -> list[Series]:

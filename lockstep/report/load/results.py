@@ -4,6 +4,7 @@ Rows are plain records and the statistics are taken over numpy blocks: ten thous
 in well under a second, which per-row data frames would not allow.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +132,8 @@ def _on_cpus(devices: Sequence[str]) -> bool:
 class Conflict:
     """A part of a set of results that may not be pooled with the others.
 
-    What differs from most is in conflict: a launch, or a case at some world sizes. A point that
-    holds any of it is left out, since all of its launches would have to agree.
+    What differs from most is in conflict: launches, or a case in some launches. `Results.split`
+    leaves it out.
 
     Attributes:
         fact: What differs: a fact of provenance, or a field of `Row`.
@@ -143,6 +144,7 @@ class Conflict:
         usual: One launch that has the fact as most do.
         launches: Those in conflict; of a copy, the launch that was copied.
         world_sizes: World sizes of the case in them.
+        is_tie: Whether as many have the usual value as have the other.
     """
 
     fact: str
@@ -153,12 +155,12 @@ class Conflict:
     usual: str = ""
     launches: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = ()
+    is_tie: bool = False
 
     def holds(self, row: Row) -> bool:
-        """Tell whether a row is in conflict."""
-        if self.case is None:
-            return row.launch in self.launches
-        return row.case == self.case and row.world_size in self.world_sizes
+        """Tell whether a row is in conflict; of a launch and its copy, the copy has no rows."""
+        in_case = self.case in (None, row.case)
+        return self.fact != COPY and in_case and row.launch in self.launches
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,20 @@ class Results:
     conflicts: list[Conflict] = field(default_factory=list)
 
     def split(self) -> tuple[list[Row], list[Row]]:
-        """Return the rows of the points without any conflict, and those of the others."""
-        held = {
-            row.point for row in self.rows if any(one.holds(row) for one in self.conflicts)
-        }  # fmt: skip
-        free = [row for row in self.rows if row.point not in held]
-        return free, [row for row in self.rows if row.point in held]
+        """Return the rows that may be pooled, and those left out.
+
+        A point keeps the launches without a conflict where they are most of its launches, else
+        none.
+        """
+        odd = {id(row) for row in self.rows if any(one.holds(row) for one in self.conflicts)}
+        launches = Counter(row.point for row in self.rows)
+        in_conflict = Counter(row.point for row in self.rows if id(row) in odd)
+        lost = {point for point, count in in_conflict.items() if 2 * count >= launches[point]}
+        free: list[Row] = []
+        left_out: list[Row] = []
+        for row in self.rows:
+            (left_out if id(row) in odd or row.point in lost else free).append(row)
+        return free, left_out
 
     @property
     def on_cpus(self) -> bool:

@@ -42,9 +42,13 @@ def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -
 
 
 def not_pooled(left_out: Sequence[Row]) -> str:
-    """Count the points whose rows were left out."""
-    count = len({row.point for row in left_out})
-    return f"{counted(count, 'point')} left out, whose launches may not be pooled"
+    """Name the launches that were left out, and count their points."""
+    names = list(dict.fromkeys(row.launch for row in left_out))
+    points = len({row.point for row in left_out})
+    return (
+        f"{counted(len(names), 'launch')} left out of {counted(points, 'point')}, since they may "
+        f"not be pooled with the others: {listed(names)}"
+    )
 
 
 def next_step(found: Sequence[Finding]) -> str:
