@@ -98,7 +98,7 @@ def asked(folder: Path, *more: str) -> list[str]:
     command += ["--num-log-bytes=0", "--began=0", f"--stop-file={folder}/stop", *more]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout.splitlines()
+    return ended.stdout.removeprefix("lockstep-next: ").splitlines()
 
 
 def test_a_script_is_told_line_by_line(tmp_path: Path) -> None:

@@ -299,7 +299,10 @@ STUBS = {
             echo $$ >"$SEEN.store-pid"
             exec cat
         fi
-        [ "${2:-}" != lockstep.campaign.next ] || PYTHONPATH=@ROOT exec @PYTHON "$@"
+        if [ "${2:-}" = lockstep.campaign.next ]; then
+            eval "${STUB_NEXT:-}"
+            PYTHONPATH=@ROOT exec @PYTHON "$@"
+        fi
         printf '%s\\0' "$@" >>"$SEEN.arguments"; env -0 >"$SEEN.environment"
         eval "${STUB_DO:-}"
         [ "${STUB_CODE:-0}" -eq 0 ] || exit "$STUB_CODE"
@@ -467,7 +470,7 @@ def test_an_image_that_goes_away_is_one_line_of_each_node(stubs, node):
     container = CONTAINER | {"image": str(image)}
     (job,) = jobs(small(), plain(container=container), made(node / "results"))
     script = render(job, plain(container=container)).replace(
-        "\nlaunch w1", "\nrm $image\nlaunch w1"
+        "\nlockstep_launch", "\nrm $image\nlockstep_launch"
     )
     ended = execute(script, stubs, node, PATH=with_real_stat(stubs, node))
     assert ended.returncode == 1
@@ -714,6 +717,22 @@ def test_the_job_ends_as_its_journals_say_and_not_as_srun_does(stubs, tmp_path):
     ended, _ = run_sessions(stubs, tmp_path, ([FRESH, BAD, GOOD, GOOD_B], "", 134))
     assert ended.returncode == 0
     assert ended_as(tmp_path)["exit_code"] == 0
+
+
+def test_what_follows_is_asked_again_and_what_an_image_prints_before_it_is_left_out(
+    stubs, tmp_path
+):
+    (job,) = jobs(small(), plain(), made(tmp_path))
+    noise = "echo welcome; [ -e asked ] || { touch asked; exit 1; }"
+    ended = execute(render(job, plain()), stubs, tmp_path, STUB_NEXT=noise)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_site_s_own_functions_and_ours_are_apart(stubs, tmp_path):
+    names = ("say", "begin", "enter", "launch", "step", "finish", "after", "end")
+    site = plain(shell_before="\n".join(f"{name}() {{ exit 9; }}" for name in names))
+    (job,) = jobs(small(), site, made(tmp_path))
+    assert execute(render(job, site), stubs, tmp_path).returncode == 0
 
 
 def test_a_step_that_srun_calls_well_ended_badly_if_a_case_was_in_flight(stubs, tmp_path):

@@ -21,6 +21,7 @@ from lockstep.vocabulary import journal
 from lockstep.vocabulary.record import KEY
 
 EXIT_STOPPED = 75  # as session.py says that the stop file ended it
+MARK = "lockstep-next: "  # before the first line that a script reads
 Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
 
@@ -158,11 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         is_stop_asked = given.exit_code == EXIT_STOPPED or given.stop_file.exists()
         facts = gather(given.folder, before, said or ended, is_stop_asked=is_stop_asked)
     except ValueError as error:
-        lines = ["corrupt", f"{ended}: {error}"]
+        lines = [MARK + "corrupt", f"{ended}: {error}"]
     else:
         following = decide(facts)
         words = f"{ended}{f': {said}' if said else ''}{_SAID[following.kind]}"
-        lines = [following.kind, words, *following.options]
+        lines = [MARK + following.kind, words, *following.options]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 

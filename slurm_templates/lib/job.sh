@@ -1,5 +1,6 @@
 # What the scripts of all jobs do: begin, enter, some launches, end. Each of them sources this file,
-# and sets what differs. It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
+# and sets what differs. A name that begins with lockstep_ is no command or function that a site's
+# own lines could mean. It needs bash 4.4, which RHEL 8 and SLES 15 have, or a later one.
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2317 # scripts set variables and call functions, and so do traps
 
@@ -15,42 +16,42 @@ export LOCKSTEP_MEND=$jobs/.mend-$id
 keeper=             # process that removes what the job leaves on its nodes
 declare -A had=()   # what is exported before the site's own lines
 
-say() {
+lockstep_say() {
     TZ=UTC printf '%(%FT%TZ)T lockstep: %s\n' -1 "$*"
 }
 
-fail() { # fail WORDS: what cannot be gone on from
-    say "$@"
+lockstep_fail() { # lockstep_fail WORDS: what cannot be gone on from
+    lockstep_say "$@"
     exit 1
 }
 
 # Begin and end
 
-begin() {
+lockstep_begin() {
     # What an outer job asked for is not for ours; what ours needs, each srun is told.
     unset PYTHONPATH "${!SLURM_CPU_BIND@}" SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_CPUS_PER_GPU \
         SLURM_GPUS SLURM_CLUSTERS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK \
         SLURM_GPU_BIND SLURM_DISTRIBUTION
     rm -f -- "$stop" "$LOCKSTEP_MEND" "$jobs/exit-$id.json" # of a job that was requeued: it runs again
-    trap warned USR1
+    trap lockstep_warned USR1
     trap 'stopping=ended; exit 143' TERM
-    trap finish EXIT
+    trap lockstep_finish EXIT
     local one
     for one in $(compgen -e); do had[$one]=${!one-}; done
 }
 
-warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
+lockstep_warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
     stopping='the time is nearly over'
     : >"$stop"
 }
 
-end() {
+lockstep_end() {
     # 75 as pytest says that it was stopped
     [ -z "$stopping" ] || [ -n "$lost" ] || [ "$failed" -eq 0 ] || exit 75
     exit "$failed"
 }
 
-finish() { # whatever ended the job: $? says how
+lockstep_finish() { # whatever ended the job: $? says how
     local code=$? rc
     trap - EXIT
     trap '' TERM USR1
@@ -59,18 +60,20 @@ finish() { # whatever ended the job: $? says how
     [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
     rm -f -- "$LOCKSTEP_MEND" "$jobs/.store-$id" "$jobs/.store-$id.txt"
     # What may be cut has not ended well.
-    if [ -n "$keeper" ] || declare -F after >/dev/null; then record_end "$((code ? code : 1))"; fi
-    [ -z "$keeper" ] || leave_nodes || [ "$code" -ne 0 ] || code=1
-    if declare -F after >/dev/null; then
-        after # not in a list: || would take its set -e
+    if [ -n "$keeper" ] || declare -F lockstep_after >/dev/null; then
+        lockstep_record_end "$((code ? code : 1))"
+    fi
+    [ -z "$keeper" ] || lockstep_leave_nodes || [ "$code" -ne 0 ] || code=1
+    if declare -F lockstep_after >/dev/null; then
+        lockstep_after # not in a list: || would take its set -e
         rc=$?
         [ "$rc" -eq 0 ] || [ "$code" -ne 0 ] || code=1
     fi
-    record_end "$code"
+    lockstep_record_end "$code"
     exit "$code"
 }
 
-record_end() { # record_end CODE: as far as it is known, for Slurm may cut what follows
+lockstep_record_end() { # lockstep_record_end CODE: as far as it is known, for Slurm may cut what follows
     local ended stopped=false
     TZ=UTC printf -v ended '%(%FT%TZ)T' -1
     [ -z "$stopping" ] || [ -n "$lost" ] || stopped=true
@@ -79,7 +82,7 @@ record_end() { # record_end CODE: as far as it is known, for Slurm may cut what 
         mv -- "$jobs/.exit-$id.tmp" "$jobs/exit-$id.json"
 }
 
-await() { # await PROCESS: its exit code, also if the warning ends the wait
+lockstep_await() { # lockstep_await PROCESS: its exit code, also if the warning ends the wait
     local rc=0
     wait "$1" || rc=$?
     while [ "$rc" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
@@ -91,7 +94,7 @@ await() { # await PROCESS: its exit code, also if the warning ends the wait
 
 # The environment of ranks
 
-enter() { # enter NAME...: let ranks start, with the site's variables of these names
+lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's variables of these names
     mend=
     cd "$results" || exit
     if [ "$num_ranks" -gt 1 ]; then hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"); fi
@@ -99,21 +102,21 @@ enter() { # enter NAME...: let ranks start, with the site's variables of these n
     on_nodes=(srun --overlap --nodes="$num_nodes" --ntasks="$num_nodes" --ntasks-per-node=1 --cpus-per-task=1
         --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
     start=() # what each rank's command begins with
-    if [ -n "$image" ]; then enter_image "$@"; fi
-    if [ "$num_ranks" -gt 1 ]; then serve; fi # it starts while the image is read and staged
+    if [ -n "$image" ]; then lockstep_enter_image "$@"; fi
+    if [ "$num_ranks" -gt 1 ]; then lockstep_serve; fi # it starts while the image is read and staged
     if [ -n "$image" ]; then
         mend=container.image
-        LOCKSTEP_IMAGE_SHA256=$(image_hash)
+        LOCKSTEP_IMAGE_SHA256=$(lockstep_image_hash)
         mend=
         export LOCKSTEP_IMAGE_SHA256
     fi
-    if [ -n "$scratch" ]; then stage; fi
+    if [ -n "$scratch" ]; then lockstep_stage; fi
     options+=(--stop-file="$stop" ${scratch:+"--data-root=$scratch/data"})
 }
 
 # Each rank hands on what is its own and what steers its communication; nothing else of the host
 # enters the image.
-enter_image() { # enter_image NAME...
+lockstep_enter_image() { # lockstep_enter_image NAME...
     local one handed own='^(APPTAINERENV|SINGULARITYENV)_|^(PWD|OLDPWD|SHLVL|_)$'
     handed="^($(IFS='|' && echo "${handed_on[*]}"))"
     for one; do export "APPTAINERENV_$one=${!one}"; done
@@ -146,10 +149,10 @@ exec "$@"'
     start=(bash -c "$hand_on" "$image" "${needs[@]}" "${in_image[@]}" "$image")
 }
 
-image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
+lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
     local now hash recorded kept=$jobs/image.sha256
     now=$(stat --dereference --format='%n %s %Y %Z %i' -- "$image" 2>/dev/null) || {
-        say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
+        lockstep_say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
         return 78
     }
     if [ "$(tail -n +2 "$kept" 2>/dev/null)" != "$now" ]; then
@@ -161,7 +164,7 @@ image_hash() { # print the image's SHA-256; kept, for a large one takes a while 
     hash=$(head -n 1 "$kept")
     recorded=$(sed -n 's/^ *"sha256": "\([0-9a-f]*\)".*/\1/p' "$image.json" 2>/dev/null) || :
     if [ "${recorded:-$hash}" != "$hash" ]; then
-        say "image $image has changed since it was built: its SHA-256 is $hash," \
+        lockstep_say "image $image has changed since it was built: its SHA-256 is $hash," \
             "$image.json records $recorded; build it again, or remove that record" >&2
         return 78
     fi
@@ -170,7 +173,7 @@ image_hash() { # print the image's SHA-256; kept, for a large one takes a while 
 
 # The store where ranks meet is none of theirs: whichever rank dies, the others learn of it. It
 # serves until its input ends, which this shell alone holds open.
-serve() {
+lockstep_serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
@@ -179,12 +182,12 @@ serve() {
     }
 }
 
-meet() { # let the ranks of the next step meet where those of no other step do
+lockstep_meet() { # let the ranks of the next step meet where those of no other step do
     local give_up=$((SECONDS + 600))
-    [ -n "${LOCKSTEP_SERVER_PID:-}" ] || serve
+    [ -n "${LOCKSTEP_SERVER_PID:-}" ] || lockstep_serve
     until [ -s "$jobs/.store-$id" ]; do
         if [ -z "${LOCKSTEP_SERVER_PID:-}" ] || [ "$SECONDS" -ge "$give_up" ]; then
-            say "the store where ranks meet does not serve on ${hosts%%$'\n'*}; it said:"
+            lockstep_say "the store where ranks meet does not serve on ${hosts%%$'\n'*}; it said:"
             cat -- "$jobs/.store-$id.txt"
             exit 1
         fi
@@ -235,7 +238,7 @@ if [ -n "$image" ]; then
 fi
 touch -- "$scratch/staged"'
 
-stage() {
+lockstep_stage() {
     local began copied=
     export LOCKSTEP_SCRATCH=$scratch
     [ -z "$stage_image" ] || copied=$image
@@ -246,14 +249,14 @@ stage() {
     "${on_nodes[@]}" bash -c "$stage_in_script" stage "$scratch" "$copied" "${LOCKSTEP_IMAGE_SHA256:-}" \
         "${stage_in[@]}" </dev/null &
     running=$!
-    await "$running" || fail "staging in failed"
+    lockstep_await "$running" || lockstep_fail "staging in failed"
     running=
-    stage_in_s=$(seconds_since "$began")
+    stage_in_s=$(lockstep_seconds_since "$began")
     [ -z "$copied" ] || image=$scratch/image.sif
     [ -z "$image" ] || start=(bash -c "$hand_on" "$image" "${needs[@]}" "${in_image[@]}" --bind="$scratch" "$image")
 }
 
-leave_nodes() { # called once, at the end
+lockstep_leave_nodes() { # called once, at the end
     local began tries=0 rc=0
     began=$(date +%s%N)
     # Again and again: a signal that finds no task yet is lost. A node that is lost keeps srun.
@@ -262,75 +265,87 @@ leave_nodes() { # called once, at the end
         [ "$tries" -lt 150 ] || kill -KILL "$keeper" 2>/dev/null
         sleep 0.2
     done
-    await "$keeper" ||
+    lockstep_await "$keeper" ||
         "${on_nodes[@]}" bash -c "$leave" leave "$scratch" "$jobs" "$id" </dev/null || rc=$?
-    [ "$rc" -eq 0 ] || say "staging out ended with $rc; $scratch may still be there"
+    [ "$rc" -eq 0 ] || lockstep_say "staging out ended with $rc; $scratch may still be there"
     {
         flock -w 10 3 # where the file system can
         printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s}\n' \
-            "$id" "$stage_in_s" "$(seconds_since "$began")" >&3
+            "$id" "$stage_in_s" "$(lockstep_seconds_since "$began")" >&3
     } 3>>"$jobs/staging.jsonl"
     return "$rc"
 }
 
-seconds_since() { # seconds_since NANOSECONDS
+lockstep_seconds_since() { # lockstep_seconds_since NANOSECONDS
     local ns=$(($(date +%s%N) - $1))
     printf '%d.%09d' $((ns / 1000000000)) $((ns % 1000000000))
 }
 
 # Launches
 
-launch() { # launch NAME WORLD_SIZE REPEAT [PART]: whatever becomes of it, the next one is made
-    local name=$1 folder=$measured/$1 rc num_lines num_bytes began answer measure follows=(again)
+lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next one is made in any case
+    local name=$1 folder=$measured/$1 rc num_lines num_bytes began measure follows=(again)
     local journal=$folder/journal.jsonl log=$folder/log.txt
     [ -n "$stopping" ] || [ ! -e "$stop" ] || stopping='there is a stop file'
     if [ -n "$stopping" ]; then
-        say "$name: not started, for $stopping"
+        lockstep_say "$name: not started, for $stopping"
         failed=1
         return
     fi
     mkdir -p -- "$folder"
-    shape_of "$2"
-    profiled "$folder"
+    lockstep_shape_of "$2"
+    lockstep_profiled "$folder"
     measure=("${tool[@]}" python3 -m pytest "${tests[@]}" "${options[@]}" --label=launch="$name"
         --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
     # Whatever ends a step, the other cases follow in another one where that is of use.
     while [ "${follows[0]}" = again ]; do
         rc=0
-        num_lines=$(amount -l "$journal")
-        num_bytes=$(amount -c "$log")
+        num_lines=$(lockstep_amount -l "$journal")
+        num_bytes=$(lockstep_amount -c "$log")
         printf -v began '%(%s)T' -1
-        step "$log" "${measure[@]}" "${follows[@]:2}" || rc=$?
-        answer=$("${start[@]}" python3 -m lockstep.campaign.next "$folder" --num-lines="$num_lines" \
-            --num-log-bytes="$num_bytes" --began="$began" --exit-code="$rc" --stop-file="$stop" </dev/null) ||
-            answer=$'unknown\n'"srun ended with $rc; what follows cannot be told"
-        mapfile -t follows <<<"$answer"
-        say "$name: ${follows[1]-}"
-        shorten "$log"
+        lockstep_step "$log" "${measure[@]}" "${follows[@]:2}" || rc=$?
+        mapfile -t follows < <(lockstep_ask_next "$rc" "$folder" --num-lines="$num_lines" \
+            --num-log-bytes="$num_bytes" --began="$began" --stop-file="$stop")
+        lockstep_say "$name: ${follows[1]-}"
+        lockstep_shorten "$log"
         case ${follows[0]} in
             done) return ;;
             stopped) stopping=${stopping:-'there is a stop file'} ;;
-            *) nodes_answer ;;
+            *) lockstep_nodes_answer ;;
         esac
         [ -z "$stopping" ] || break
     done
     failed=1
 }
 
-step() { # step LOG COMMAND...: one srun over the ranks of $shape
+lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what follows a session, line by line
+    local answer rc mark='lockstep-next: '
+    for _ in 1 2; do # a busy file system may fail it once
+        rc=0
+        answer=$("${start[@]}" python3 -m lockstep.campaign.next "${@:2}" --exit-code="$1" </dev/null) || rc=$?
+        if [[ $answer = *"$mark"* ]]; then
+            echo "${answer#*"$mark"}" # the image may print lines of its own before
+            return
+        fi
+        [ "$rc" -ne 78 ] || break # the node lacks what the site file names, and has said so
+    done
+    printf 'unknown\nsrun ended with %s; what follows cannot be told\n' "$1"
+}
+
+lockstep_step() { # lockstep_step LOG COMMAND...: one srun over the ranks of $shape
     local log=$1 rc=0
     shift
-    [ "$num_ranks" -eq 1 ] || meet
+    [ "$num_ranks" -eq 1 ] || lockstep_meet
     srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task" --cpu-bind=cores \
         --mpi=none --export=ALL --kill-on-bad-exit=1 \
         "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
     running=$!
-    await "$running" || rc=$?
+    lockstep_await "$running" || rc=$?
     running=
     return "$rc"
 }
 
-nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
+lockstep_nodes_answer() { # after a failure: a node that is lost would fail every launch that follows
     local said
     # The only one runs this script.
     [ -z "$stopping" ] && [ "$num_nodes" -gt 1 ] || return 0
@@ -339,13 +354,13 @@ nodes_answer() { # after a failure: a node that is lost would fail every launch 
     lost=$(sed -n 's/.* on \(node \)\?\([A-Za-z0-9._-]*\).*/\2/p' <<<"$said" |
         grep --fixed-strings --line-regexp -- "$hosts" | sort --unique | paste -sd, -) || :
     if [ -z "$lost" ]; then
-        say "not all nodes answer: ${said:-nothing within 60 s}"
+        lockstep_say "not all nodes answer: ${said:-nothing within 60 s}"
         return
     fi
     stopping="$lost answers no more"
 }
 
-profiled() { # profiled FOLDER: set what each rank runs under; around srun it would see srun alone
+lockstep_profiled() { # lockstep_profiled FOLDER: set what each rank runs under; around srun it would see no rank
     # The other cases after one that failed are a step of their own, and write beside it.
     local output="$1/step-%q{SLURM_STEP_ID}-rank-%q{SLURM_PROCID}"
     case ${profiler:-} in
@@ -359,11 +374,11 @@ profiled() { # profiled FOLDER: set what each rank runs under; around srun it wo
     esac
 }
 
-amount() { # amount -l|-c FILE: print how many lines or bytes it has
+lockstep_amount() { # lockstep_amount -l|-c FILE: print how many lines or bytes it has
     if [ -e "$2" ]; then wc "$1" <"$2"; else echo 0; fi
 }
 
-shorten() { # shorten LOG: of one that a rank has flooded keep the beginning and the end
+lockstep_shorten() { # lockstep_shorten LOG: of one that a rank has flooded keep the beginning and the end
     local bytes
     bytes=$(wc -c <"$1")
     [ "$bytes" -gt 67108864 ] || return 0
@@ -377,16 +392,16 @@ shorten() { # shorten LOG: of one that a rank has flooded keep the beginning and
 
 # What other jobs do
 
-check() { # check WHAT COMMAND...: the job fails with the first one that does
+lockstep_check() { # lockstep_check WHAT COMMAND...: the job fails with the first one that does
     local what=$1 rc=0
     shift
     "$@" || rc=$?
-    say "$what: ended with $rc"
+    lockstep_say "$what: ended with $rc"
     [ "$rc" -eq 0 ] || exit 1
 }
 
 # Accounting is asked outside the image, where there is none of Slurm's commands.
-ask_accounting() { # ask_accounting SACCT...: keep what it says of the folder's jobs
+lockstep_ask_accounting() { # lockstep_ask_accounting SACCT...: keep what it says of the folder's jobs
     local sent patience unfinished=
     sent=$({
         sed -n 's/.*"id": "\([0-9]*\)".*/\1/p' "$jobs/submitted.jsonl" 2>/dev/null || :
@@ -396,7 +411,7 @@ ask_accounting() { # ask_accounting SACCT...: keep what it says of the folder's 
     for patience in 0 1 2 4 8 15; do
         sleep "$patience"
         if [ -z "$sent" ] || ! "$@" --jobs="$sent" >"$jobs/.sacct-$id.tmp"; then
-            say "sacct gives no answer; the jobs' accounting stays unknown"
+            lockstep_say "sacct gives no answer; the jobs' accounting stays unknown"
             return
         fi
         mv -- "$jobs/.sacct-$id.tmp" "$jobs/sacct.txt"
@@ -406,12 +421,12 @@ ask_accounting() { # ask_accounting SACCT...: keep what it says of the folder's 
             sort --unique | paste -sd, -)
         [ -n "$unfinished" ] || return 0
     done
-    say "accounting has no end yet of $unfinished; run lockstep collect again later"
+    lockstep_say "accounting has no end yet of $unfinished; run lockstep collect again later"
 }
 
-need_lockstep() { # outside an image python3 may be a site's own
+lockstep_need_python() { # outside an image python3 may be a site's own
     if [ -z "$image" ] && ! python3 -c 'import click, jinja2, pydantic'; then
-        say "python3 lacks what lockstep needs; run lockstep collect on a login node"
+        lockstep_say "python3 lacks what lockstep needs; run lockstep collect on a login node"
         exit 0 # what only this job could keep, it has kept
     fi
 }

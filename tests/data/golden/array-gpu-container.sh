@@ -14,8 +14,8 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 #SBATCH --array=0-3%2
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-w2
@@ -23,7 +23,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -44,12 +44,12 @@ scratch= # nothing is staged
 tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/launches
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # Each element of the array makes one launch.
 launches=(
@@ -59,5 +59,5 @@ launches=(
     'w2-r1-p1 2 1 1/2'
 )
 read -ra chosen <<<"${launches[SLURM_ARRAY_TASK_ID]}"
-launch "${chosen[@]}"
-end
+lockstep_launch "${chosen[@]}"
+lockstep_end

@@ -12,8 +12,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-collect
@@ -21,7 +21,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -40,16 +40,16 @@ needs=(need:container.binds=/scratch) # of each node, by the keys of the site fi
 handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
 scratch= # nothing is staged
 options=()
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
-ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName
-need_lockstep
-shape_of 1
-step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1
-step "$jobs/collect-$id.txt" python3 -m lockstep report "$results" || failed=1
-end
+lockstep_ask_accounting env SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=JobID,JobIDRaw,State,ExitCode,Elapsed,Submit,Eligible,Start,End,MaxRSS,MaxVMSize,AveCPU,TotalCPU,ReqMem,AllocTRES,AllocCPUS,NNodes,NTasks,TRESUsageInTot,NodeList,User,JobName
+lockstep_need_python
+lockstep_shape_of 1
+lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep collect "$results" || failed=1
+lockstep_step "$jobs/collect-$id.txt" python3 -m lockstep report "$results" || failed=1
+lockstep_end

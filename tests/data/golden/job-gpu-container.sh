@@ -13,8 +13,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-w8-r0
@@ -22,7 +22,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -43,13 +43,13 @@ scratch= # nothing is staged
 tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/launches
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # One world size; its other repeats are jobs of their own, unless the campaign has share_job.
-launch w8-r0 8 0
-end
+lockstep_launch w8-r0 8 0
+lockstep_end

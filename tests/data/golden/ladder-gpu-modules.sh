@@ -13,8 +13,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder
@@ -22,21 +22,21 @@ results=/results/ladder
 suite=/home/me/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
-after() (
+lockstep_after() (
     set -e
 rm -r /scratch/me/data
 )
 
 set +u # what a site loads is not written for it
 type module >/dev/null 2>&1 || . /etc/profile || :
-module purge || say "module purge ended with $?; the modules are loaded all the same"
+module purge || lockstep_say "module purge ended with $?; the modules are loaded all the same"
 mend=shell_before
 ulimit -l unlimited
 mend=modules
-module load CUDA/12.6 || fail 'module CUDA/12.6 cannot be loaded'
-module load 'Python 3' || fail 'module Python 3 cannot be loaded'
+module load CUDA/12.6 || lockstep_fail 'module CUDA/12.6 cannot be loaded'
+module load 'Python 3' || lockstep_fail 'module Python 3 cannot be loaded'
 mend=venv
 . '/home/me/my venv/bin/activate'
 export PYTHONPATH=$suite${PYTHONPATH:+:$PYTHONPATH}
@@ -54,7 +54,7 @@ stage_image=
 tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/launches
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
         2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
@@ -62,16 +62,16 @@ shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
 # share_job.
-launch w4-r0 4 0
-launch w1-r0 1 0
-launch w2-r0 2 0
-launch w8-r0 8 0
-launch w1-r1 1 1
-launch w2-r1 2 1
-launch w8-r1 8 1
-launch w4-r1 4 1
-end
+lockstep_launch w4-r0 4 0
+lockstep_launch w1-r0 1 0
+lockstep_launch w2-r0 2 0
+lockstep_launch w8-r0 8 0
+lockstep_launch w1-r1 1 1
+lockstep_launch w2-r1 2 1
+lockstep_launch w8-r1 8 1
+lockstep_launch w4-r1 4 1
+lockstep_end

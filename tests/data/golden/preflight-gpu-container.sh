@@ -13,8 +13,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-preflight
@@ -22,7 +22,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -42,15 +42,15 @@ handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA
 scratch= # nothing is staged
 tests=("$suite/bench")
 options=(-m 'collective or weak' --size=smoke --benchmark-disable --threads-per-rank=16 --device=cuda)
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # Every node answers; then the ranks meet, exchange data and train a step.
-shape_of 8
-check "every node" "${on_nodes[@]}" hostname
-check "every rank" step "$jobs/preflight-$id.txt" python3 -m pytest "${tests[@]}" "${options[@]}"
-end
+lockstep_shape_of 8
+lockstep_check "every node" "${on_nodes[@]}" hostname
+lockstep_check "every rank" lockstep_step "$jobs/preflight-$id.txt" python3 -m pytest "${tests[@]}" "${options[@]}"
+lockstep_end

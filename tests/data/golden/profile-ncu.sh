@@ -13,8 +13,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-ncu
@@ -22,7 +22,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -44,13 +44,13 @@ tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --rounds=2 --warmup-rounds=2 --steps-per-round=3 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/profiles/ncu-$id
 profiler=ncu
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # A few steps of each case, apart from the measured launches.
-launch w1-r0 1 0
-end
+lockstep_launch w1-r0 1 0
+lockstep_end

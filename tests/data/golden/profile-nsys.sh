@@ -13,8 +13,8 @@
 #SBATCH --output=/results/ladder/jobs/slurm-%j.out
 #SBATCH --no-requeue
 #SBATCH --exclusive
-# Submitted again, this script measures only what its journals do not hold yet. Its functions
-# (begin, enter, launch, end) are in lib/job.sh, in the folder of this script.
+# Submitted again, this script measures only what its journals do not hold yet. Its functions,
+# whose names begin with lockstep_, are in lib/job.sh, in the folder of this script.
 set -euo pipefail
 
 job_name=ladder-nsys
@@ -22,7 +22,7 @@ results=/results/ladder
 suite=/opt/lockstep
 id=$SLURM_JOB_ID
 . "$results/jobs/lib/job.sh"
-begin
+lockstep_begin
 
 set +u # what a site loads is not written for it
 mend=shell_before
@@ -44,7 +44,7 @@ tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --rounds=2 --warmup-rounds=2 --steps-per-round=3 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)
 measured=$results/profiles/nsys-$id
 profiler=nsys
-shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
+lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
         2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
@@ -52,11 +52,11 @@ shape_of() { # shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-enter NCCL_DEBUG
+lockstep_enter NCCL_DEBUG
 
 # A few steps of each case, apart from the measured launches.
-launch w4-r0 4 0
-launch w1-r0 1 0
-launch w2-r0 2 0
-launch w8-r0 8 0
-end
+lockstep_launch w4-r0 4 0
+lockstep_launch w1-r0 1 0
+lockstep_launch w2-r0 2 0
+lockstep_launch w8-r0 8 0
+lockstep_end
