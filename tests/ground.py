@@ -142,7 +142,7 @@ class Ground:
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of the copied suite's `lockstep`."""
         python = STATE / "login" / "bin" / "python"
-        return [str(python), str(suite() / "-m", "lockstep"), *arguments]
+        return ["env", f"PYTHONPATH={suite()}", str(python), "-m", "lockstep", *arguments]
 
     def lockstep(self, *arguments: str, tools: Path | None = None) -> Ended:
         """Run a command of `lockstep` as the user does.
