@@ -5,6 +5,7 @@ option and no marker. What measures is loaded once a collected test asks for the
 known to measure, by a checkout's conftest.py or by `lockstep run`, loads it at its start.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 FIXTURE = "lockstep"
 HOOKS = "lockstep.launch.hooks"
+# Options of pytest and its plugins that name a file, of which there is one for all ranks.
+FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
 
 
 @pytest.fixture
@@ -22,6 +25,28 @@ def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
     from lockstep.launch import hooks
 
     return hooks.harness_of(request.node, benchmark)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    # Before a plugin opens its file: later it would have to be taken out, which few of them bear.
+    if _is_further_rank():
+        leave_files(config)
+
+
+def _is_further_rank() -> bool:
+    """Return whether a launcher started this session as a rank above 0, with rank 0's options."""
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    by_srun = os.environ.get("LOCKSTEP_LAUNCHER") == "slurm"
+    rank = "SLURM_PROCID" if by_srun else "RANK" if by_torchrun else ""
+    return os.environ.get(rank, "0") != "0"
+
+
+def leave_files(config: pytest.Config) -> None:
+    """Leave the files that a session writes to rank 0."""
+    for name in FILES:
+        if hasattr(config.option, name):
+            setattr(config.option, name, None)
 
 
 @pytest.hookimpl(trylast=True)

@@ -143,11 +143,20 @@ def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):
     assert ended.returncode == 0, ended.stdout
 
 
-def with_the_plugin_alone(folder):
-    variables = environ(folder) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+@pytest.mark.parametrize(("rank", "is_written"), [("0", True), ("1", False)])
+def test_rank_0_alone_writes_the_files_of_a_session_under_torchrun(tmp_path, rank, is_written):
+    (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
+    place = {"TORCHELASTIC_RUN_ID": "any", "RANK": rank, "WORLD_SIZE": "2"}
+    ended = with_the_plugin_alone(tmp_path, f"--junitxml={tmp_path}/out.xml", **place)
+    assert ended.returncode == 0, ended.stdout
+    assert (tmp_path / "out.xml").exists() == is_written
+
+
+def with_the_plugin_alone(folder, *options, **variables):
+    variables |= environ(folder) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     plugins = ("-p", "lockstep.plugin", "-p", "pytest_benchmark.plugin")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, folder],
+        [sys.executable, "-m", "pytest", "-q", *plugins, *options, folder],
         cwd=folder, env=variables | {"PYTHONPATH": f"{folder}:{ROOT}"}, capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from lockstep.launch import options, refusals, session
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.launch.session import EXIT_IO, EXIT_STOPPED
 from lockstep.measure.harness import Harness
+from lockstep.plugin import leave_files
 from lockstep.vocabulary import journal, sizes
 from lockstep.vocabulary.errors import AgreedError
 from lockstep.vocabulary.host import hostname
@@ -33,8 +34,6 @@ from lockstep.world.watchdog import GRACE_S
 
 LAST_WORD_S = 2 * GRACE_S
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
-# Options of pytest and its plugins that name a file, of which there is one for all ranks.
-FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_report_file")
 # Plugins of pytest that write a file without being asked.
 WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
 
@@ -54,11 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    # Before a plugin opens its file: later it would have to be taken out, which few of them bear.
     if not _is_voice():
-        for name in FILES:
-            if hasattr(config.option, name):
-                setattr(config.option, name, None)
+        leave_files(config)
 
 
 @pytest.hookimpl(trylast=True)
@@ -170,6 +166,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left_out or measured:
             refusals.refuse_selection(config, left_out, _settings(config).labels)
         if measured:
+            if world.placement().world_size > 1:  # for hooks that came late
+                refusals.refuse_options(config)
             refusals.refuse_ignored(config)
         else:
             _explain_empty(config, items)

@@ -57,7 +57,7 @@ lockstep_finish() { # whatever ended the job: $? says how
     trap '' TERM USR1
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
-    [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
+    [ "$code" -eq 0 ] || [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
     rm -f -- "$LOCKSTEP_MEND" "$jobs/.store-$id" "$jobs/.store-$id.txt"
     # What may be cut has not ended well.
     if [ -n "$keeper" ] || declare -F lockstep_after >/dev/null; then
