@@ -7,14 +7,15 @@ import commands
 import pytest
 from commands import ROOT, lockstep
 from data.report_samples import document, provenance, record, strong_tree, write
+from planted_errors import copied, scaled
 
 from lockstep.report.compare.compare_cli import compare
 from lockstep.report.words.lines import WIDTH
 
 run = partial(commands.run, compare)
-VERDICTS = {"faster", "slower", "same", "not-enough-evidence"}
+VERDICTS = {"faster", "slower", "same", "not-enough-evidence", "blocked"}
 # Times of a step whose launches vary by 1 %, and the same 10 % slower.
-STEADY = (0.1, 0.101, 0.099, 0.1, 0.1)
+STEADY = (0.1, 0.101, 0.099, 0.1002, 0.0998)
 SLOW = tuple(1.1 * seconds for seconds in STEADY)
 
 
@@ -82,18 +83,31 @@ def test_without_repeats_the_json_has_no_interval_and_the_text_says_what_to_do(s
     assert "measure five launches a side" in run(*trees).stdout
 
 
-def test_launches_equal_to_the_last_digit_are_said_and_never_slower(sides):
-    done = run(*sides((0.11, 0.11), (0.1, 0.1)))
-    assert done.return_value == 0
-    said = " ".join(done.stdout.split())
-    assert "launches equal to the last digit: rounded or copied, no spread known" in said
-    assert "no repeat: no interval" not in said
+def test_a_point_that_an_error_of_either_side_touches_is_blocked(sides):
+    done = run(*sides((0.11, 0.11), STEADY), "--json")
+    assert done.return_value == 1
+    (point,) = json.loads(done.stdout)["points"]
+    assert (point["verdict"], point["blocked_by"]) == ("blocked", ["duplicate"])
+    assert (point["ratio"], point["low"], point["quantities"]) == (None, None, {})
+
+
+def test_an_error_at_one_size_blocks_the_points_of_its_cases_alone(measured, tmp_path):
+    wrong = copied(measured / "fp32", tmp_path / "wrong")
+    scaled(1000.0, 2, (0, 1, 2))(wrong)
+    done = run(measured / "fp32", wrong, "--json")
+    points = json.loads(done.stdout)["points"]
+    assert done.return_value == 1
+    assert {one["case"].partition("[")[0] for one in points if one["blocked_by"] == ["unit"]} == {
+        "test_strong_scaling"
+    }
+    assert not {"slower", "faster"} & {one["verdict"] for one in points}
 
 
 def test_what_stands_beside_the_speed_says_that_it_is_not_corrected(tmp_path):
     for side, share in (("a", 0.8), ("b", 0.7)):
         for repeat in range(2):
-            case = record(details={"validation_accuracy": share + 0.01 * repeat})
+            details = {"validation_accuracy": share + 0.01 * repeat}
+            case = record(step_s=0.1 + 0.001 * repeat, details=details)
             write(tmp_path / side, document(f"w1-r{repeat}", 1, {"case": case}))
     out = run(tmp_path / "a", tmp_path / "b").stdout
     assert "none is corrected for the number of points" in out
@@ -101,7 +115,7 @@ def test_what_stands_beside_the_speed_says_that_it_is_not_corrected(tmp_path):
 
 
 def test_the_launches_that_would_settle_it_are_named(sides):
-    out = run(*sides((0.1, 0.11, 0.095), (0.1, 0.105, 0.1))).stdout
+    out = run(*sides((0.1, 0.11, 0.095), (0.1, 0.105, 0.101))).stdout
     assert "to find a difference of 3 % nine times of ten takes" in " ".join(out.split())
 
 

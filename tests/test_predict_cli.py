@@ -204,11 +204,28 @@ def test_karp_flatt_and_overhead_of_the_tutorial_are_printed(cited):
         ("budget=1", "recommended: none (fastest within 1 device-hours): the cheapest costs 12"),
     ],
 )
-def test_the_guides_table_under_each_rule(cited, rule, text):
-    out = run(predict, cited, "--case", "guide_a100", "--rule", rule).stdout
+def test_the_guides_table_under_each_rule(tmp_path, rule, text):
+    (tmp_path / "guide.csv").write_text(
+        "n,value,metric,unit,scaling\n"
+        + "".join(
+            f"{n},{h},time,h,fixed-epochs\n" for n, h in ((1, 12), (2, 6.5), (4, 3.5), (8, 2))
+        )
+    )
+    folder = tmp_path / "cited"
+    assert run(import_table, tmp_path / "guide.csv", "--to", folder).exit_code == 0
+    out = run(predict, folder, "--rule", rule).stdout
     assert text in out
     assert "diminishing returns from 4 to 8: each added rank gains 64 %" in out
-    assert "[target]" in out
+    assert "[cited]" in out
+
+
+def test_nothing_is_recommended_from_what_an_error_touches(cited):
+    done = run(predict, cited, "--case", "guide_a100")
+    assert done.return_value == 1
+    assert "blocked by check: not-measured" in done.stdout
+    assert "recommended:" not in done.stdout
+    found = json.loads(run(predict, cited, "--case", "guide_a100", "--json").stdout)
+    assert (found["recommendation"], found["blocked_by"]) == (None, ["not-measured"])
 
 
 def test_the_rules_are_one_json_object(cited):

@@ -311,6 +311,12 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
     return [one for one in findings if one.level == "error"]
 
 
+def blocked_by(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
+    """Return the rules whose errors touch one of the results, so that no verdict rests on them."""
+    known = list(rows)
+    return list(dict.fromkeys(e.rule for e in errors(findings) if any(map(e.touches, known))))
+
+
 def _merged(hits: Iterator[Hit]) -> list[Hit]:
     """Return hits with those that differ in their launches alone as one."""
     alike: dict[str, list[Hit]] = {}

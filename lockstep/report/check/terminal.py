@@ -52,16 +52,21 @@ def lines(findings: Iterable[Finding]) -> Iterator[str]:
         yield _wrapped(f"Do: {group.action}.", "  ") + "\n"
 
 
-def say_errors(findings: Iterable[Finding]) -> None:
-    """Print the errors on stderr, shortened, so that stdout keeps to what was asked for."""
+def say_errors(findings: Iterable[Finding], side: str = "") -> None:
+    """Print the errors on stderr, shortened, so that stdout keeps to what was asked for.
+
+    Args:
+        findings: What the check has found.
+        side: Of two sets of results, what each line names first.
+    """
     errors = grouped(one for one in findings if one.level == "error")
     for group in errors[:MAX_ERRORS]:
         message = shorten(group.message, LONGEST_MESSAGE, placeholder=" ...")
-        click.echo(_wrapped(f"error {group.rule}: {group.where}: {message}", ""), err=True)
+        click.echo(_wrapped(f"{side}error {group.rule}: {group.where}: {message}", ""), err=True)
     if errors:
         more = len(errors) - MAX_ERRORS
         all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
-        click.echo(f"{all_of}lockstep check says what to do about each\n", err=True)
+        click.echo(f"{side}{all_of}lockstep check says what to do about each\n", err=True)
 
 
 def counts(findings: Iterable[Finding]) -> str:

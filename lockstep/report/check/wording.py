@@ -136,6 +136,11 @@ def _fixed(values: Mapping[str, Any]) -> str:
     return _Words().vformat("".join(parts), (), values)
 
 
+def blocked(rules: Sequence[str]) -> str:
+    """Return why nothing is concluded from results that errors touch."""
+    return f"blocked by check: {', '.join(rules)}"
+
+
 def where(hit: Hit) -> str:
     """Return which cases, world sizes, launches or file a hit concerns."""
     names = hit.values.get("workload") or joined(

@@ -27,7 +27,8 @@ To rule out that the machine drifted, measure A and B in turn: A B B A. Where la
 --allow layout compares as many ranks on fewer and on more nodes: measure twice, the second time
 with a lower max_ranks_per_node in the site file. Set threads_per_rank in the campaign, or ranks
 that have a node to themselves use all of its CPUs.
-Exit code: 0 nothing is slower, 1 some point is slower, 2 the sides cannot be compared.
+A point is blocked where lockstep check finds an error in the results of a side behind it.
+Exit code: 0 nothing is slower, 1 some point is slower or blocked, 2 the sides cannot be compared.
 """
 # Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
 ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device")
@@ -57,20 +58,26 @@ def compare(
     A and B are anything that `lockstep report` reads. A point is a case at one world size; its
     ratio is the rate of B over that of A, so above 1 B is faster.
     """
+    from lockstep.report.check import checker, terminal
     from lockstep.report.compare.comparison import compare as compared
+    from lockstep.report.compare.comparison import renamed
     from lockstep.report.load.reading import load
 
     if as_markdown and as_json:
         raise ValueError("--markdown and --json both want stdout; choose one")
-    sides = load([a]), load([b])
-    made = compared(*sides, margin, allowed)
+    first = load([a])
+    sides = first, renamed(first, load([b]))
+    findings = checker.check(sides[0]), checker.check(sides[1])
+    made = compared(*sides, margin, allowed, findings)
     say_unread(*sides)
+    for name, found in zip("AB", findings, strict=True):
+        terminal.say_errors(found, f"{name}: ")
     if as_json:
         _print_json(made, a, b)
     else:
         for line in _lines(made, (str(a), str(b)), as_markdown):
             click.echo(line)
-    return 1 if made.slower else 0
+    return 1 if made.slower or made.blocked else 0
 
 
 def say_unread(*sides: "Results") -> None:
@@ -149,16 +156,18 @@ def _values(values: list[Any]) -> str:
 
 
 def _row(pair: "Pair", judged: "Judged") -> list[str]:
+    from lockstep.report.check.wording import blocked
     from lockstep.report.words.formats import DASH
 
     low, high = judged.interval or (None, None)
+    why = f"; {blocked(judged.blocked_by)}" if judged.blocked_by else ""
     return [
         judged.verdict,
         str(pair.world_size),
         f"{len(pair.a)} + {len(pair.b)}",
-        f"{judged.ratio:.3f}",
+        DASH if why else f"{judged.ratio:.3f}",
         DASH if low is None else f"{low:.3f} to {high:.3f}",
-        pair.label,
+        f"{pair.label}{why}",
     ]
 
 
@@ -166,6 +175,8 @@ def _rule(made: "Comparison") -> list[str]:
     from lockstep.report.words.formats import counted
 
     tested = sum(judged.interval is not None for _, judged in made.points)
+    if all(judged.blocked_by for _, judged in made.points):
+        return []
     if not tested:
         return ["No interval without repeats that differ; measure five launches a side."]
     low, high = 1 / (1 + made.margin), 1 + made.margin
@@ -181,8 +192,8 @@ def _beside(made: "Comparison") -> list[list[str]]:
     from lockstep.report.words.formats import percent, percent_span
 
     rows = []
-    for pair, _ in made.points:
-        for name, found in beside(pair).items():
+    for pair, judged in made.points:
+        for name, found in () if judged.blocked_by else beside(pair).items():
             low, high = found["low"], found["high"]
             span = percent_span(None if low is None or high is None else (low, high))
             numbers = [percent(found[key]) for key in ("a", "b", "difference")]
@@ -217,10 +228,11 @@ def _notes(made: "Comparison") -> list[str]:
 def _remedies(made: "Comparison") -> list[str]:
     """Say how many launches would settle what is open: those that the most varying point needs."""
     from lockstep.report.compare.comparison import MOST_LAUNCHES, UNKNOWN, launches_needed
-    from lockstep.report.words.formats import counted
+    from lockstep.report.words.formats import counted, percent
 
     spreads = [one.spread for _, one in made.points if one.verdict == UNKNOWN and one.spread]
-    fewest = [min(len(p.a), len(p.b)) for p, judged in made.points if judged.interval is None]
+    sound = [(pair, judged) for pair, judged in made.points if not judged.blocked_by]
+    fewest = [min(len(p.a), len(p.b)) for p, judged in sound if judged.interval is None]
     alone = fewest.count(1)
     said = [f"no repeat: no interval: {counted(alone, 'point')}"] if alone else []
     if alone < len(fewest):
@@ -233,7 +245,7 @@ def _remedies(made: "Comparison") -> list[str]:
         many = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
         said.append(
             f"not enough evidence: {counted(len(spreads), 'point')}, whose launches vary by up to "
-            f"{100 * max(spreads):.2g} %; to find a difference of {100 * made.margin:.2g} % nine "
+            f"{percent(max(spreads))} %; to find a difference of {100 * made.margin:.2g} % nine "
             f"times of ten takes {many} launches a side"
         )
     return said

@@ -11,6 +11,8 @@ means, over launches or, where a side has several, over Slurm jobs. One rule, fo
     `faster`, `slower`     else, where the interval leaves 1 out
     `not-enough-evidence`  else, and wherever a side has fewer than two launches, or the launches
                            of both are equal to the last digit and no two other points tell a spread
+    `blocked`              an error of `lockstep check` touches results of a side; such a point is
+                           left out of the family
 
 The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
 differs, at most 5 % of families of points hold a `faster` or `slower`
@@ -23,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compare import circumstances, pairing
 from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
 from lockstep.report.compute import quantities
@@ -42,6 +45,7 @@ from lockstep.vocabulary import flags, record
 
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
+BLOCKED = "blocked"
 # How often a difference of the margin should be found, where launches are asked for.
 POWER = 0.9
 MOST_LAUNCHES = 1000
@@ -54,14 +58,16 @@ class Judged:
     Attributes:
         ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
         interval: Of the ratio, at the family's level; None where no spread is known.
-        verdict: `faster`, `slower`, `same` or `not-enough-evidence`.
+        verdict: `faster`, `slower`, `same`, `not-enough-evidence` or `blocked`.
         spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
+        blocked_by: Rules of the check whose errors touch the results of a side.
     """
 
     ratio: float
     interval: Interval | None
     verdict: str
     spread: float | None = None
+    blocked_by: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,9 +102,18 @@ class Comparison:
         """Whether B is slower at some point."""
         return any(judged.verdict == SLOWER for _, judged in self.points)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether errors of the check forbid a verdict at some point."""
+        return any(judged.verdict == BLOCKED for _, judged in self.points)
+
 
 def compare(
-    a: Results, b: Results, margin: float = MARGIN, allowed: Collection[str] = ()
+    a: Results,
+    b: Results,
+    margin: float = MARGIN,
+    allowed: Collection[str] = (),
+    findings: tuple[Sequence[Finding], Sequence[Finding]] = ((), ()),
 ) -> Comparison:
     """Match the points of two sets of results and judge each.
 
@@ -107,11 +122,12 @@ def compare(
         b: What is judged.
         margin: Largest relative difference that still counts as the same.
         allowed: Keys of `MUST_AGREE` that may differ.
+        findings: What the check has found in A and in B; its errors block the points they touch.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
     """
-    b = _renamed(a, b)
+    b = renamed(a, b)
     sides = pairing.points(a.rows, b.rows)
     keys, ambiguous = pairing.matched(*sides, allowed)
     if not keys:
@@ -123,11 +139,7 @@ def compare(
         _refuse_difference(pair, _facts_of(pair, a, b), allowed)
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
     _refuse_devices(launches, allowed)
-    judged, error = judge([pair.units for pair in pairs], margin)
-    found = [
-        (pair, replace(one, ratio=pair.ratio)) for pair, one in zip(pairs, judged, strict=True)
-    ]
-    made = Comparison(margin, found, error)
+    made = Comparison(margin, *_judged_pairs(pairs, margin, findings))
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
     made.environment, made.same_facts = circumstances.environment(launches, rows)
     made.warnings = [
@@ -140,6 +152,30 @@ def compare(
         for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
     )  # fmt: skip
     return made
+
+
+def _judged_pairs(
+    pairs: Sequence[Pair], margin: float, findings: tuple[Sequence[Finding], Sequence[Finding]]
+) -> tuple[list[tuple[Pair, Judged]], float]:
+    """Return each pair with what the rule says of it, and the family's error rate."""
+    rules = [_blocked_by(pair, findings) for pair in pairs]
+    sound = [pair for pair, by in zip(pairs, rules, strict=True) if not by]
+    judged, error = judge([pair.units for pair in sound], margin)
+    verdicts = iter(judged)
+    found = [
+        (pair, Judged(pair.ratio, None, BLOCKED, blocked_by=by) if by
+         else replace(next(verdicts), ratio=pair.ratio))
+        for pair, by in zip(pairs, rules, strict=True)
+    ]  # fmt: skip
+    return found, error
+
+
+def _blocked_by(
+    pair: Pair, findings: tuple[Sequence[Finding], Sequence[Finding]]
+) -> tuple[str, ...]:
+    """Return the rules whose errors touch the results of either side."""
+    sides = zip(findings, (pair.a, pair.b), strict=True)
+    return tuple(dict.fromkeys(rule for side in sides for rule in blocked_by(*side)))
 
 
 def judge(
@@ -210,7 +246,7 @@ def launches_needed(spread: float, margin: float, error: float) -> int | None:
     return None
 
 
-def _renamed(a: Results, b: Results) -> Results:
+def renamed(a: Results, b: Results) -> Results:
     """Return B; a lone table takes the name of A's lone table, since files name tables."""
     names = [{row.case for row in side.rows} for side in (a, b)]
     if names[0] == names[1] or not all(map(_is_one_table, (a, b), names)):
@@ -313,11 +349,12 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
     return {
         "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
         "num_nodes": pair.a[0].num_nodes, "b_num_nodes": pair.b[0].num_nodes,
-        "ratio": judged.ratio, "low": low, "high": high, "verdict": judged.verdict,
+        "ratio": None if judged.blocked_by else judged.ratio, "low": low, "high": high,
+        "verdict": judged.verdict, "blocked_by": list(judged.blocked_by),
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "quantities": beside(pair), "flags": _flags(pair),
+        "quantities": {} if judged.blocked_by else beside(pair), "flags": _flags(pair),
     }  # fmt: skip
 
 

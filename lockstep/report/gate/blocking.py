@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lockstep.report.check.checker import Finding
+from lockstep.report.check.checker import Finding, blocked_by
+from lockstep.report.check.wording import blocked
 from lockstep.report.gate.gates import BLOCKED, Verdict
 from lockstep.report.load.results import Results
-from lockstep.report.words.formats import listed
 
 
 def block(found: Sequence[Verdict], results: Results, findings: Sequence[Finding]) -> list[Verdict]:
@@ -17,19 +17,17 @@ def block(found: Sequence[Verdict], results: Results, findings: Sequence[Finding
         results: A set of results; rows of another set are not looked at.
         findings: What the check has found in this set.
     """
-    errors = [one for one in findings if one.level == "error"]
     own = {id(row) for row in results.rows}
-    return [_block(one, own, errors) for one in found]
+    return [_block(one, own, findings) for one in found]
 
 
-def _block(verdict: Verdict, own: set[int], errors: Sequence[Finding]) -> Verdict:
+def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verdict:
     rows = [row for row in verdict.rows if id(row) in own]
-    rules = [error.rule for error in errors if any(map(error.touches, rows))]
+    rules = blocked_by(findings, rows)
     names = list(dict.fromkeys([*verdict.blocked_by, *rules]))
     if not rules:
         return verdict
-    reason = f"blocked by check: {listed(names)}"
     return replace(
-        verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False, reason=reason,
-        blocked_by=names,
+        verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
+        reason=blocked(names), blocked_by=names,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lockstep.report.check import terminal
-from lockstep.report.check.checker import Finding
+from lockstep.report.check import terminal, wording
+from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Row
 from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
@@ -37,8 +37,8 @@ def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -
     """
     rows = [row for point in series.points for row in point.rows]
     rows += [row for row in left_out if row.case == series.case]
-    rules = dict.fromkeys(one.rule for one in found if any(map(one.touches, rows)))
-    return f"{series.label}: no verdict, blocked by check: {listed(rules)}." if rules else ""
+    rules = blocked_by(found, rows)
+    return f"{series.label}: no verdict, {wording.blocked(rules)}." if rules else ""
 
 
 def not_pooled(left_out: Sequence[Row]) -> str:

@@ -38,6 +38,8 @@ Rules: efficiency=FRACTION, deadline=HH:MM:SS (or seconds), budget=DEVICE_HOURS,
 With --at, a size is refused (exit code 1) where fewer than four sizes were measured, and, unless
 --force is given, where it lies below the smallest or beyond twice the largest, the curve breaks
 on the way to it, or `lockstep check` forbids a curve. The reason says which sizes to measure.
+Without --at, nothing is recommended, and the exit code is 1, where `lockstep check` finds an error
+in the series.
 """
 
 
@@ -76,7 +78,8 @@ def predict(
     all ways to continue the curve are shown with their errors at the sizes held out, and a size
     is recommended.
     """
-    from lockstep.report.check.checker import check
+    from lockstep.report.check import terminal
+    from lockstep.report.check.checker import check, errors
     from lockstep.report.load.reading import load
     from lockstep.report.predict.known import ladder_of
     from lockstep.report.predict.prediction import predict as predicted
@@ -90,12 +93,26 @@ def predict(
         click.echo(f"left out: {why}", err=True)
     series = _chosen(results, case)
     ladder = ladder_of(series, results.tables.get(series.case, {}), check(results))
+    wrong = errors(ladder.forbidding)
+    terminal.say_errors(wrong)
+    if at is None and wrong:
+        _print_blocked(ladder.case, list(dict.fromkeys(one.rule for one in wrong)), as_json)
+        return 1
     if at is None:
         _print_all(series, ladder, recommend(series, chosen_rule, samples), level, as_json)
         return 0
     found = predicted(ladder, at, level, force)
     click.echo(json.dumps(found.record())) if as_json else _print_lines(_said(found, ladder))
     return 1 if found.refusal else 0
+
+
+def _print_blocked(case: str, rules: list[str], as_json: bool) -> None:
+    from lockstep.report.check.wording import blocked
+
+    if as_json:
+        click.echo(json.dumps({"case": case, "recommendation": None, "blocked_by": rules}))
+    else:
+        _print_lines([f"{case}: nothing is predicted or recommended, {blocked(rules)}"])
 
 
 def _refuse_ignored(at: int | None, rule: str | None, samples: float | None, force: bool) -> None:
@@ -233,7 +250,7 @@ def _record(
             for size, what in ladder.breaks
         ],
         "expected": predict(ladder, FARTHEST * ladder.sizes[-1], level).record(),
-        "recommendation": asdict(advice),
+        "recommendation": asdict(advice), "blocked_by": [],
         "diminishing_returns": diminishing(series),
         "next_step": asdict(step) | {"text": step.text},
     }  # fmt: skip
