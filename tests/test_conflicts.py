@@ -46,7 +46,8 @@ def test_a_strong_series_keeps_its_global_batch(tmp_path):
 
 def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):
     rows = load([unequal_tree(tmp_path, {1: 8, 2: 4, 8: 1})]).rows
-    found = flag("unequal-threads", threads="8 threads at world size 1, 4 at 2, 1 at 8")
+    found = flag("unequal-threads", threads={"1": [8], "2": [4], "8": [1]})
+    assert str(found).endswith("8 threads at world size 1, 4 at 2, 1 at 8")
     assert [row.flags for row in rows] == [[found]] * 3
 
 
@@ -54,7 +55,7 @@ def test_repeats_of_unequal_strength_are_flagged(tmp_path):
     for repeat, count in enumerate((2, 1)):
         facts = provenance(1, "cpu", threads_per_rank=count)
         write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
-    found = flag("unequal-threads", threads="1 and 2 threads at world size 1")
+    found = flag("unequal-threads", threads={"1": [1, 2]})
     assert [row.flags for row in load([tmp_path]).rows] == [[found]] * 2
 
 

@@ -3,7 +3,7 @@
 Records, journals and JSON keep the facts; a page or a terminal shows `str(flag)`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ WORDS = {
     ),
     # of a point's launches
     "outlier": (
-        "outlier: launch {launch} is {change:+.0%} off the point's median throughput; it is kept: "
+        "outlier: launch {launch} is {change} than the point's median; it is kept: "
         "measure it again, elsewhere and there, before you drop it"
     ),
     "trend": (
@@ -77,6 +77,40 @@ WORDS = {
 }
 
 
+def threads_at_sizes(threads: Mapping[str, list[int]]) -> str:
+    """Return threads of a rank at each world size: 8 threads at world size 1, 4 at 2."""
+    first, *others = ((size, " and ".join(map(str, counts))) for size, counts in threads.items())
+    noun = "thread" if first[1] == "1" else "threads"
+    texts = [f"{first[1]} {noun} at world size {first[0]}"]
+    return ", ".join([*texts, *(f"{counts} at {size}" for size, counts in others)])
+
+
+def _hosts(groups: list[list[str]]) -> str:
+    return " and ".join(map("+".join, groups))
+
+
+def _faster(change: float) -> str:
+    return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
+
+
+# Facts that one kind shows in words of its own.
+_OWN: dict[tuple[str, str], Callable[[Any], str]] = {
+    ("unequal-threads", "threads"): threads_at_sizes,
+    ("moved", "hosts"): _hosts,
+    ("outlier", "change"): _faster,
+}
+
+
+def _shown(kind: str, name: str, value: object) -> object:
+    if own := _OWN.get((kind, name)):
+        return own(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, Mapping):  # functions by name, and where each comes from
+        return ", ".join(f"{key} of {each}" for key, each in value.items())
+    return value
+
+
 @dataclass(frozen=True)
 class Flag:
     """One reason against a result.
@@ -91,14 +125,12 @@ class Flag:
 
     def __str__(self) -> str:
         """Return the flag in words."""
-        shown = {
-            name: ", ".join(map(str, value)) if isinstance(value, list) else value
-            for name, value in self.values.items()
-        }
         try:
+            shown = {name: _shown(self.kind, name, value) for name, value in self.values.items()}
             return WORDS[self.kind].format_map(shown)
-        except (KeyError, TypeError, ValueError):  # of a later version
-            return " ".join([self.kind, *(f"{name}={value}" for name, value in shown.items())])
+        except (AttributeError, KeyError, TypeError, ValueError):  # of a later version
+            facts = (f"{name}={value}" for name, value in self.values.items())
+            return " ".join([self.kind, *facts])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the flag as JSON holds it."""

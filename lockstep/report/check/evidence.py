@@ -105,7 +105,8 @@ def differing(conflict: Conflict) -> Hit:
     usual, value = conflict.values
     values = {"fact": conflict.fact, "value": value, "usual": usual, "launch": conflict.usual}
     cases = () if conflict.case is None else (conflict.case,)
-    return Hit("differs", values, cases, conflict.world_sizes, conflict.launches)
+    kind = "differ" if conflict.is_tie else "differs"
+    return Hit(kind, values, cases, conflict.world_sizes, conflict.launches)
 
 
 def are_apart(point: Point) -> bool:

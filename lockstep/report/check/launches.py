@@ -19,14 +19,14 @@ UNEVEN = 2
 
 
 def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
-    """A launch differs from most in torch, CUDA, NCCL, driver, image or device."""
+    """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
         if conflict.case is None and conflict.fact != COPY:
             yield differing(conflict)
 
 
 def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
-    """One case name means another workload, precision or scaling than in most launches."""
+    """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
             yield differing(conflict)

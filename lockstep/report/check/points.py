@@ -35,13 +35,20 @@ def circumstances(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _odd_launches(name: str, launches: list[Launch], values: list[object]) -> Iterator[Hit]:
-    """Yield the launches in which a fact is not what it is in most."""
+    """Yield the launches in which a fact is not what it is in most, or all where as many differ."""
     texts = {one.name: str(value) for one, value in zip(launches, values, strict=True)}
     for usual, odd in odd_ones(launches, values):
-        sizes = sorted({int(one.facts.get("world_size") or 0) for one in odd})
-        both = {"value": texts[odd[0].name], "usual": texts[usual.name]}
-        known = {"fact": name, **both, "sizes": sizes}
-        yield Hit("circumstance", known, launches=tuple(one.name for one in odd))
+        both = {"value": texts[odd[0].name], "usual": texts[usual[0].name]}
+        known = {"fact": name, **both, "sizes": _sizes(odd)}
+        kind, where = "circumstance", odd
+        if len(usual) == len(odd):
+            kind, where = "circumstances-differ", [*usual, *odd]
+            known["usual_sizes"] = _sizes(usual)
+        yield Hit(kind, known, launches=tuple(one.name for one in where))
+
+
+def _sizes(launches: list[Launch]) -> list[int]:
+    return sorted({int(one.facts.get("world_size") or 0) for one in launches})
 
 
 def _other_hosts(sizes: Sizes) -> Iterator[Hit]:

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.report.check.evidence import Hit
 from lockstep.report.words.formats import counted, number, percent, ratio
 from lockstep.report.words.lines import plain
+from lockstep.vocabulary.flags import threads_at_sizes
 
 MILLI = 1e3
 _SPECS: dict[str, Callable[[Any], str]] = {
@@ -19,6 +20,7 @@ _SPECS: dict[str, Callable[[Any], str]] = {
     "launch": lambda count: counted(count, "launch"),
     "case": lambda count: counted(count, "case"),
     "point": lambda count: counted(count, "point"),
+    "threads": threads_at_sizes,
 }
 
 
@@ -36,6 +38,7 @@ class _Words(Formatter):
 # Each kind of fact, with the values of its hit.
 FACTS = {
     "differs": "{fact} is {value}, and {usual} in launch {launch}",
+    "differ": "the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}",
     "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
     "uneven-steps": "a step counts {factor:.3g} times the samples that its global batch holds at "
     "world size {baseline}",
@@ -63,7 +66,7 @@ FACTS = {
     "curve": "{what}",
     "odd-point": "{loss:percent} below the line through {left} and {right}",
     "crowded": "{threads} threads of ranks share {cores:core}",
-    "unequal-threads": "{threads}",
+    "unequal-threads": "{threads:threads}",
     "one-launch": "{count:point} with one launch",
     "launch-counts": "{fewest:launch} at {at_fewest}, {most} at {at_most}",
     "read-twice": "launch {name} is already read from {first}",
@@ -95,6 +98,8 @@ FACTS = {
     "unit-of-size": "each rank is {factor:.0f} times as fast at world size {fast} as at {slow}: is "
     "one of them in another unit, such as milliseconds for seconds?",
     "circumstance": "{fact} is {value} at world size {sizes}, and {usual} in most launches",
+    "circumstances-differ": "the launches differ: {fact} is {usual} at world size {usual_sizes}, "
+    "and {value} in as many at {sizes}",
     "other-hosts": "its ranks ran on {own}, those of the other sizes on {others}",
     "other-date": "it was measured on {date}, {hours:.0f} hours from the nearest other size",
     "repeat-holes": "repeats {gone} are missing beside {there}",

@@ -35,13 +35,18 @@ def copied(
     return None
 
 
-def odd_ones(items: Sequence[Item], values: Iterable[object]) -> Iterator[tuple[Item, list[Item]]]:
-    """Yield, for each value but the most frequent, an item of the most frequent and all of it."""
+def odd_ones(
+    items: Sequence[Item], values: Iterable[object]
+) -> Iterator[tuple[list[Item], list[Item]]]:
+    """Yield, for each value but the most frequent, the items of the most frequent and its own.
+
+    Of values that are equally frequent the first counts as the most frequent.
+    """
     groups: dict[str, list[Item]] = {}
     for item, value in zip(items, values, strict=True):
         groups.setdefault(str(value), []).append(item)
     usual = max(groups.values(), key=len, default=[])
-    yield from ((usual[0], odd) for odd in groups.values() if odd is not usual)
+    yield from ((usual, odd) for odd in groups.values() if odd is not usual)
 
 
 def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
@@ -50,12 +55,13 @@ def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
     for name in record.POOLING_FACTS:
         values = [launch.provenance.get(name) for launch in known]
         for usual, odd in odd_ones(known, values):
-            both = f"launches {usual.name} and {odd[0].name}"
-            found = usual.provenance.get(name), odd[0].provenance.get(name)
+            both = f"launches {usual[0].name} and {odd[0].name}"
+            found = usual[0].provenance.get(name), odd[0].provenance.get(name)
             differ = f"differ in {name} ({found[0]} and {found[1]})"
             yield Conflict(
                 name, both, f"{both} {differ} and are not pooled; report them apart",
-                values=found, usual=usual.name, launches=tuple(one.name for one in odd),
+                values=found, usual=usual[0].name, launches=tuple(one.name for one in odd),
+                is_tie=len(usual) == len(odd),
             )  # fmt: skip
 
 
@@ -93,7 +99,8 @@ def _value(row: Row, name: str) -> Any:
     return row.details.get(name) if name == "gradient_bytes" else getattr(row, name)
 
 
-def _case_conflict(name: str, usual: Row, odd: Sequence[Row]) -> Conflict:
+def _case_conflict(name: str, alike: Sequence[Row], odd: Sequence[Row]) -> Conflict:
+    usual = alike[0]
     found = _value(usual, name), _value(odd[0], name)
     return Conflict(
         name,
@@ -105,6 +112,7 @@ def _case_conflict(name: str, usual: Row, odd: Sequence[Row]) -> Conflict:
         usual=usual.launch,
         launches=tuple(dict.fromkeys(one.launch for one in odd)),
         world_sizes=tuple(dict.fromkeys(one.world_size for one in odd)),
+        is_tie=len(alike) == len(odd),
     )
 
 
@@ -116,8 +124,8 @@ def flag_moved(results: Results) -> None:
             hosts.setdefault(row.launch, {})[tuple(row.rank_hosts)] = None
     for row in results.rows:
         if len(sets := hosts.get(row.launch, {})) > 1:
-            texts = " and ".join("+".join(dict.fromkeys(names)) for names in sets)
-            row.flags = [*row.flags, flag("moved", hosts=texts)]
+            groups = [list(dict.fromkeys(names)) for names in sets]
+            row.flags = [*row.flags, flag("moved", hosts=groups)]
 
 
 def flag_unequal_ranks(results: Results) -> None:
@@ -133,21 +141,15 @@ def flag_unequal_ranks(results: Results) -> None:
         if threads.get(row.launch) is not None:
             cases.setdefault(row.case, []).append(row)
     for rows in cases.values():
-        if words := _unequal_ranks(rows, threads):
+        sizes = _threads_at(rows, threads)
+        if len({count for counts in sizes.values() for count in counts}) > 1:
             for row in rows:
-                row.flags = [*row.flags, flag("unequal-threads", threads=words)]
+                row.flags = [*row.flags, flag("unequal-threads", threads=sizes)]
 
 
-def _unequal_ranks(rows: list[Row], threads: Mapping[str, int | None]) -> str:
-    """Return the threads of each world size, or nothing where all ranks have equally many."""
+def _threads_at(rows: list[Row], threads: Mapping[str, int | None]) -> dict[str, list[int]]:
+    """Return the threads of a rank at each world size, which JSON holds as text."""
     sizes: dict[int, set[int]] = {}
     for row in rows:
         sizes.setdefault(row.world_size, set()).add(threads[row.launch] or 0)
-    if len(set().union(*sizes.values())) < 2:
-        return ""
-    first, *others = (
-        (size, " and ".join(map(str, sorted(counts)))) for size, counts in sorted(sizes.items())
-    )
-    texts = [f"{first[1]} {'thread' if first[1] == '1' else 'threads'} at world size {first[0]}"]
-    texts += [f"{counts} at {size}" for size, counts in others]
-    return ", ".join(texts)
+    return {str(size): sorted(counts) for size, counts in sorted(sizes.items())}
