@@ -36,7 +36,7 @@ def test_the_rank_that_the_others_wait_for_is_named(alone_s, flags):
 
 @pytest.mark.parametrize("said", [False, np.False_, torch.tensor(False)], ids=type)
 def test_a_check_that_says_false_fails_its_case(said):
-    own = SimpleNamespace(time=lambda step: [[1.0]])
+    own = SimpleNamespace(time=lambda step: [[1.0]], _batches=lambda samples: [samples])
     with pytest.raises(RuntimeError, match="the check of the measured step"):
         Harness.measure(own, lambda: None, samples=1, check=lambda: said)
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import reprlib
 import time
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -244,12 +245,12 @@ class Harness:
         """
         if scaling not in ("weak", "strong"):
             raise ValueError(f"scaling={scaling!r} is not weak or strong")
+        batches = self._batches(samples)
         rank_round_s = self.time(step)
         said = None if check is None else check()
         if said is not None and not said:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {said}")
         details, stragglers = self._without_sync(ddp, step)
-        batches = self.exchange("samples", samples)
         own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
         return own.record(
             rank_round_s,
@@ -279,6 +280,22 @@ class Harness:
         with ddp.no_sync():
             alone_s, stragglers = self.alone(step)
         return _ddp_details(ddp, alone_s), stragglers
+
+    def _batches(self, samples: object) -> list[int]:
+        """Return every rank's samples of a step.
+
+        Raises:
+            ValueError: A rank's are no whole number of 1 or more.
+        """
+        is_count = type(samples) is int and samples >= 1
+        batches = self.exchange("samples", samples if is_count else reprlib.repr(samples))
+        for rank, batch in enumerate(batches):
+            if isinstance(batch, str):
+                raise ValueError(
+                    f"samples is {batch} on rank {rank}, which is no whole number of 1 or more; "
+                    "give those of a step on this rank, such as len(batch)"
+                )
+        return batches
 
     @property
     def name(self) -> str:
