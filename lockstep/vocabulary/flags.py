@@ -111,6 +111,15 @@ def _shown(kind: str, name: str, value: object) -> object:
     return value
 
 
+# How older files began the sentences of a kind; that of loader workers began as that of ranks.
+_BEGINNINGS = {
+    "oversubscribed: ": "oversubscribed",
+    "straggler: ": "straggler",
+    "throttled: ": "throttled",
+    "logged images_per_sec ": "logged-rate",
+}
+
+
 @dataclass(frozen=True)
 class Flag:
     """One reason against a result.
@@ -124,7 +133,9 @@ class Flag:
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        """Return the flag in words."""
+        """Return the flag in words, of an older file in its own."""
+        if "text" in self.values:
+            return str(self.values["text"])
         try:
             shown = {name: _shown(self.kind, name, value) for name, value in self.values.items()}
             return WORDS[self.kind].format_map(shown)
@@ -146,9 +157,17 @@ def flag(kind: str, **values: Any) -> Flag:
 def read(value: object) -> Flag:
     """Return a flag that JSON holds; the first files held sentences."""
     if not isinstance(value, Mapping):
-        known = next((kind for kind, words in WORDS.items() if words == value), None)
-        return Flag(known) if known else Flag("note", {"text": str(value)})
+        return _of_sentence(str(value))
     return Flag(str(value.get("kind")), {k: v for k, v in value.items() if k != "kind"})
+
+
+def _of_sentence(text: str) -> Flag:
+    """Return the flag of an older file: its kind, where rules ask for it, and its own words."""
+    known = next((kind for kind, words in WORDS.items() if words == text), None)
+    if known:
+        return Flag(known)
+    begun = (kind for start, kind in _BEGINNINGS.items() if text.startswith(start))
+    return Flag(next(begun, "note"), {"text": text})
 
 
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:
