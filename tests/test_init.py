@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster import need_testbed
+from data.job_samples import site_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -527,3 +528,17 @@ def test_the_testbed_s_own_files_load(tmp_path):
     assert site.max_array_size == 1001
     campaign = load(tmp_path, "campaign.toml", made["campaign.toml"].text)
     assert campaign.world_sizes == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"partition": "cpu"}, {"gpu_type": "a100"}, {"cpus_per_node": 256}, {"account": "theirs"}],
+)
+def test_the_limits_of_another_cluster_are_not_those_of_a_site_s_jobs(monkeypatch, other):
+    here = cluster(partition(), node("n1", "gpu:h100:4"))
+    monkeypatch.setattr(clusters, "read", lambda: here)
+    own = associations.parse("me|project|project|||||||\n")
+    monkeypatch.setattr(associations, "read", lambda _: own)
+    assert associations.limits_of_jobs(site_of()) == ()
+    with pytest.raises(RuntimeError, match=r"^(on )?cluster here "):
+        associations.limits_of_jobs(site_of(**other))

@@ -13,8 +13,9 @@ from itertools import chain
 from lockstep.campaign.campaign import seconds
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
-from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Partition
+from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
 from lockstep.slurm.limits import clock
+from lockstep.slurm.site import Site
 
 # What a job has whose user has several QOS and no default.
 USUAL_QOS = "normal"
@@ -209,17 +210,27 @@ def limits(
     return tuple(found.values())
 
 
-def limits_of_jobs(
-    partition: str | None, account: str | None, qos: str | None
-) -> tuple[Limit, ...]:
-    """Ask the Slurm of this machine what limits jobs that name a partition, account and QOS.
+def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
+    """Ask the Slurm of this machine what limits the jobs of a site.
 
     Raises:
-        RuntimeError: Slurm does not answer, or has no such partition: it is another cluster's.
+        RuntimeError: Slurm does not answer, or is not the site's: it has no such partition, nodes
+            or account.
     """
     cluster = clusters.read()
-    chosen = cluster.partition(partition)
-    if chosen is None:
-        raise RuntimeError(f"cluster {cluster.name} has no partition {partition or 'by default'}")
+    chosen = cluster.partition(site.partition)
+    if chosen is None or not any(_is_of(kind, site) for kind, _ in chosen.kinds):
+        raise RuntimeError(
+            f"cluster {cluster.name} has no partition {site.partition or 'by default'} with nodes "
+            f"of {site.cpus_per_node} CPUs and {site.gpus_per_node} {site.gpu_type or 'GPUs'}"
+        )
     own = read(cluster.name) if cluster.keeps_accounts else Accounts()
-    return limits(cluster, own, chosen, account, qos)
+    if site.account and own.names and site.account not in own.names:
+        raise RuntimeError(f"on cluster {cluster.name} you have no account {site.account}")
+    return limits(cluster, own, chosen, site.account, site.qos)
+
+
+def _is_of(kind: Kind, site: Site) -> bool:
+    """Return whether nodes of a kind have what a site says of its own."""
+    is_enough = kind.num_cpus >= site.cpus_per_node and kind.num_gpus >= site.gpus_per_node
+    return is_enough and site.gpu_type in (None, kind.gpu_type)

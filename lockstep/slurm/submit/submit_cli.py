@@ -153,13 +153,13 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
 
 
 def _over_limits(todo: "Work") -> "list[Excess] | None":
-    """Return the jobs over a limit of QOS or account; None where Slurm does not say the limits."""
+    """Return the jobs over a limit of QOS or account; None where no Slurm of the site answers."""
     from lockstep.slurm import associations
     from lockstep.slurm.submit.excess import excesses
 
     site, jobs = todo.site, todo.jobs  # what does not fit the site is refused alone
     try:
-        found = associations.limits_of_jobs(site.partition, site.account, site.qos)
+        found = associations.limits_of_jobs(site)
     except RuntimeError as error:
         click.echo(f"Limits of QOS and account are not known: {error}", err=True)
         return None
