@@ -141,7 +141,26 @@ def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     assert first == f"  sbatch {folder}/jobs/x.sh"
     assert second.startswith("  sbatch --dependency=afterany:<id of x> --kill-on-invalid-dep=yes ")
     asked.say("squeue", f"41|41|PENDING|Priority|1|me|(null)|{folder}/jobs/x.sh\n")
-    assert "x, job 41, sent by hand: PENDING" in status(here, asked, "").stdout
+    said = status(here, asked, "").stdout
+    assert "x, job 41, sent by hand: PENDING" in said
+    assert "sbatch" not in said  # the collect job measures nothing
+
+
+def test_scripts_that_nobody_sent_are_named_beside_those_that_ended(here, folder, asked):
+    facts = {"schema": 1, "launches": [{"name": "w1-r0"}, {"name": "w1-r1"}]}
+    (folder / "campaign.json").write_text(json.dumps(facts))
+    for n in (0, 1):
+        (folder / "jobs" / f"x-r{n}.sh").write_text("")
+    made = {f"x-r{n}": {"kind": "job", "launches": [f"w1-r{n}"], "after": []} for n in (0, 1)}
+    (folder / "jobs" / "scripts.json").write_text(json.dumps({"schema": 1, "jobs": made}))
+    asked.say("squeue", f"41|41|RUNNING|None|1|me|(null)|{folder}/jobs/x-r0.sh\n")
+    assert f"  sbatch {folder}/jobs/x-r1.sh\n" in status(here, asked, "").stdout
+    asked.say("squeue", "")
+    (folder / "jobs" / "slurm-41.out").write_text("")
+    leave(folder, "41", 0, job="x-r0")
+    asked.say("sacct", sacct(account("41", "COMPLETED", JobName="x-r0")))
+    _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
+    assert todo == f"  sbatch {folder}/jobs/x-r1.sh\n"
 
 
 def test_what_sbatch_refused_is_said_until_it_is_sent(here, folder, asked):

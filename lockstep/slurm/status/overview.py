@@ -205,8 +205,11 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
     """Return commands to copy, with the ids and paths they need."""
     typed = shlex.quote(folder)
     opened = [one for one in campaign.jobs if one.job.id and _may_write(one, campaign)]
+    unsent = _unsent(campaign, results)
     if opened:
-        text = [*_open_lines(opened, results), f"lockstep status {typed} --watch"]
+        text = [*_open_lines(opened, results), *unsent, f"lockstep status {typed} --watch"]
+    elif unsent and campaign.jobs:
+        text = unsent
     elif campaign.jobs:
         verb = _after_jobs(campaign, results)
         text = [f"lockstep {verb} {typed}"]
@@ -214,8 +217,8 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
             text = [f"lockstep resume {typed} --site SITE  # once that file is mended"]
     elif results.refusals():
         text = ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
-    elif scripts := results.scripts():
-        text = [_by_hand(name, facts, results) for name, facts in scripts.items()]
+    elif unsent:
+        text = unsent
     elif results.jobs_folder.exists() and campaign.num_complete < len(campaign.planned):
         text = ["lockstep submit CAMPAIGN --site SITE"]
     else:
@@ -224,6 +227,18 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
         if campaign.num_complete < len(campaign.planned):
             text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
     return ["Next:", *(f"  {line}" for line in text)]
+
+
+def _unsent(campaign: Campaign, results: Results) -> list[str]:
+    """Return the commands that send the scripts nobody has sent, where jobs are sent by hand."""
+    if not all(by_hand.is_found(one.job) for one in campaign.jobs):
+        return []
+    sent = {one.job.name for one in campaign.jobs}
+    scripts = {name: facts for name, facts in results.scripts().items() if name not in sent}
+    launches = {launch for facts in scripts.values() for launch in facts["launches"]}
+    if campaign.jobs and all(map(campaign.is_complete, launches)):
+        return []  # what is left of them measures nothing
+    return [_by_hand(name, facts, results) for name, facts in scripts.items()]
 
 
 def _needs_mending(campaign: Campaign, results: Results) -> bool:
