@@ -18,6 +18,7 @@ from data.report_samples import (
     unequal_tree,
     write,
 )
+from planted_errors import copied, scaled
 
 from lockstep.report.page.render import MARK
 from lockstep.report.report_cli import _cells, import_table, report
@@ -339,3 +340,12 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     assert "--cost-per-gpu-hour 2.5" in page
     points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
     assert [point["cost"] for point in points] == [None, None]
+
+
+def test_a_report_of_errors_ends_1_and_gives_no_ratio_of_what_they_touch(measured, tmp_path):
+    wrong = copied(measured / "fp32", tmp_path / "wrong")
+    scaled(1000.0, 2, (0, 1, 2))(wrong)
+    done = run(report, wrong)
+    assert done.return_value == 1
+    strong, *_ = (one for one in done.stdout.splitlines() if one.startswith("  2 "))
+    assert strong.split()[1:3] == ["-", "-"]

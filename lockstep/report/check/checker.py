@@ -201,7 +201,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "measure all points equally often, in turn", launches.uneven_repeats,
     ),
     (
-        "launches-apart", "warning", "the point is none of them, and no curve through it holds",
+        "launches-apart", "warning", "their median describes none of them, nor does a curve",
         "find out what differs between them, and measure the point again", launches.disagree,
     ),
     (
@@ -238,7 +238,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         identical.identical_work,
     ),
     (
-        "circumstances", "warning", "a difference between world sizes may be one of them",
+        "circumstances", "warning", "it may be the cause of a difference between world sizes",
         "measure all sizes in turn, on the same hosts, with one commit and environment",
         sizes.circumstances,
     ),
@@ -260,7 +260,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "restore the file, or measure the launch again", launches.unreadable,
     ),
     (
-        "failed-case", "error", "a curve of what survived flatters",
+        "failed-case", "error", "the cases that are left may look better than all of them",
         "mend its cause and run the campaign again", launches.failed,
     ),
     (

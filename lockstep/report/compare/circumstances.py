@@ -59,6 +59,8 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
     for row in rows:
         for name in OF_ROWS:
             found.setdefault(name, {})[str(getattr(row, name))] = getattr(row, name)
+        source = f"source of {row.case.partition('[')[0]}"
+        found.setdefault(source, {})[str(row.workload_sha256)] = row.workload_sha256
     return {name: dict(sorted(values.items())) for name, values in found.items()}
 
 

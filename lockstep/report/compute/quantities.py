@@ -37,7 +37,7 @@ def values(rows: Sequence[Row], name: str) -> list[float]:
 
 def centre(found: Sequence[float], name: str) -> float:
     """Return a point's value of a quantity, as the report has it."""
-    return median(found) if name == "mfu" else fmean(found)
+    return median(found) if name == "mfu" else _kept(fmean(found))
 
 
 def interval(rows: Sequence[Row], name: str) -> Interval | None:

@@ -47,6 +47,7 @@ class Point:
         device_hours: World size times hours, for what `device_hours_per` names.
         extra_device_hours: Device-hours over the baseline's, less 1.
         cost: Device-hours times the price of one; None where no price is known.
+        blocked_by: Rules of the check whose errors forbid the ratios, once `page.checked` ran.
     """
 
     world_size: int
@@ -68,6 +69,7 @@ class Point:
     extra_device_hours: float | None = None
     cost: float | None = None
     flags: list[Flag] = field(default_factory=list)
+    blocked_by: list[str] = field(default_factory=list)
 
     @property
     def num_launches(self) -> int:

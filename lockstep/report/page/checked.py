@@ -41,6 +41,16 @@ def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -
     return f"{series.label}: no verdict, {wording.blocked(rules)}." if rules else ""
 
 
+def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
+    """Note on each point which errors forbid its ratios: those that touch it or its baseline.
+
+    A table of targets says of itself that nobody measured it; its ratios stay.
+    """
+    for one in series:
+        for point in one.points if one.row.origin != "target" else ():
+            point.blocked_by = blocked_by(found, [*point.rows, *one.base.rows])
+
+
 def not_pooled(left_out: Sequence[Row]) -> str:
     """Name the launches that were left out, and count their points."""
     names = list(dict.fromkeys(row.launch for row in left_out))

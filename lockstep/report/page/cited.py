@@ -9,12 +9,14 @@ from lockstep.report.page.parts import (
     MILLI,
     Panel,
     Table,
+    allowed,
     baseline_text,
     efficiency_figure,
     left_out,
     panel,
     repeat_text,
     shown,
+    sound,
     table,
 )
 from lockstep.report.words import formats
@@ -31,8 +33,8 @@ def imported_panel(results: Results, series: list[Series], origin: str, threshol
     }[origin]
     made = panel(origin, title, origin, lead=[lead])
     drawn = [one for one in series if len(one.points) > 2]
-    if drawn:
-        figure = efficiency_figure(origin, drawn, threshold)
+    if judged := sound(drawn):
+        figure = efficiency_figure(origin, judged, threshold)
         figure |= {"title": f"{title}: parallel efficiency", "xlabel": "Devices"}
         made["figures"] = [figure]
     shown = series[:MAX_TABLES]
@@ -70,9 +72,10 @@ def _imported_row(point: Point, per: float, fixed: bool, relative: bool) -> list
     return [
         str(point.world_size), shown(point.rows[0].global_batch), str(point.num_launches),
         number(None if point.time_s is None else point.time_s / per), number(step), number(rate),
-        ratio(point.speedup), percent(point.parallel_efficiency),
-        percent_span(point.efficiency_interval), view, formats.trimmed(point.device_hours),
-        percent(point.extra_device_hours), number(point.cost),
+        allowed(point, ratio(point.speedup)), allowed(point, percent(point.parallel_efficiency)),
+        allowed(point, percent_span(point.efficiency_interval)), allowed(point, view),
+        formats.trimmed(point.device_hours),
+        allowed(point, percent(point.extra_device_hours)), number(point.cost),
         str(len(point.flags)) if point.flags else "",
     ]  # fmt: skip
 

@@ -52,6 +52,7 @@ def page(
         findings: What the check has found in the results; it is run where this is None.
     """
     findings = checker.check(results) if findings is None else findings
+    checked.mark(series, findings)
     errors = checker.errors(findings)
     on_cpus = results.on_cpus
     hours = "Rank-hours" if on_cpus else "GPU-hours"
@@ -201,8 +202,14 @@ def _verdict(series: Series, threshold: float) -> str:
     good = [p for p in above if p.parallel_efficiency >= threshold]
     if not good:
         best = max(above, key=lambda p: p.parallel_efficiency)
+        open_at = [p.world_size for p in above if measured and not _shown_below(p, threshold)]
+        said = (
+            f"it is not shown whether {formats.listed(open_at)} {noun}s reach"
+            if open_at
+            else "no size reaches"
+        )
         return (
-            f"{series.label}: no size reaches {_goal(threshold)} efficiency; the best is "
+            f"{series.label}: {said} {_goal(threshold)} efficiency; the best is "
             f"{_achieved(best)} on {counted(best.world_size, noun)}, relative to "
             f"{parts.baseline_text(series)}."
         )
@@ -214,6 +221,11 @@ def _verdict(series: Series, threshold: float) -> str:
         f"the rate of {parts.baseline_text(series)}"
         + (f"; its interval reaches below {_goal(threshold)}." if unsure else ".")
     )
+
+
+def _shown_below(point: Point, threshold: float) -> bool:
+    """Tell whether the whole interval of a point's efficiency misses the threshold."""
+    return point.efficiency_interval is not None and point.efficiency_interval[1] < threshold
 
 
 def _why(series: Series) -> str | None:

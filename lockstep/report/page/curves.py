@@ -15,6 +15,7 @@ from lockstep.report.page.parts import (
     Figure,
     Panel,
     Table,
+    allowed,
     baseline_text,
     curve_figure,
     curve_of,
@@ -23,6 +24,7 @@ from lockstep.report.page.parts import (
     panel,
     repeat_text,
     shown,
+    sound,
     step_interval_ms,
     step_ms,
     table,
@@ -59,7 +61,7 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
     )
     drawn = [one for one in series if len(one.points) > 1]
     first = _throughput_figure(drawn) if strong else _step_figure(drawn)
-    figures = [first, efficiency_figure(study, drawn, threshold)]
+    figures = [first, *(efficiency_figure(study, own, threshold) for own in [sound(drawn)] if own)]
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"] = figures if drawn else []
     made["tables"] = [
@@ -122,8 +124,9 @@ def _scaling_row(point: Point) -> list[str]:
         str(point.world_size), shown(point.rows[0].num_nodes), str(point.num_launches),
         number(None if point.step_s is None else point.step_s * MILLI),
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
-        ratio(point.speedup), percent(point.parallel_efficiency),
-        percent_span(point.efficiency_interval), str(len(point.flags)) if point.flags else "",
+        allowed(point, ratio(point.speedup)), allowed(point, percent(point.parallel_efficiency)),
+        allowed(point, percent_span(point.efficiency_interval)),
+        str(len(point.flags)) if point.flags else "",
     ]  # fmt: skip
 
 
@@ -146,8 +149,8 @@ def _cost_row(point: Point, strong: bool) -> list[str]:
     mfus = [r.mfu for r in point.rows if r.mfu is not None]
     return [
         str(point.world_size), shown(row.local_batch if strong else row.global_batch),
-        ratio(point.time_ratio), formats.trimmed(point.device_hours),
-        percent(point.extra_device_hours), number(point.cost),
+        allowed(point, ratio(point.time_ratio)), formats.trimmed(point.device_hours),
+        allowed(point, percent(point.extra_device_hours)), number(point.cost),
         percent(median(mfus) if mfus else None), number(memory / GIGA if memory else None),
     ]  # fmt: skip
 

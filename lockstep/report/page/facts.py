@@ -7,7 +7,7 @@ from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import Launch, Results
+from lockstep.report.load.results import OTHER, Launch, Results
 from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
 from lockstep.report.words import formats
 from lockstep.report.words.formats import counted
@@ -104,7 +104,7 @@ def not_measured(results: Results) -> Panel | None:
 def method(series: Sequence[Series], threshold: float) -> Panel:
     """Return how the numbers came about, and what each of them means."""
     made = panel("method", "Method")
-    measured = [one for one in series if one.row.origin == "measured" and one.row.factors]
+    measured = [one for one in series if one.row.origin == "measured" and one.row.study != OTHER]
     if measured:
         made["lead"] += _measuring(measured)
     made["lead"] += [

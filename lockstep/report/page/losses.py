@@ -38,9 +38,10 @@ def loss_table(series: Series) -> Table | None:
     note = (
         "Of the mean step. Own work is what the fastest rank takes for a step without gradient "
         "synchronisation, imbalance what the slowest takes longer, exposed communication the rest, "
-        "with DDP's own copies of the gradients where no size of one rank shows them apart. Which "
-        "ranks' steps meet is not known, so the intervals hold whatever their order may be: ranks "
-        "that are slow in turn widen them. A loss is the time less its share of the baseline's."
+        "with DDP's own copies of the gradients unless one rank was measured too. The times of "
+        "a round are known and those of its single steps are not, so the intervals allow for any "
+        "order of fast and slow steps: ranks that are slow in turn widen them. A "
+        "loss is the time less its share of the baseline's."
     )
     caption = f"Where a step's time goes: {series.label}"
     return table(caption, columns, rows, 2, note=note) if rows else None

@@ -76,6 +76,16 @@ def shown(value: object) -> str:
     return formats.DASH if value is None else str(value)
 
 
+def allowed(point: Point, text: str) -> str:
+    """Return a ratio to the baseline as a cell: a dash where an error of the check forbids it."""
+    return formats.DASH if point.blocked_by else text
+
+
+def sound(series: Sequence[Series]) -> list[Series]:
+    """Return the series whose ratios no error of the check forbids."""
+    return [one for one in series if not any(point.blocked_by for point in one.points)]
+
+
 def baseline_text(series: Series) -> str:
     """Name a series' baseline with its absolute performance."""
     base = series.base

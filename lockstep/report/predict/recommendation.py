@@ -219,7 +219,10 @@ def next_step(series: Series) -> NextStep:
     why = f"at {last.world_size} {_efficiency(last, WORTHWHILE)}"
     if last.parallel_efficiency >= WORTHWHILE:
         return NextStep("larger", (2 * last.world_size,), why)
-    why += f", under {100 * WORTHWHILE:.0f} %"
+    span = last.efficiency_interval
+    straddles = span is not None and span[0] < WORTHWHILE <= span[1]
+    goal = f"{100 * WORTHWHILE:.0f} %"
+    why += f"; not shown whether it reaches {goal}" if straddles else f", under {goal}"
     # Where efficiency first falls below what is worthwhile, a size between may still be good.
     good, bad = next(
         (p.world_size, q.world_size)

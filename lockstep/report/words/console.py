@@ -71,7 +71,7 @@ def _relative(series: Series, point: Point, text: str) -> str:
     alone = len(series.points) == 1 and series.main is None
     if alone or not series.is_compared:
         return formats.DASH
-    return "baseline" if point is series.base else text
+    return "baseline" if point is series.base else parts.allowed(point, text)
 
 
 def _throughput(series: Series, point: Point) -> str:
