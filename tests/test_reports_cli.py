@@ -342,10 +342,10 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     assert [point["cost"] for point in points] == [None, None]
 
 
-def test_a_report_of_errors_ends_1_and_gives_no_ratio_of_what_they_touch(measured, tmp_path):
+def test_a_report_of_errors_gives_no_ratio_of_what_they_touch(measured, tmp_path):
     wrong = copied(measured / "fp32", tmp_path / "wrong")
     scaled(1000.0, 2, (0, 1, 2))(wrong)
     done = lockstep("report", wrong)
-    assert done.returncode == 1
+    assert done.returncode == 0
     strong, *_ = (one for one in done.stdout.splitlines() if one.startswith("  2 "))
     assert strong.split()[1:3] == ["-", "-"]
