@@ -36,12 +36,15 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 		[ $$code = 0 ] || worst=$$code; \
 	done; exit $$worst
 
-# There is one testbed, whose tests wait for it half of their time: the others run meanwhile.
+# Two lanes of about equal length: the testbed, whose tests wait half of their time, and then the
+# quick tests; beside them what starts ranks.
 test: venv ## Run what a change must pass, tests that start ranks and browsers included
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	$(BIN)/python -m pytest -m "slurm and not chaos" --durations=10 >"$$said" 2>&1 & testbed=$$!; \
-	$(BIN)/python -m pytest -m "not slurm and not chaos" --durations=25; rest=$$?; \
-	wait $$testbed; testbed=$$?; cat "$$said"; exit $$((rest || testbed))
+	{ $(BIN)/python -m pytest -m "slurm and not chaos" --durations=10; testbed=$$?; \
+	  $(BIN)/python -m pytest -m "not (slow or slurm or chaos)" --durations=10; \
+	  exit $$(($$? || testbed)); } >"$$said" 2>&1 & first=$$!; \
+	$(BIN)/python -m pytest -m "slow and not (slurm or chaos)" --durations=25; rest=$$?; \
+	wait $$first; first=$$?; cat "$$said"; exit $$((rest || first))
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"
