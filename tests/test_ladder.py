@@ -590,7 +590,7 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     assert "a fault of rank 1" in outcome["failed"][0]["reason"]
     assert re.search(
         r"^w2-r0: bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
-        r"rank 0 on \S+ \(cpu\): it recorded nothing; call harness\.record; "
+        r"rank 0 on \S+ \(cpu\): it recorded nothing; call lockstep\.measure; "
         r"rank 1 on \S+ \(cpu\): AssertionError: a fault of rank 1$",
         ended.stderr,
         re.MULTILINE,

@@ -158,7 +158,7 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
 
 def started(script):
     lines = script.read_text().splitlines()
-    return sorted(line.split()[1] for line in lines if line.startswith("launch w"))
+    return sorted(line.split()[1] for line in lines if line.startswith("lockstep_launch w"))
 
 
 @pytest.mark.parametrize(

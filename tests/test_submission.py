@@ -231,7 +231,7 @@ def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(fold
     assert "export NCCL_DEBUG=INFO" in before
     missing = [line for line in before.splitlines() if line not in after.splitlines()]
     # What was said while one looked for a fault is not said again.
-    assert [line for line in missing if "NCCL_DEBUG" not in line] == ["launch w8-r0 8 0"]
+    assert [line for line in missing if "NCCL_DEBUG" not in line] == ["lockstep_launch w8-r0 8 0"]
     assert "export NCCL_DEBUG_SUBSYS=ALL" in missing
     assert "export NCCL_DEBUG=WARN" in after
 
@@ -253,7 +253,7 @@ def test_what_is_flagged_is_set_aside_and_measured_again(folder):
     results = folder / "results/ladder"
     dry = lockstep("resume results/ladder --flagged --dry-run", folder)
     assert "# set aside: w8-r0\n" in dry.stdout
-    assert "\nlaunch w8-r0 8 0\n" in dry.stdout
+    assert "\nlockstep_launch w8-r0 8 0\n" in dry.stdout
     assert not (results / "launches-set-aside").exists()
     ended = lockstep("resume results/ladder --flagged", folder)
     assert ended.returncode == 0, ended.stderr

@@ -14,7 +14,7 @@ SOURCES = ("workload_sha256", "gradient_bytes")
 OF_A_CASE = ("study", "workload", "scaling", "precision", "sample_unit")
 BATCHES = ("local_batch", "global_batch", "samples_per_step")
 # Launches that agree in all of these are one. Parts of an array may start in the same second.
-_ONE_LAUNCH = ("launch", "campaign", "started", "part")
+_ONE_LAUNCH = ("launch", "campaign", "started", "part", "world_size")
 
 Item = TypeVar("Item")
 
