@@ -17,6 +17,8 @@ from pathlib import Path
 from lockstep.slurm.submit import sbatch_refusals as refusals
 
 TIMEOUT_S = 60
+# What sacct says where slurm.conf has no AccountingStorageType.
+NO_ACCOUNTING = "accounting storage is disabled"
 MAX_ELEMENTS = 100_000
 QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is none
@@ -171,7 +173,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
         ) from None
     if ended.returncode:
         said = " ".join(ended.stderr.split()) or f"nothing, and exit code {ended.returncode}"
-        raise FailedError(f"{command[0]} said: {said}", ended.stderr)
+        kind = NoAccountingError if NO_ACCOUNTING in ended.stderr else FailedError
+        raise kind(f"{command[0]} said: {said}", ended.stderr)
     return ended.stdout
 
 
@@ -194,6 +197,10 @@ class FailedError(RuntimeError):
     def __init__(self, message: str, stderr: str) -> None:
         super().__init__(message)
         self.stderr = stderr
+
+
+class NoAccountingError(FailedError):
+    """This cluster keeps no accounts: asking again is of no use."""
 
 
 class NotInstalledError(RuntimeError):

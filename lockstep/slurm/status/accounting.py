@@ -85,7 +85,7 @@ def _rows(text: str) -> Iterator[Row]:
 
 def is_absent(error: RuntimeError) -> bool:
     """Return whether a failure of sacct means that there is no accounting to wait for."""
-    return isinstance(error, slurm.NotInstalledError) or "storage is disabled" in str(error)
+    return isinstance(error, slurm.NotInstalledError | slurm.NoAccountingError)
 
 
 def has_ended(account: Mapping[str, Any] | None) -> bool:
