@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.slurm.lint.linter import RULES, lint, load
-from lockstep.slurm.lint.shell import SBATCH_OPTIONS, Reader, Script
+from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS
+from lockstep.slurm.lint.shell.shell_commands import CommandReader
+from lockstep.slurm.lint.shell.shell_script import Script
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
@@ -371,7 +373,7 @@ words = st.lists(st.text(st.characters(exclude_characters="\0\r"), max_size=12),
 
 @given(words)
 def test_words_are_read_as_a_shell_reads_them(given_words):
-    (command,) = Reader("run " + shlex.join(given_words)).read().commands
+    (command,) = CommandReader("run " + shlex.join(given_words)).read().commands
     assert [word.text for word in command.words] == ["run", *given_words]
     assert command.live == set()
 
@@ -382,7 +384,7 @@ plain_words = st.lists(st.from_regex(r"[a-z][a-z0-9=./-]{0,8}", fullmatch=True),
 @given(plain_words, st.integers(0, 5))
 def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
     text = "# $(srun\n" * before + "run " + " \\\n  ".join(parts) + "\nnext\n"
-    one, other = Reader(text).read().commands
+    one, other = CommandReader(text).read().commands
     assert [word.text for word in one.words] == ["run", *parts]
     assert (one.line, other.line) == (before + 1, before + 1 + len(parts))
 
@@ -391,7 +393,7 @@ def test_a_command_over_several_lines_is_one_where_it_begins(parts, before):
     "text", ["a\\\nb", '"a\\\nb"', "'a\nb'", '"$(a\nb)"', "x=(a\nb)", "((a\n))"]
 )
 def test_a_line_break_inside_a_word_counts(text):
-    *_, last = Reader(f"echo {text}\nnext\n").read().commands
+    *_, last = CommandReader(f"echo {text}\nnext\n").read().commands
     assert (last.name, last.line) == ("next", 3)
 
 

@@ -11,7 +11,8 @@ from lockstep.slurm.doctor import image_checks as image
 from lockstep.slurm.doctor import machine_checks as machine
 from lockstep.slurm.doctor.checks import Finding, Status, Subject, not_needed, ok, warning
 from lockstep.slurm.lint import variables
-from lockstep.slurm.lint.shell import Script, value_of
+from lockstep.slurm.lint.shell.shell_script import Script
+from lockstep.slurm.lint.shell.shell_words import value_of
 from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES, steers_torch
 
 WIDTH = 80

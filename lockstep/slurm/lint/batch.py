@@ -5,17 +5,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lockstep.slurm.lint.shell import (
-    SRUN_SHORT,
-    Command,
-    Option,
-    Reader,
-    Script,
-    Word,
-    base_name,
-    options,
-    value_of,
-)
+from lockstep.slurm.lint.shell.sbatch_options import SRUN_SHORT, Option, options
+from lockstep.slurm.lint.shell.shell_commands import Command
+from lockstep.slurm.lint.shell.shell_script import Script
+from lockstep.slurm.lint.shell.shell_words import Word, WordReader, base_name, value_of
 
 CONTAINERS = ("apptainer", "singularity")
 PROFILERS = ("nsys", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
@@ -92,7 +85,7 @@ def tokens_of(words: Collection[Word]) -> list[str]:
 
 def _tokens(text: str) -> list[str]:
     found = text.split()
-    return found if len(found) < 2 else [word.text for word in Reader(text).words()]
+    return found if len(found) < 2 else [word.text for word in WordReader(text).words()]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Errors that a reader of a batch script can find before the job has waited in the queue.
 
-A rule is one function of `lockstep.slurm.lint.script_rules` and one row of `TABLE`. Nothing is run.
+A rule is one function of `lockstep.slurm.lint.rules` and one row of `TABLE`. Nothing is run.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.slurm.lint import launchers
-from lockstep.slurm.lint import script_rules as find
 from lockstep.slurm.lint.batch import Hit, Job
-from lockstep.slurm.lint.shell import Script
+from lockstep.slurm.lint.rules import command_rules as command
+from lockstep.slurm.lint.rules import container_rules as container
+from lockstep.slurm.lint.rules import directive_rules as directive
+from lockstep.slurm.lint.rules import launchers
+from lockstep.slurm.lint.shell.shell_script import Script
 
 Severity = Literal["error", "warning", "note"]
 
@@ -55,66 +57,73 @@ class Finding:
 
 SACCT = "take the numbers after the job's end: lockstep collect, or sacct from the login node"
 TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...] = (
-    ("SHEBANG", "error", "sbatch refuses the script", "begin with #!/bin/bash", find.no_shebang),
-    ("CRLF", "error", "sbatch refuses the script", "run dos2unix on it", find.dos_lines),
+    (
+        "SHEBANG", "error", "sbatch refuses the script", "begin with #!/bin/bash",
+        directive.no_shebang,
+    ),
+    ("CRLF", "error", "sbatch refuses the script", "run dos2unix on it", directive.dos_lines),
     (
         "DIRECTIVE-LATE", "error", "sbatch passes over it without a word",
-        "move it above the first command", find.late_directive,
+        "move it above the first command", directive.late_directive,
     ),
     (
         "DIRECTIVE-SPELLING", "error", "sbatch takes it for a comment",
-        "write #SBATCH in capitals, without blanks, where the line begins", find.misspelt_directive,
+        "write #SBATCH in capitals, without blanks, where the line begins",
+        directive.misspelt_directive,
     ),
     (
         "DIRECTIVE-OFF", "note", "sbatch does not read it", "remove it if that is not meant",
-        find.disabled_directive,
+        directive.disabled_directive,
     ),
-    ("DIRECTIVE-OPTION", "error", "sbatch refuses the script", "correct it", find.unknown_option),
+    (
+        "DIRECTIVE-OPTION", "error", "sbatch refuses the script", "correct it",
+        directive.unknown_option,
+    ),
     (
         "DIRECTIVE-VARIABLE", "error", "sbatch takes it letter by letter",
-        "write the value out, or use sbatch's own %j, %x and %u", find.variable_in_directive,
+        "write the value out, or use sbatch's own %j, %x and %u", directive.variable_in_directive,
     ),
     (
         "NO-TIME", "warning", "the job gets the partition's limit and waits longer, or is refused",
-        "add #SBATCH --time=HH:MM:SS", find.no_time,
+        "add #SBATCH --time=HH:MM:SS", directive.no_time,
     ),
     (
         "TIME", "error", "sbatch refuses the script", "write minutes, HH:MM:SS or D-HH:MM:SS",
-        find.wrong_time,
+        directive.wrong_time,
     ),
     (
         "NO-TASKS-PER-NODE", "warning", "Slurm may fill one node before the next",
-        "add #SBATCH --ntasks-per-node, one task for each GPU", find.no_tasks_per_node,
+        "add #SBATCH --ntasks-per-node, one task for each GPU", directive.no_tasks_per_node,
     ),
     (
         "OUTPUT-FOLDER", "error", "the job fails at once (0:53) and leaves no log",
-        "make it before you submit", find.missing_folder,
+        "make it before you submit", directive.missing_folder,
     ),
     (
         "GPU-PER-TASK", "warning", "NCCL then misses NVLink and P2P without a word",
         "use --gpus-per-node, with one task for each GPU and cuda:LOCAL_RANK",
-        find.one_gpu_per_task,
+        directive.one_gpu_per_task,
     ),
     (
         "SIGNAL-STEPS", "warning",
         "ranks without a handler die of it, those in an image of SIGBUS, and the script goes on",
-        "write --signal=B:USR1@120 and trap USR1 in this script", find.signal_to_steps,
+        "write --signal=B:USR1@120 and trap USR1 in this script", directive.signal_to_steps,
     ),
     (
         "EXPORT-NAMES", "error", "the tasks do not even find their program",
-        "use --export=ALL and set variables in the script", find.exported_names,
+        "use --export=ALL and set variables in the script", directive.exported_names,
     ),
     (
         "EXPORT-COMMA", "error", "the variable holds only what stands before the comma",
-        "export the variable in the script, in quotes", find.export_with_comma,
+        "export the variable in the script, in quotes", directive.export_with_comma,
     ),
     (
         "REQUEUE", "note", "after a node failure Slurm may run the script again from its top",
-        "add #SBATCH --no-requeue, or --requeue with --open-mode=append", find.requeue_unsaid,
+        "add #SBATCH --no-requeue, or --requeue with --open-mode=append", directive.requeue_unsaid,
     ),
     (
         "HARD-ACCOUNT", "note", "whoever gets the script must edit it",
-        "keep it in one site file (lockstep init), or export SBATCH_ACCOUNT", find.own_account,
+        "keep it in one site file (lockstep init), or export SBATCH_ACCOUNT", directive.own_account,
     ),
     (
         "TASKS-X-NPROC", "error", "several ranks then share a GPU, or never meet",
@@ -133,87 +142,87 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
     (
         "PROFILER-AROUND-SRUN", "error", "it sees the launcher and none of the ranks",
         "write srun ... nsys profile -o NAME-%q{SLURM_PROCID} ... python",
-        find.profiler_around_srun,
+        command.profiler_around_srun,
     ),
     (
         "CONTAINER-AROUND-SRUN", "error", "an image has no srun, or one that is not this Slurm's",
-        "write srun ... apptainer exec IMAGE ...", find.container_around_srun,
+        "write srun ... apptainer exec IMAGE ...", command.container_around_srun,
     ),
     (
         "NODE-RANK-BATCH", "error", "it is 0 on every node and in every task",
         "let each task expand it: srun bash -c '... $SLURM_PROCID ...' in single quotes",
-        find.rank_in_batch_shell,
+        command.rank_in_batch_shell,
     ),
     (
         "SACCT-IN-JOB", "warning", "its numbers are not complete yet", SACCT,
-        find.accounting_of_itself,
+        command.accounting_of_itself,
     ),
     (
         "INSTALL-IN-JOB", "warning",
         "nodes often have no network, ranks race for the files, and no two runs are alike",
-        "install once, into an image or a venv", find.install_in_job,
+        "install once, into an image or a venv", command.install_in_job,
     ),
     (
         "VERSION-AS-FILE", "error", "the version is not asked for", "quote it: 'package>=1.0'",
-        find.version_as_file,
+        command.version_as_file,
     ),
     (
         "MASTER-PORT", "warning", "another job or step on the node may have it",
-        "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))", find.fixed_port,
+        "derive it: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))", command.fixed_port,
     ),
     (
         "MASTER-ADDR", "error", "those of other nodes wait until their time is out",
         'take the first host: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',
-        find.local_address,
+        command.local_address,
     ),
     (
         "NO-KILL", "warning", "when one rank fails the others wait, and the nodes are billed",
-        "add --kill-on-bad-exit=1", find.no_kill,
+        "add --kill-on-bad-exit=1", command.no_kill,
     ),
     (
         "NO-CPUS", "warning", "since Slurm 22.05 a task may get one core for all its loaders",
-        'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK', find.no_cpus,
+        'add --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK', command.no_cpus,
     ),
     (
         "MODULE-PURGE", "warning", "modules of the shell that submits stay loaded",
-        "write module purge before it", find.modules_on_top,
+        "write module purge before it", command.modules_on_top,
     ),
     (
         "TWO-ENVIRONMENTS", "warning", "packages of one are found in the other",
-        "keep exactly one: modules, a venv, or an image", find.two_environments,
+        "keep exactly one: modules, a venv, or an image", command.two_environments,
     ),
     (
         "EXIT-CODE", "warning", "a failed run is then COMPLETED to Slurm and to afterok",
         "set -eo pipefail, or keep it: srun ... || failed=1, and end with exit",
-        find.lost_exit_code,
+        command.lost_exit_code,
     ),
     (
         "CLEANENV", "error", "no rank knows its number or where to meet",
-        "hand them on as APPTAINERENV_NAME, or with --env-file", find.clean_environment,
+        "hand them on as APPTAINERENV_NAME, or with --env-file", container.clean_environment,
     ),
     (
         "CONTAINALL", "error", "NCCL and gloo then share no memory, and /tmp has 64 MiB",
-        "use --cleanenv --no-home instead", find.contained,
+        "use --cleanenv --no-home instead", container.contained,
     ),
     (
         "NO-NV", "error", "torch then sees no GPU, and Apptainer does not say so",
-        "add --nv, or --rocm for AMD", find.no_gpus_inside,
+        "add --nv, or --rocm for AMD", container.no_gpus_inside,
     ),
     (
         "NCCL-VARIABLE", "warning", "what NCCL does not know it passes over without a word",
-        "correct it", find.wrong_variable,
+        "correct it", command.wrong_variable,
     ),
     (
         "INTERFACE-MISSING", "note", "ranks that find no interface do not meet",
-        "look on a compute node", find.missing_interface,
+        "look on a compute node", command.missing_interface,
     ),
     (
         "DEBUG-IN-TIMING", "warning", "a measured time then holds the debugging too",
-        "leave it out", find.debugging,
+        "leave it out", command.debugging,
     ),
     (
         "HARD-INTERFACE", "note", "on another machine the name is another",
-        "keep it in one site file (lockstep init)", find.own_interface,
+        "keep it in one site file (lockstep init)", command.own_interface,
     ),
 )  # fmt: skip
 RULES = tuple(Rule(*row) for row in TABLE)

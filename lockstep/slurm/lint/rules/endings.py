@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.slurm.lint.batch import SAYING, Job, step_of
-from lockstep.slurm.lint.shell import Command
+from lockstep.slurm.lint.shell.shell_commands import Command
 
 
 def hidden_by_a_pipe(job: Job) -> Iterator[Command]:

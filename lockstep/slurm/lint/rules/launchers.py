@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lockstep.slurm.lint.batch import LAUNCH, Hit, Job, Step, tokens_of
-from lockstep.slurm.lint.shell import base_name
+from lockstep.slurm.lint.shell.shell_words import base_name
 
 TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 # What tells a launcher of the other nodes: torchrun's options, and accelerate's.

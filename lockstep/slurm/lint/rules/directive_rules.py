@@ -1,0 +1,185 @@
+"""Rules about the directives of a batch script, the lines that begin with #SBATCH."""
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+
+from lockstep.slurm.lint.batch import Hit, Job
+from lockstep.slurm.lint.rules.launchers import torch_launch
+from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS
+from lockstep.slurm.lint.shell.shell_script import Script
+
+TIME = re.compile(
+    r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|INFINITE|UNLIMITED|-1", re.IGNORECASE
+)
+MISSPELT = re.compile(r"\s*#+\s*sbatch\s*-", re.IGNORECASE)
+
+
+def no_shebang(job: Job) -> Iterator[Hit]:
+    """Look at the first line."""
+    if not job.script.text.startswith("#!"):
+        yield Hit(1, "the first line is not #!")
+
+
+def dos_lines(job: Job) -> Iterator[Hit]:
+    """Look for the line ends of Windows."""
+    found = [n for n, line in enumerate(job.script.lines, start=1) if line.endswith("\r")]
+    if found:
+        yield Hit(found[0], f"{len(found)} lines end as on Windows, in CR LF")
+
+
+def late_directive(job: Job) -> Iterator[Hit]:
+    """Look for directives after the first command."""
+    first = job.script.first_command
+    for line, text in job.script.reader.comments:
+        if line > first and text.startswith("#SBATCH"):
+            yield Hit(line, f"{text[:60].strip()} comes after the first command, in line {first}")
+
+
+def misspelt_directive(job: Job) -> Iterator[Hit]:
+    """Look for comments that were meant to be directives."""
+    for line, text in job.script.reader.comments:
+        if MISSPELT.match(text) and not text.startswith(("#SBATCH", "##")):
+            yield Hit(line, f"{text[:60].rstrip()!r} does not begin with #SBATCH")
+
+
+def disabled_directive(job: Job) -> Iterator[Hit]:
+    """Look for directives behind a second #."""
+    for line, text in job.script.reader.comments:
+        if MISSPELT.match(text) and text.startswith("##"):
+            yield Hit(line, f"{text[:60].strip()!r} is a comment")
+
+
+def unknown_option(job: Job) -> Iterator[Hit]:
+    """Look for options that sbatch does not have but nearly so; others may be a site's plugin's."""
+    for one in job.script.directives:
+        # --container-image and its like are those of Pyxis, a plugin that many sites have.
+        foreign = len(one.name) == 1 or one.name.startswith("container-")
+        if not foreign and one.name not in SBATCH_OPTIONS:
+            near = get_close_matches(one.name[:60], SBATCH_OPTIONS, n=1, cutoff=0.75)
+            if near:
+                yield Hit(one.line, f"sbatch has no --{one.name}", f"did you mean --{near[0]}?")
+
+
+def variable_in_directive(job: Job) -> Iterator[Hit]:
+    """Look for what only a shell expands."""
+    for one in job.script.directives:
+        value = one.value or ""
+        if "$" in value or value.startswith("~"):
+            yield Hit(one.line, f"--{one.name}={value} holds what only a shell expands")
+
+
+def no_time(job: Job) -> Iterator[Hit]:
+    """Look for the time limit."""
+    if job.script.directives and not job.script.directive("time"):
+        yield Hit(1, "--time is not given")
+
+
+def wrong_time(job: Job) -> Iterator[Hit]:
+    """Look for a time limit in a form that sbatch does not take (sbatch(1), --time)."""
+    option = job.script.directive("time")
+    value = (option and option.value) or ""
+    if option and "$" not in value and not TIME.fullmatch(value):
+        yield Hit(option.line, f"--time={value} is no time to sbatch")
+
+
+def no_tasks_per_node(job: Job) -> Iterator[Hit]:
+    """Look for tasks that Slurm may spread over nodes as it likes."""
+    tasks = job.asked("ntasks")
+    by_step = any("ntasks-per-node" in step.options for step in job.steps)
+    if (job.nodes or 1) == 1 or by_step or job.script.directive("ntasks-per-node"):
+        return
+    if tasks not in (None, job.nodes):
+        yield Hit(1, f"{tasks} tasks on {job.nodes} nodes have no --ntasks-per-node")
+    elif tasks is None and job.has_gpus and any(not torch_launch(s.tokens) for s in job.launches):
+        yield Hit(1, f"{job.nodes} nodes have no --ntasks-per-node, so each gets one task")
+
+
+def missing_folder(job: Job) -> Iterator[Hit]:
+    """Look for the folders of --output and --error, as far as this machine can tell."""
+    for name in ("output", "error"):
+        option = job.script.directive(name)
+        folder = Path(option.value).parent if option and option.value else Path()
+        if option and not _may_exist(folder, job.script):
+            yield Hit(option.line, f"the folder {folder} of --{name} does not exist")
+
+
+def _may_exist(folder: Path, script: Script) -> bool:
+    """Return whether a folder exists, or cannot be judged from here."""
+    if "$" in str(folder) or str(folder).startswith("~"):
+        return True  # another rule says that it is not expanded
+    try:
+        if folder.is_absolute():
+            # Another machine's file system is not to be judged by this one's.
+            return folder.is_dir() or folder.parent == Path("/") or not folder.parent.is_dir()
+        chdir = script.directive("chdir")
+        bases = [Path(chdir.value)] if chdir and chdir.value else [Path(), Path(script.path).parent]
+        return any((base / folder).is_dir() for base in bases)
+    except OSError:
+        return True  # a name that no file can have
+
+
+def one_gpu_per_task(job: Job) -> Iterator[Hit]:
+    """Look for what shows each of several tasks of a node its own GPU only."""
+    option = job.script.directive("gpus-per-task")
+    if option and (job.tasks_per_node() or 1) > 1:
+        yield Hit(option.line, "--gpus-per-task shows each task one GPU")
+    for step in job.steps:
+        bind = step.options.get("gpu-bind") or ""
+        several = step.is_certain and (job.tasks_per_node(step) or 2) > 1
+        several = several and not job.is_single(step)
+        if several and "gpus-per-task" in step.options:
+            yield Hit(step.line, "srun --gpus-per-task shows each task one GPU")
+        elif several and bind.startswith(("single", "per_task")):
+            yield Hit(step.line, f"srun --gpu-bind={bind} shows each task one GPU")
+        elif any(re.match(r"CUDA_VISIBLE_DEVICES=\S*LOCAL", one) for one in step.tokens):
+            yield Hit(step.line, "CUDA_VISIBLE_DEVICES is set to one GPU in each task")
+
+
+def signal_to_steps(job: Job) -> Iterator[Hit]:
+    """Look for a warning before the time limit that goes to the ranks."""
+    option = job.script.directive("signal")
+    target, colon, _ = ((option and option.value) or "").partition(":")
+    if option and not (colon and "B" in target):
+        yield Hit(option.line, f"--signal={option.value} goes to the ranks, not to this script")
+
+
+def exported_names(job: Job) -> Iterator[Hit]:
+    """Look for --export that leaves out the rest of the environment."""
+    for line, value in _exports(job):
+        names = value.split(",")
+        if value and names[0] not in ("ALL", "NONE", "NIL") and "ALL" not in names:
+            yield Hit(line, f"--export={value} drops every other variable, PATH too")
+
+
+def export_with_comma(job: Job) -> Iterator[Hit]:
+    """Look for a value that ends at its comma."""
+    for line, value in _exports(job):
+        names = value.split(",")
+        cut = [b for a, b in pairwise(names) if "=" in a and "=" not in b]
+        if "ALL" in names and cut and cut[0] != "ALL":
+            yield Hit(line, f"--export={value} ends a value at its comma, before {cut[0]!r}")
+
+
+def _exports(job: Job) -> Iterator[tuple[int, str]]:
+    option = job.script.directive("export")
+    if option and option.value:
+        yield option.line, option.value
+    for step in job.steps:
+        if value := step.options.get("export"):
+            yield step.line, value
+
+
+def requeue_unsaid(job: Job) -> Iterator[Hit]:
+    """Look for what becomes of the job when a node fails."""
+    if job.script.directives and not job.script.directive("no-requeue", "requeue"):
+        yield Hit(1, "neither --no-requeue nor --requeue is given")
+
+
+def own_account(job: Job) -> Iterator[Hit]:
+    """Look for an account in the script."""
+    option = job.script.directive("account")
+    if option and not job.is_rendered:
+        yield Hit(option.line, f"--account={option.value} stands in the script")

@@ -1,0 +1,1 @@
+"""A batch script as a reader sees it: words, commands, directives, options."""
