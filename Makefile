@@ -59,31 +59,31 @@ format: venv ## Bring all files into style
 	$(BIN)/ruff format .
 
 bench: venv ## Print what the suite itself costs, beside the goals; never fails on a figure
-	$(BIN)/python tests/figures.py
+	$(BIN)/python tests/validation/figures.py
 
 house: ## Print how large the house is, beside what it should be
-	@$(PYTHON) tests/figures_house.py
+	@$(PYTHON) tests/validation/figures_house.py
 
 statistics: venv ## Print how often intervals, verdicts, findings and predictions hold where the truth is known
-	$(BIN)/python tests/figures_statistics.py
-	$(BIN)/python tests/figures_compare.py
-	$(BIN)/python tests/figures_models.py
-	$(BIN)/python tests/figures_check.py
-	$(BIN)/python tests/figures_attribution.py
+	$(BIN)/python tests/validation/figures_statistics.py
+	$(BIN)/python tests/validation/figures_compare.py
+	$(BIN)/python tests/validation/figures_models.py
+	$(BIN)/python tests/validation/figures_check.py
+	$(BIN)/python tests/validation/figures_attribution.py
 
 chaos: venv ## Run all that takes hours: the tests of faults and bad input, then faults and soak
 	$(BIN)/python -m pytest -m chaos --durations=25
 	$(MAKE) faults soak
 
 faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
-	$(BIN)/python tests/faults.py --page FAULTS.md
+	$(BIN)/python tests/chaos/faults.py --page FAULTS.md
 
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
-	$(BIN)/python tests/fuzz.py $(OPTIONS)
+	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)
 
 soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SLURM_KILLS, SEED
-	$(BIN)/python tests/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED)
-	$(BIN)/python tests/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
+	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED)
+	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
 
 clean: ## Remove the environment and caches, never results
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -12,8 +12,11 @@ import measured as campaigns
 import pytest
 from launched import NO_HYPOTHESIS, SAMPLES, environ
 
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+# Tests of one folder use the helpers of another.
+sys.path[:0] = [str(HERE / name) for name in ("system", "chaos", "validation")]
 Ended = subprocess.CompletedProcess[str]
-ROOT = Path(__file__).parents[1]
 # Which case follows which is random; the tests of ranks need to know it.
 IN_FILE_ORDER = f"{NO_HYPOTHESIS} -p in_file_order"
 # Enough for ranks that import torch on a machine that does other things as well.

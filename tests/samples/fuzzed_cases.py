@@ -1,4 +1,4 @@
-"""Cases that misbehave as a plan says: tests/fuzz_ranks.py names it in FAULT_PLAN.
+"""Cases that misbehave as a plan says: tests/chaos/fuzz_ranks.py names it in FAULT_PLAN.
 
 Every phase of a case sums a tensor made of case, phase and rank over the ranks. A rank writes what
 it got and fails where that is wrong, as the suite's own cases check their results.

@@ -16,7 +16,7 @@ means, over launches or, where a side has several, over Slurm jobs. One rule, fo
 
 The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
 differs, at most 5 % of families of points hold a `faster` or `slower`
-(`tests/figures_compare.py` prints what simulated and measured campaigns give).
+(`make statistics` prints what simulated and measured campaigns give).
 """
 
 import math

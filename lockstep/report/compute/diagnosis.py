@@ -2,7 +2,7 @@
 
 Nothing here drops a value: what is found becomes a flag on the result. A finding needs both an
 effect that matters (`NOTABLE`) and a pattern that noise alone shows in about one of a thousand sets
-of rounds (`tests/figures_statistics.py` prints how often).
+of rounds (`make statistics` prints how often).
 """
 
 import math

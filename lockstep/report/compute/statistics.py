@@ -5,7 +5,7 @@ neighbours, so a launch gives one value, the median of its rounds. Over launches
 those values are compared by Student's t, and two sides by Welch's, whose interval contains the
 uncertainty of both (Hoefler and Belli, SC15, rules 5 to 7). An interval of order statistics needs
 six launches to reach 95 %, and a bootstrap of three covers the truth in 89 % of ladders; t on
-logarithms holds what it says from three launches on (`tests/figures_statistics.py` prints all).
+logarithms holds what it says from three launches on (`make statistics` prints all).
 
 Every interval is of a geometric mean, or of a ratio of two. A report's points are medians: where
 launches can only be slower, never faster, the two part, and a median may lie outside the interval.
@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 # Of the pull of a family's variance, which is never worth more than a point's own launches
 # (`_drawn`). Where one point of eight is noisy, at two launches a difference is claimed in 20 % of
 # families without that limit, in 2 % with it; where three of four are, at five launches, the whole
-# pull claims one in 5.4 %, this in 3.9 % (`tests/figures_compare.py`).
+# pull claims one in 5.4 %, this in 3.9 % (`make statistics`).
 TRUST = 0.4
 # Logarithms that vary by less are equal but for the last digits of the arithmetic.
 ROUNDING = 1e-12

@@ -2,7 +2,7 @@
 
 Launches of one job share its nodes. What a node adds to or takes from every launch there is no
 noise between them, so an interval over the launches of one job says nothing about the next job's
-nodes (`tests/figures_statistics.py` prints how often such intervals hold). Where a point has
+nodes (`make statistics` prints how often such intervals hold). Where a point has
 several jobs, and one of them several launches, a job gives one value: the mean of its launches.
 """
 

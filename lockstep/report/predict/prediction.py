@@ -18,7 +18,7 @@ rank did more at a larger size than at the one before, at the steepest doubling 
 
 The errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
 figures that NUMBERS.md states, from the ladders of all sources but the one predicted
-(tests/figures_models.py prints both).
+(`make statistics` prints both).
 """
 
 import math
@@ -59,7 +59,7 @@ class Learned:
         return self.scale * t_quantile(FREEDOM, share)
 
 
-# From all published ladders; tests/figures_models.py prints them.
+# From all published ladders; `make statistics` prints them.
 LEARNED = Learned(
     {"level": 0.1105, "halfway": 0.0870, "falling": 0.0807, "amdahl": 0.0837, BETWEEN: 0.0428}, 1.80
 )

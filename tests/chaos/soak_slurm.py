@@ -23,7 +23,7 @@ from soak_strike import end, strike
 if TYPE_CHECKING:
     from soak import Table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOCK = Path("/tmp/testbed.lock")  # noqa: S108, what others of this machine hold, too
 CAMPAIGN = """schema = 1
 name = "soak"

@@ -1,6 +1,6 @@
 """How often the intervals hold and the findings are wrong, on ladders drawn with known truth.
 
-    python tests/figures_statistics.py
+    python tests/validation/figures_statistics.py
 
 prints, for every kind of noise and number of launches, the share of efficiency intervals that
 contain the true efficiency, beside two other intervals that were not chosen, and the share of
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import noise  # noqa: E402, this script's own folder

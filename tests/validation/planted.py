@@ -19,7 +19,7 @@ from lockstep.vocabulary.record import KEY
 
 ROUND_SD = 0.005
 LAUNCH_SD = 0.01
-# Added to every seed: `tests/figures_check.py` draws the noise anew.
+# Added to every seed: `tests/validation/figures_check.py` draws the noise anew.
 SEED_OFFSET = 0
 Change = Callable[[int, int], dict[str, Any]]
 Edit = Callable[[dict[str, Any], int, int], None]

@@ -2,7 +2,7 @@
 
 A content is good when its reader returns, or refuses it in a sentence, within its time and memory.
 What else happens is a finding: the least content that shows it is written into tests/data/fuzz,
-where tests/test_fuzz.py reads it from then on.
+where tests/chaos/test_fuzz.py reads it from then on.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import fuzz_readers  # noqa: E402, this script's own folder
 
 FOUND = ROOT / "tests" / "data" / "fuzz"
-CHILD = ROOT / "tests" / "fuzz_child.py"
+CHILD = ROOT / "tests" / "chaos" / "fuzz_child.py"
 # To import, to make the samples, and to minimise what was found.
 SLACK_S = 300
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108, contents are written a thousand times a second

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fuzz_ranks_plan import Plan
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "samples" / "fuzzed_cases.py"
 KILL_AFTER_S = 0.5  # between SIGTERM and SIGKILL; the launchers' own 30 s would only take longer
 LIMIT_S = 60.0  # times the plan's patience; no launch ever takes so long: it hangs

@@ -13,7 +13,7 @@ from measured import write_campaign
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = SHARED / "limits"
 QOS = "maxwall=5 maxtres=node=1 maxjobsperuser=2 maxsubmitjobsperuser=3"
 # Of one that both limit the QOS counts, though it allows more.

@@ -22,7 +22,7 @@ from typing import IO, Any
 import figures_runner
 from figures_runner import Plan
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STATE = Path(os.environ.get("LOCKSTEP_TESTBED", "/var/tmp/lockstep-testbed"))  # noqa: S108, its own
 IMAGE = STATE / "image" / "cpu.sif"
 GOAL = 1.02

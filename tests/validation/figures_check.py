@@ -1,7 +1,8 @@
 """How often `lockstep check` names what was planted, and accuses clean campaigns: beside the goals.
 
-Run it by hand, `python tests/figures_check.py --draws 20`: every measured campaign is drawn anew
-that many times with other noise. Acceptance is one draw, which `tests/test_check.py` repeats.
+Run it by hand, `python tests/validation/figures_check.py --draws 20`: every measured campaign is
+drawn that many times, each with other noise. Acceptance is one draw, which `tests/test_check.py`
+repeats.
 The second half is of campaigns really measured on this machine, and copies with a defect each.
 """
 
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import measured as campaigns  # noqa: E402

@@ -1,6 +1,6 @@
 """What must hold of a campaign's folder at any moment, whatever was killed before.
 
-The journals are read by the rules of tests/fuzz_ranks_check.py, not by the suite's own reader.
+The journals are read by the rules of fuzz_ranks_check.py, not by the suite's own reader.
 """
 
 import json

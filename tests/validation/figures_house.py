@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lockstep"
 MAX_MODULE, MAX_CLASS, MAX_CHILDREN = 400, 200, 10
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -22,8 +22,8 @@ from random import Random
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import soak_slurm  # noqa: E402, this script's own folder
 from launched import NO_HYPOTHESIS  # noqa: E402

@@ -12,7 +12,7 @@ from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, missing
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600
 CAMPAIGN = """schema = 1
 name = "campaign"

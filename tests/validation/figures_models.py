@@ -1,6 +1,6 @@
 """What predictions are worth on published ladders, beside a ruler, and what is learned from them.
 
-    python tests/figures_models.py
+    python tests/validation/figures_models.py
 
 Each hidden size is predicted with constants that were learned without any table of its source.
 Deterministic; no table is fetched.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import click
 import published

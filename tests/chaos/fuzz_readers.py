@@ -34,7 +34,7 @@ from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import sbatch_refusals as refusals
 from lockstep.vocabulary import files, journal
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 LAUNCH = "w1-r0"
 MEASURED_WITH = {"world_size": 1, "seed": 0, "batches": [1, 2]}
 # Drawing takes a hundred times as long as reading.

@@ -103,7 +103,7 @@ def _prepare(folder, line):
 def _copy_finished(folder):
     for campaign, names in FINISHED.items():
         if not (SHARED / campaign).exists():
-            missing(f"no {SHARED / campaign}; run tests/test_slurm_campaign.py first")
+            missing(f"no {SHARED / campaign}; run tests/system/test_slurm_campaign.py first")
         for name in names:
             shutil.copytree(SHARED / campaign, folder / "results" / name)
 

@@ -1,6 +1,6 @@
 """What a report says of losses that were put into real launches, beside what is true.
 
-    python tests/figures_attribution.py
+    python tests/validation/figures_attribution.py
 
 measures six scenarios at one rank and at two, in three launches of each, three times over, and
 prints what was put in, the cause that the report names first, what it names beside it with its
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import injected  # noqa: E402, this script's own folder

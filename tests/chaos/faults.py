@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from fault import Fault, Seen  # noqa: E402, this script's own folder
 

@@ -27,7 +27,7 @@ from lockstep.slurm.submit.job import jobs, launches_of
 from lockstep.slurm.submit.script import render
 from lockstep.vocabulary import files, journal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "launches/w1-r0"
 COMMAND_TIMEOUT_S = 60
 
