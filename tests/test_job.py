@@ -4,7 +4,7 @@ import pytest
 from data.job_samples import campaign_of, site_of, small
 
 from lockstep.campaign.campaign import Launch, plan
-from lockstep.slurm.limits import clock
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.submit.job import Dependency, jobs, profile
 from lockstep.slurm.submit.resources import directive
 

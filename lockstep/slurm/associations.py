@@ -14,7 +14,7 @@ from lockstep.campaign.campaign import seconds
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
-from lockstep.slurm.limits import clock
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 
 # What a job has whose user has several QOS and no default.

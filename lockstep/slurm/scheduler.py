@@ -342,6 +342,15 @@ def _queued(
     return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
 
 
+def clock(duration_s: int) -> str:
+    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
+    minutes, rest = divmod(duration_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    prefix = f"{days}-" if days else ""
+    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
+
+
 def count(text: str | None) -> int | None:
     """Return a whole number of Slurm's text; None for anything else."""
     return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None

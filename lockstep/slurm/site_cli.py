@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from lockstep.slurm.init import Draft
+    from lockstep.slurm.drafts.draft import Draft
 
 
 @click.command()
@@ -100,14 +100,14 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
       lockstep init --dry-run        see what it would say
       lockstep init --site example   plan for a cluster from a laptop
     """
-    from lockstep.slurm import init as drafts
+    from lockstep.slurm.drafts import first_files
 
-    made = drafts.built_in(site) if site else drafts.drafts(folder, os.environ)
+    made = first_files.built_in(site) if site else first_files.drafts(folder, os.environ)
     if dry_run:
         for name, draft in made.items():
             click.echo(f"# ---- {folder / name}\n{draft.text}")
         return
-    drafts.write(folder, made, force=force)
+    first_files.write(folder, made, force=force)
     for name in made:
         click.echo(f"wrote {folder / name}")
     click.echo(_next(folder, made))

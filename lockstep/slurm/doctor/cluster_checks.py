@@ -20,7 +20,7 @@ from lockstep.slurm.doctor.checks import (
     warning,
 )
 from lockstep.slurm.doctor.machine_checks import named_interfaces
-from lockstep.slurm.limits import clock
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.slurm.associations import Limit
-from lockstep.slurm.limits import clock
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job import JobSpec
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.campaign.campaign import Campaign, Launch, common_options, plan, seconds
-from lockstep.slurm.limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.site import Site
+from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
 
 Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]

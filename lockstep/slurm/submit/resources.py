@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.slurm.limits import clock
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 
 WARNING_S = 120

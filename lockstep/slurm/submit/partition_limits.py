@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lockstep.campaign.campaign import Campaign, seconds
+from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 
 if TYPE_CHECKING:
@@ -46,15 +47,6 @@ def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
         f"{fitting} of its {num_launches} launches fit: {fewer}, or set [jobs] allocation to "
         f"{finer}"
     )
-
-
-def clock(duration_s: int) -> str:
-    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
-    minutes, rest = divmod(duration_s, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    prefix = f"{days}-" if days else ""
-    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
 
 
 def check_nodes(own: "Share", site: Site, world_size: int) -> None:

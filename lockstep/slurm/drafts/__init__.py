@@ -1,0 +1,1 @@
+"""What `lockstep init` writes: the first site and campaign files of a place."""

@@ -1,0 +1,86 @@
+"""What a machine shows besides Slurm: interfaces, images, environments, cores and GPUs."""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from lockstep import content
+from lockstep.slurm.doctor.checks import output
+from lockstep.slurm.doctor.machine_checks import interfaces
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the machine shows.
+
+    Attributes:
+        interfaces: Network interfaces, the fast ones first.
+        images: Apptainer images, the newest first.
+        has_apptainer: Whether Apptainer is on PATH.
+        venv: The environment of this Python, if it is one that has torch.
+        modules: Modules that bring PyTorch.
+        suite: The checkout that this runs from, if it is one.
+        scratch: The value of the variable SCRATCH.
+        num_cores: Cores of this machine.
+        num_gpus: GPUs of this machine.
+    """
+
+    interfaces: tuple[str, ...]
+    images: tuple[Path, ...]
+    has_apptainer: bool
+    venv: Path | None
+    modules: tuple[str, ...]
+    suite: Path | None
+    scratch: str | None
+    num_cores: int
+    num_gpus: int
+
+
+def look_around(folder: Path, environ: Mapping[str, str]) -> Surroundings:
+    """Return what the machine shows.
+
+    Args:
+        folder: Where the files will be written; images are looked for there and here.
+        environ: Variables of this process.
+    """
+    places = (folder, Path.cwd())
+    images = {path.resolve() for place in places for path in place.glob("*.sif") if path.is_file()}
+    root = content.IMPORTABLE_FROM
+    is_venv = sys.prefix != sys.base_prefix and find_spec("torch") is not None
+    return Surroundings(
+        interfaces=tuple(interfaces()),
+        images=tuple(sorted(images, key=lambda path: -path.stat().st_mtime)),
+        has_apptainer=shutil.which("apptainer") is not None,
+        venv=Path(sys.prefix) if is_venv else None,
+        modules=tuple(_modules(environ)),
+        # Of an installed Lockstep it is site-packages, which no job may put on PYTHONPATH.
+        suite=root if (root / "pyproject.toml").is_file() else None,
+        scratch=environ.get("SCRATCH"),
+        num_cores=psutil.cpu_count(logical=False) or 1,
+        num_gpus=_num_gpus(),
+    )
+
+
+def _modules(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the modules that bring PyTorch, where there are modules."""
+    if not {"LMOD_CMD", "MODULESHOME"} & set(environ):
+        return
+    try:
+        listing = output(["bash", "-lc", "module -t avail 2>&1"])
+    except RuntimeError:
+        return
+    names = (text.strip().removesuffix("(default)") for text in listing.splitlines())
+    yield from (name for name in names if re.fullmatch(r"[\w./+-]*pytorch[\w./+-]*\w", name, re.I))
+
+
+def _num_gpus() -> int:
+    try:
+        return len(output(["nvidia-smi", "--list-gpus"]).splitlines())
+    except RuntimeError:
+        return 0
