@@ -10,6 +10,8 @@ import sys
 
 import click
 
+from lockstep.vocabulary.texts import one_line
+
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {
     "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
@@ -125,16 +127,16 @@ def main() -> None:
         if context is not None and said == context.get_help():  # what a group alone raises
             click.echo(said, err=True)
         else:
-            click.UsageError(_one_line(said), context).show()
+            click.UsageError(one_line(said), context).show()
         sys.exit(EXIT_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except ValueError as error:
-        click.echo(f"Error: {_one_line(str(error))}", err=True)
+        click.echo(f"Error: {one_line(str(error))}", err=True)
         sys.exit(EXIT_INPUT)
     except (RuntimeError, OSError) as error:
-        click.echo(f"Error: {_one_line(_said(error))}", err=True)
+        click.echo(f"Error: {one_line(_said(error))}", err=True)
         sys.exit(EXIT_MACHINE)
     except MemoryError:
         click.echo("Error: there is not enough memory for this; give less, or free some", err=True)
@@ -146,8 +148,3 @@ def _said(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-def _one_line(text: str) -> str:
-    """Return a text without what ends its line or acts on a terminal, as names of files may."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting
-from lockstep.slurm.status.accounting import FIELDS, duration, has_ended, instant, read, size
+from lockstep.slurm.status.accounting import FIELDS, has_ended, instant, read, size
 
 GIB = 1024**3
 
@@ -150,25 +150,6 @@ def test_a_size_is_read(said, expected):
     assert size(said) == expected
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("2-03:04:05.678", 2 * 86400 + 3 * 3600 + 4 * 60 + 5.678),
-        ("2-03:04:05", 183845),
-        ("06:42:00", 24120),
-        ("04:05", 245),
-        ("00:00.002", 0.002),
-        ("", None),
-        ("INVALID", None),
-        ("UNLIMITED", None),
-        ("5", None),
-        ("-1:00:00", None),
-    ],
-)
-def test_a_duration_is_read(said, expected):
-    assert duration(said) == expected
-
-
 def test_an_instant_is_seconds_or_a_date():
     assert instant("1795252857") == 1795252857
     assert instant("2026-11-21T09:00:47") - instant("2026-11-21T09:00:00") == 47
@@ -239,10 +220,3 @@ def test_no_text_makes_more_elements_than_an_array_may_have():
     said = "[0-999999999,5-999999999]"
     assert len(list(slurm.numbers(said))) == slurm.MAX_ELEMENTS
     assert len(read(f"JobID|State\n7_{said}|PENDING")) == slurm.MAX_ELEMENTS
-
-
-@given(st.integers(0, 9), st.integers(0, 59), st.integers(0, 59), st.integers(0, 99))
-def test_a_duration_that_is_written_is_read_again(days, minutes, seconds, hundredths):
-    written = f"{days}-05:{minutes:02}:{seconds:02}.{hundredths:02}"
-    expected = ((days * 24 + 5) * 60 + minutes) * 60 + seconds + hundredths / 100
-    assert duration(written) == pytest.approx(expected)

@@ -259,14 +259,6 @@ def test_a_ladder_that_grows_keeps_the_threads_of_its_ranks():
     assert campaign.with_threads(make(world_sizes=[1, 2, 4]), 8, cores=8).threads_per_rank == 8
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("00:10:00", 600), ("1:00:01", 3601), ("1-00:00:00", 86400), ("2-03:04:05", 183845)],
-)
-def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
-    assert campaign.seconds(text) == seconds
-
-
 def test_a_launch_cut_by_case_holds_every_case_once(file):
     chosen = campaign.load(file(TOML))
     parts = campaign.plan(chosen, by_case=True)

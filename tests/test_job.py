@@ -4,7 +4,6 @@ import pytest
 from data.job_samples import campaign_of, site_of, small
 
 from lockstep.campaign.campaign import Launch, plan
-from lockstep.slurm.scheduler import clock
 from lockstep.slurm.submit.job import Dependency, jobs, profile
 from lockstep.slurm.submit.resources import directive
 
@@ -243,14 +242,6 @@ def test_a_job_stays_within_its_partition():
 def test_a_job_over_its_partition_is_refused_with_what_fits(asked, changes, reason):
     with pytest.raises(ValueError, match=reason):
         jobs(campaign_of(jobs=asked, **changes), site_of(partitions=PARTITIONS), FOLDER)
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"),
-    [(60, "00:01:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (604800, "7-00:00:00")],
-)
-def test_a_limit_is_written_as_slurm_reads_it(duration_s, text):
-    assert clock(duration_s) == text
 
 
 @pytest.mark.parametrize(

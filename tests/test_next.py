@@ -139,7 +139,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=30.0. Some of the 
         (RANK + KILLED + LIMIT + "\n", LIMIT),
         (RANK + KILLED + OOM + "\n", OOM),
         (RANK + "srun: error: b: task 1: Out Of Memory\n", "b: task 1: Out Of Memory"),
-        ("lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400, "rank 1  [31m \u00fc" + "x" * 286),
+        ("lockstep: rank 1 \x1b[31m\t\u00fc" + "x" * 400, "rank 1 \\x1b[31m \u00fc" + "x" * 283),
     ],
 )
 def test_the_last_words_of_a_launch_are_those_that_know_why(

@@ -11,7 +11,7 @@ from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.render import MARK, embedded, html
-from lockstep.report.words import formats
+from lockstep.vocabulary import formats
 from lockstep.vocabulary.flags import Flag
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
@@ -467,13 +467,6 @@ def test_trimmed_numbers(value, text):
 )
 def test_message_sizes(size, text):
     assert formats.size_of(size) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.002, "2 ms"), (73.48, "73.5 s"), (600, "10 min"), (43200, "12 h")]
-)
-def test_durations(seconds, text):
-    assert formats.duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from pydantic import (
 
 from lockstep import content, workloads
 from lockstep.vocabulary import inputs, sizes
+from lockstep.vocabulary.durations import parse_limit
 from lockstep.vocabulary.record import OWN
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
 
@@ -43,18 +44,11 @@ MAX_LAUNCHES = 10_000
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
-def seconds(duration: str) -> int:
-    """Return the seconds of `[days-]HH:MM:SS`, as Slurm writes a time limit."""
-    days, _, clock = duration.rpartition("-")
-    hours, minutes, rest = map(int, clock.split(":"))
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
-
-
 def _limiting(duration: str) -> str:
     # Slurm counts limits in minutes, and takes 0 for none at all (sbatch(1), --time).
-    if seconds(duration) < MINUTE_S:
+    if parse_limit(duration) < MINUTE_S:
         raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
-    if seconds(duration) > YEAR_S:
+    if parse_limit(duration) > YEAR_S:
         raise ValueError("longer than a year; write [days-]HH:MM:SS")
     return duration
 

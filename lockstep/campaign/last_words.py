@@ -4,6 +4,8 @@ import re
 import signal
 from pathlib import Path
 
+from lockstep.vocabulary.texts import one_line
+
 # A rank may print without end; why a launch ended is at the end of its log.
 MAX_LOG_BYTES = 2**20
 MAX_WORDS_CHARACTERS = 300
@@ -43,7 +45,7 @@ def last_words(log: Path, start: int) -> str:
         or task
     )
     words = found[1] if found else root and f"rank {root[1]} ended with {how(int(root[2]))}"
-    return "".join(c if c.isprintable() else " " for c in words or "")[:MAX_WORDS_CHARACTERS]
+    return one_line(words or "")[:MAX_WORDS_CHARACTERS]
 
 
 def how(exit_code: int) -> str:

@@ -256,7 +256,7 @@ def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, forc
     Each TABLE is a CSV file, or the name of one that ships with Lockstep.
     """
     from lockstep.report.load import imports
-    from lockstep.report.words.formats import counted
+    from lockstep.vocabulary.formats import counted
 
     known = imports.built_in()
     files = [path if path.exists() else known.get(str(path), path) for path in tables]

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from lockstep.campaign.campaign import seconds
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.cluster import LIMITING_TIME, Cluster, Kind, Partition
-from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
+from lockstep.vocabulary.durations import clock, parse_limit
 
 # What a job has whose user has several QOS and no default.
 USUAL_QOS = "normal"
@@ -163,7 +162,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _of_jobs(of: str, wall: str, running: str, queued: str) -> Iterable[Limit]:
     if LIMITING_TIME.fullmatch(wall):
-        yield Limit("MaxWall", of, seconds(wall))
+        yield Limit("MaxWall", of, parse_limit(wall))
     for name, text in (("MaxJobs", running), ("MaxSubmit", queued)):
         if (value := slurm.count(text)) is not None:
             yield Limit(name, of, value)

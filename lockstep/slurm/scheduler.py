@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.slurm.submit import sbatch_refusals as refusals
+from lockstep.vocabulary.texts import one_line
 
 TIMEOUT_S = 60
 # What sacct says where slurm.conf has no AccountingStorageType.
@@ -172,7 +173,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             f"{command[0]} gave no answer within {TIMEOUT_S} s; ask again later"
         ) from None
     if ended.returncode:
-        said = " ".join(ended.stderr.split()) or f"nothing, and exit code {ended.returncode}"
+        said = one_line(ended.stderr) or f"nothing, and exit code {ended.returncode}"
         kind = NoAccountingError if NO_ACCOUNTING in ended.stderr else FailedError
         raise kind(f"{command[0]} said: {said}", ended.stderr)
     return ended.stdout
@@ -340,15 +341,6 @@ def _queued(
     elements = tuple(numbers(element)) if element else None
     state = State(name, reason)
     return Queued(job_id, raw_id, elements, state, submitted, note, command, user)
-
-
-def clock(duration_s: int) -> str:
-    """Return a time as Slurm writes a limit, `[days-]HH:MM:SS`."""
-    minutes, rest = divmod(duration_s, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    prefix = f"{days}-" if days else ""
-    return f"{prefix}{hours:02}:{minutes:02}:{rest:02}"
 
 
 def count(text: str | None) -> int | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from lockstep.vocabulary import journal
+from lockstep.vocabulary.texts import one_line
 
 # To itself, by the name that the ranks are given: an answer takes milliseconds.
 CONNECT_S = 30.0
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(asked.host, asked.address_file, sys.stdin.buffer)
     except (RuntimeError, OSError) as error:
-        said = " ".join(str(error).split())
+        said = one_line(str(error))
         sys.stderr.write(f"lockstep: no store can be served as {asked.host}: {said}\n")
         return EXIT_MACHINE
     return 0

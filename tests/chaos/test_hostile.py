@@ -160,7 +160,7 @@ def test_no_text_of_results_acts_on_a_terminal(tmp_path):
         assert code == 0, errors
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", said + errors)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "mlp\ufffd]0;title" in page
+    assert "mlp\\x1b]0;title" in page
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", page)
 
 

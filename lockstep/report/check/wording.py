@@ -5,9 +5,9 @@ from string import Formatter
 from typing import Any
 
 from lockstep.report.check.evidence import Hit
-from lockstep.report.words.formats import counted, number, percent, ratio
 from lockstep.report.words.lines import plain
 from lockstep.vocabulary.flags import threads_at_sizes
+from lockstep.vocabulary.formats import counted, number, percent, ratio
 
 MILLI = 1e3
 _SPECS: dict[str, Callable[[Any], str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.report.load import layout, replicates
 from lockstep.report.load.results import Launch, Row
-from lockstep.report.words.formats import counted
+from lockstep.vocabulary.formats import counted
 
 # Told first of what differs between the sides; the rest of the provenance follows.
 FIRST_FACTS = ("image_sha256", "driver", "cuda", "nccl", "torch", "device_names", "git_commit")

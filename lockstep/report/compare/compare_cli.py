@@ -132,7 +132,7 @@ def _sides(names: tuple[str, str]) -> list[str]:
 
 def _circumstances(made: "Comparison") -> list[str]:
     """Say what differs around the numbers, then what is equal, then what to beware of."""
-    from lockstep.report.words.formats import listed
+    from lockstep.vocabulary.formats import listed
 
     said = [
         f"differs: {name}: {_values(a)} in A, {_values(b)} in B"
@@ -146,7 +146,7 @@ def _circumstances(made: "Comparison") -> list[str]:
 
 
 def _values(values: list[Any]) -> str:
-    from lockstep.report.words.formats import listed
+    from lockstep.vocabulary.formats import listed
 
     if not values:
         return "nothing"
@@ -157,7 +157,7 @@ def _values(values: list[Any]) -> str:
 
 def _row(pair: "Pair", judged: "Judged") -> list[str]:
     from lockstep.report.check.wording import blocked
-    from lockstep.report.words.formats import DASH
+    from lockstep.vocabulary.formats import DASH
 
     low, high = judged.interval or (None, None)
     why = f"; {blocked(judged.blocked_by)}" if judged.blocked_by else ""
@@ -172,7 +172,7 @@ def _row(pair: "Pair", judged: "Judged") -> list[str]:
 
 
 def _rule(made: "Comparison") -> list[str]:
-    from lockstep.report.words.formats import counted
+    from lockstep.vocabulary.formats import counted
 
     tested = sum(judged.interval is not None for _, judged in made.points)
     if all(judged.blocked_by for _, judged in made.points):
@@ -189,7 +189,7 @@ def _rule(made: "Comparison") -> list[str]:
 def _beside(made: "Comparison") -> list[list[str]]:
     """Return the rows of what the points have beside their speed."""
     from lockstep.report.compare.comparison import beside
-    from lockstep.report.words.formats import percent, percent_span
+    from lockstep.vocabulary.formats import percent, percent_span
 
     rows = []
     for pair, judged in made.points:
@@ -204,7 +204,7 @@ def _beside(made: "Comparison") -> list[list[str]]:
 def _notes(made: "Comparison") -> list[str]:
     """Say what would settle the open points, which are flagged, and which have no partner."""
     from lockstep.report.compare.pairing import ambiguity
-    from lockstep.report.words.formats import counted, listed
+    from lockstep.vocabulary.formats import counted, listed
 
     flagged: dict[str, list[str]] = {}
     for pair, _ in made.points:
@@ -228,7 +228,7 @@ def _notes(made: "Comparison") -> list[str]:
 def _remedies(made: "Comparison") -> list[str]:
     """Say how many launches would settle what is open: those that the most varying point needs."""
     from lockstep.report.compare.comparison import MOST_LAUNCHES, UNKNOWN, launches_needed
-    from lockstep.report.words.formats import counted, percent
+    from lockstep.vocabulary.formats import counted, percent
 
     spreads = [one.spread for _, one in made.points if one.verdict == UNKNOWN and one.spread]
     sound = [(pair, judged) for pair, judged in made.points if not judged.blocked_by]

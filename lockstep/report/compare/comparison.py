@@ -40,8 +40,7 @@ from lockstep.report.compute.statistics import (
 )
 from lockstep.report.load import replicates
 from lockstep.report.load.results import Launch, Results, Row
-from lockstep.report.words import formats
-from lockstep.vocabulary import flags, record
+from lockstep.vocabulary import flags, formats, record
 
 MARGIN = 0.03
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"

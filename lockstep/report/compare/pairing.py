@@ -16,7 +16,7 @@ from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout, replicates
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row
-from lockstep.report.words import formats
+from lockstep.vocabulary import formats
 from lockstep.vocabulary.flags import Flag
 
 # What makes points incomparable, by the name under which `--allow` lets it differ.

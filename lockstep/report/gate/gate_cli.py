@@ -81,7 +81,7 @@ def gate(
 def _print(found: "list[Verdict]") -> None:
     from lockstep.report.gate import gates
     from lockstep.report.words import lines
-    from lockstep.report.words.formats import counted
+    from lockstep.vocabulary.formats import counted
 
     for line in lines.table([_HEADER, *map(_row, found)]):
         click.echo(line)

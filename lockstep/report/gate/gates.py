@@ -30,9 +30,10 @@ from lockstep.report.compute.statistics import Interval, log_interval, median_ra
 from lockstep.report.gate.targets import Reference, Targets
 from lockstep.report.load import replicates
 from lockstep.report.load.results import Results, Row
-from lockstep.report.words.formats import TIME_UNITS, counted, listed, number, percent
 from lockstep.vocabulary import flags, record
+from lockstep.vocabulary.durations import TIME_UNITS
 from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.formats import counted, listed, number, percent
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 NO_REPEAT = "no repeat: no interval"

@@ -22,9 +22,10 @@ from typing import Any
 
 from lockstep import content
 from lockstep.report.load.sources import IMPORTED
-from lockstep.report.words.formats import TIME_UNITS, counted
 from lockstep.vocabulary import files
+from lockstep.vocabulary.durations import TIME_UNITS
 from lockstep.vocabulary.flags import Flag, flag
+from lockstep.vocabulary.formats import counted
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.vocabulary.record import SCHEMA_VERSION
 

@@ -4,13 +4,13 @@ A campaign's folder leaves `launches/*/result.json`, or the journal where that h
 folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lockstep.report.load import field_types
 from lockstep.vocabulary import files, journal, record
+from lockstep.vocabulary.texts import one_line
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"
@@ -18,9 +18,6 @@ JOBS = "jobs"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
-# What acts on a terminal, or reorders the text around it: no name needs one.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-REPLACEMENT = "\ufffd"
 
 
 def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
@@ -165,15 +162,11 @@ def _unknown(token: str) -> None:
 
 
 def printable(value: Any) -> Any:
-    """Return a JSON value whose text is one line each, and has none of `_CONTROLS`."""
+    """Return a JSON value whose texts are one line each and safe to print."""
     if isinstance(value, str):
-        return _CONTROLS.sub(_replaced, value)
+        return one_line(value)
     if isinstance(value, list):
         return [printable(one) for one in value]
     if isinstance(value, dict):
         return {printable(name): printable(one) for name, one in value.items()}
     return value
-
-
-def _replaced(found: "re.Match[str]") -> str:
-    return " " if found[0].isspace() else REPLACEMENT

@@ -9,8 +9,9 @@ from typing import Any
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
 from lockstep.report.page.parts import MAX_ROWS, Panel, panel, shown, table
-from lockstep.report.words import formats
-from lockstep.report.words.formats import counted, number, percent
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.durations import in_words
+from lockstep.vocabulary.formats import counted, number, percent
 
 ACCOUNTING = "accounting.json"
 # Of `lockstep.slurm.status.collection`; an earlier one holds less, and is made anew by `collect`.
@@ -80,7 +81,7 @@ def _whole(row: Row) -> tuple[str, str]:
 def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str]:
     missing = len(rows) - len(known)
     elapsed = sum(_values(known, "elapsed_s"))
-    text = f"{counted(len(known), 'job')} ran {formats.duration(elapsed)} in all"
+    text = f"{counted(len(known), 'job')} ran {in_words(elapsed)} in all"
     yield f"{text}; of {counted(missing, 'job')} the end is not known." if missing else f"{text}."
     units = ("node-hours", "CPU-hours", "GPU-hours", "hours of TRES billing")
     sums = [(sum(_values(known, name)), unit) for name, unit in zip(HOURS, units, strict=True)]
@@ -105,8 +106,8 @@ def _cells(group: Sequence[Row]) -> list[str]:
         title,
         job_id,
         _states(group),
-        formats.duration(median(waits)) if waits else formats.DASH,
-        formats.duration(sum(elapsed)) if elapsed else formats.DASH,
+        in_words(median(waits)) if waits else formats.DASH,
+        in_words(sum(elapsed)) if elapsed else formats.DASH,
         percent(_best(_values(group, "cpu_efficiency"), median)),
         percent(_best(_values(group, "memory_efficiency"), max)),
         *(number(_best(_values(group, name), sum)) for name in HOURS),

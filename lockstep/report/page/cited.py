@@ -19,8 +19,9 @@ from lockstep.report.page.parts import (
     sound,
     table,
 )
-from lockstep.report.words import formats
-from lockstep.report.words.formats import number, percent, percent_span, ratio
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.durations import TIME_UNITS
+from lockstep.vocabulary.formats import number, percent, percent_span, ratio
 
 
 def imported_panel(results: Results, series: list[Series], origin: str, threshold: float) -> Panel:
@@ -45,7 +46,7 @@ def imported_panel(results: Results, series: list[Series], origin: str, threshol
 
 def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
     unit = facts.get("unit", "s") if series.base.time_s is not None else "s"
-    per = formats.TIME_UNITS.get(unit, 1.0)
+    per = TIME_UNITS.get(unit, 1.0)
     sample = series.row.sample_unit or "samples"
     fixed = series.row.scaling == "fixed-epochs"
     cost = "GPU-hours" if series.base.time_s else f"GPU-hours (per 10\u2076 {sample})"

@@ -14,9 +14,8 @@ from lockstep.report.page.parts import (
     panel,
     table,
 )
-from lockstep.report.words import formats
-from lockstep.report.words.formats import counted, number, span
-from lockstep.vocabulary import metrics
+from lockstep.vocabulary import formats, metrics
+from lockstep.vocabulary.formats import counted, number, span
 
 
 def collective_panel(series: list[Series]) -> Panel:

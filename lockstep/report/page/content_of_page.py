@@ -17,8 +17,8 @@ from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import accounts, checked, facts, losses, panels, parts
 from lockstep.report.page.twelve_rules import twelve_panel
-from lockstep.report.words import formats
-from lockstep.report.words.formats import counted, percent, percent_span, ratio
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.formats import counted, percent, percent_span, ratio
 
 # Data beyond this size stays out of the page; --json prints it.
 MAX_EMBEDDED_BYTES = 300_000

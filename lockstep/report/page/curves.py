@@ -29,8 +29,8 @@ from lockstep.report.page.parts import (
     step_ms,
     table,
 )
-from lockstep.report.words import formats
-from lockstep.report.words.formats import (
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.formats import (
     counted,
     number,
     percent,

@@ -9,7 +9,7 @@ from lockstep.report.page.collective_tables import collective_panel
 from lockstep.report.page.curves import ladder_panel
 from lockstep.report.page.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
 from lockstep.report.page.settings import settings_panel
-from lockstep.report.words.formats import number
+from lockstep.vocabulary.formats import number
 
 
 def panels(results: Results, series: Sequence[Series], threshold: float, hours: str) -> list[Panel]:

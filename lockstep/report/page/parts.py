@@ -11,8 +11,9 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import OTHER
 from lockstep.report.predict import prediction
-from lockstep.report.words import formats
-from lockstep.report.words.formats import counted, number, percent, percent_span
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.durations import in_words
+from lockstep.vocabulary.formats import counted, number, percent, percent_span
 
 Panel = dict[str, Any]
 Table = dict[str, Any]
@@ -126,7 +127,7 @@ def absolute(point: Point) -> str:
     """Return a point's performance with its unit, as the reader needs beside a ratio."""
     row = point.rows[0]
     if point.time_s is not None:
-        return f"{formats.duration(point.time_s)} a run"
+        return f"{in_words(point.time_s)} a run"
     if point.throughput_samples_per_s is not None:
         return f"{number(point.throughput_samples_per_s)} {row.sample_unit}/s"
     if point.step_s is not None:

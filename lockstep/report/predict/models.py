@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
-from lockstep.report.words.formats import percent
+from lockstep.vocabulary.formats import percent
 
 Array = NDArray[np.float64]
 # A column of a fit that adds less than this share to the others was not found.

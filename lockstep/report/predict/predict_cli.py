@@ -181,7 +181,7 @@ def _print_lines(texts: list[str]) -> None:
 
 def _said(found: "Prediction", ladder: "Ladder") -> list[str]:
     from lockstep.report.predict.prediction import used_from
-    from lockstep.report.words.formats import listed, number, span, trimmed
+    from lockstep.vocabulary.formats import listed, number, span, trimmed
 
     if found.refusal:
         return [f"not predicted: {found.refusal.text}", *_assumed(ladder)]
@@ -275,8 +275,9 @@ def _point_records(series: "Series", ladder: "Ladder") -> list[dict[str, Any]]:
 
 
 def _points(series: "Series", ladder: "Ladder") -> list[str]:
-    from lockstep.report.words.formats import duration, number, percent, ratio
     from lockstep.report.words.lines import numbers
+    from lockstep.vocabulary.durations import in_words
+    from lockstep.vocabulary.formats import number, percent, ratio
 
     kept = "the work of all ranks" if ladder.fixed == "global" else "the work of each rank"
     lines = [
@@ -300,13 +301,13 @@ def _points(series: "Series", ladder: "Ladder") -> list[str]:
     if ladder.fixed == "local":
         lines.append(
             f"overhead: what the time of a {ladder.time_noun} has over the baseline's "
-            f"{duration(float(ladder.times_s[0]))}, as the work of a rank is the same"
+            f"{in_words(float(ladder.times_s[0]))}, as the work of a rank is the same"
         )
     return lines
 
 
 def _rules(ranked: "list[Candidate]") -> list[str]:
-    from lockstep.report.words.formats import listed, percent
+    from lockstep.vocabulary.formats import listed, percent
 
     held_out = listed(ranked[0].held_out)
     tried = (
@@ -335,7 +336,7 @@ def _peak(ladder: "Ladder") -> float | None:
 
 def _peak_text(peak: float | None, ladder: "Ladder") -> str:
     from lockstep.report.predict.unpredictable import FARTHEST
-    from lockstep.report.words.formats import number
+    from lockstep.vocabulary.formats import number
 
     if peak is None:
         return "no peak: the Universal Scalability Law's beta is not identifiable from these sizes"
@@ -359,7 +360,7 @@ def _next(ladder: "Ladder", level: float) -> str:
     """Say what twice the largest size would give, or why that is not predicted."""
     from lockstep.report.predict.prediction import predict
     from lockstep.report.predict.unpredictable import FARTHEST
-    from lockstep.report.words.formats import number, span, trimmed
+    from lockstep.vocabulary.formats import number, span, trimmed
 
     found = predict(ladder, FARTHEST * ladder.sizes[-1], level)
     if found.refusal:

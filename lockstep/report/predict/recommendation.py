@@ -5,7 +5,6 @@ predicted with an interval, and taken after it was measured.
 """
 
 import math
-import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -14,13 +13,14 @@ from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.predict.models import marginal_efficiencies
 from lockstep.report.predict.unpredictable import doublings_between
-from lockstep.report.words.formats import duration, percent, percent_span, ratio_span, trimmed
+from lockstep.vocabulary import durations
+from lockstep.vocabulary.durations import in_words
+from lockstep.vocabulary.formats import percent, percent_span, ratio_span, trimmed
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
 RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
 # Under it an added rank, or a further size, is not worth its cost.
 WORTHWHILE = 0.7
-_CLOCK = re.compile(r"(?:(\d+):)?(\d{1,2}):(\d{2})")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rule:
             return "fastest"
         return {
             "efficiency": f"efficiency >= {trimmed(100 * self.limit)} %",
-            "deadline": f"fewest ranks done in {duration(self.limit)}",
+            "deadline": f"fewest ranks done in {in_words(self.limit)}",
             "budget": f"fastest within {trimmed(self.limit)} device-hours",
         }[self.kind]
 
@@ -89,11 +89,8 @@ def _fraction(limit: str, text: str) -> float:
 
 
 def _seconds(limit: str, text: str) -> float:
-    clock = _CLOCK.fullmatch(limit)
-    if clock is None:
-        return _positive(limit, text)
-    hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-    return _positive(str(3600 * hours + 60 * minutes + seconds), text)
+    seconds = durations.parse(limit)
+    return _positive(limit if seconds is None else str(seconds), text)
 
 
 def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recommendation:
@@ -164,8 +161,8 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
 def _in_time(times: dict[int, float], rule: Rule, limit_s: float) -> Recommendation:
     good = sorted(size for size, time_s in times.items() if time_s <= limit_s)
     if not good:
-        return Recommendation(rule.text, None, f"the fastest takes {duration(min(times.values()))}")
-    return Recommendation(rule.text, good[0], f"takes {duration(times[good[0]])}")
+        return Recommendation(rule.text, None, f"the fastest takes {in_words(min(times.values()))}")
+    return Recommendation(rule.text, good[0], f"takes {in_words(times[good[0]])}")
 
 
 def _in_budget(times: dict[int, float], rule: Rule, limit: float) -> Recommendation:
@@ -175,7 +172,7 @@ def _in_budget(times: dict[int, float], rule: Rule, limit: float) -> Recommendat
         least = trimmed(min(hours.values()))
         return Recommendation(rule.text, None, f"the cheapest costs {least} device-hours")
     best = min(good, key=lambda size: (times[size], size))
-    why = f"{trimmed(hours[best])} device-hours, {duration(times[best])}"
+    why = f"{trimmed(hours[best])} device-hours, {in_words(times[best])}"
     return Recommendation(rule.text, best, why)
 
 

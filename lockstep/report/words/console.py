@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page import parts
-from lockstep.report.words import formats
-from lockstep.report.words.formats import number, percent, ratio
 from lockstep.report.words.lines import numbers, sentence
+from lockstep.vocabulary import formats
+from lockstep.vocabulary.durations import in_words
+from lockstep.vocabulary.formats import number, percent, ratio
 
 NARROWEST, WIDEST = 80, 120
 
@@ -58,7 +59,7 @@ def _cells(results: Results, shown: Sequence[Series]) -> tuple[list[str], list[l
         "throughput": [_throughput(one, point) for one, point in points],
         "step time": [_step(point) for _, point in points],
         "cost": [number(point.cost) for _, point in points],
-        "time": [formats.duration(point.time_s) for _, point in points],
+        "time": [in_words(point.time_s) for _, point in points],
         "weak view": [_weak_view(one, point) for one, point in points],
     }
     kept = {name: cells for name, cells in columns.items() if set(cells) != {formats.DASH}}

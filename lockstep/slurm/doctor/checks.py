@@ -1,7 +1,6 @@
 """What a check of `lockstep doctor` is asked about, and the record it returns."""
 
 import json
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.cluster import Cluster
 from lockstep.slurm.site import Site
+from lockstep.vocabulary.texts import last_line
 
 Status = Literal["ok", "warning", "missing", "not needed"]
 COMMAND_TIMEOUT_S = 30
@@ -135,13 +135,6 @@ def output(
     if ended.returncode:
         raise RuntimeError(last_line(ended.stderr) or f"it ended with {ended.returncode}")
     return ended.stdout
-
-
-def last_line(text: str) -> str:
-    """Return the last line that says something, without colours: a traceback's is its error."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [" ".join(line.split()) for line in plain.splitlines()]
-    return next(filter(None, reversed(lines)), "")
 
 
 def probe(python: Sequence[str], cwd: Path | None = None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from lockstep.campaign.campaign import seconds
 from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import scheduler as slurm
@@ -13,15 +12,15 @@ from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Partition
 from lockstep.slurm.doctor.checks import (
     Finding,
     Subject,
-    last_line,
     missing,
     not_needed,
     ok,
     warning,
 )
 from lockstep.slurm.doctor.machine_checks import named_interfaces
-from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
+from lockstep.vocabulary.durations import clock, parse_limit
+from lockstep.vocabulary.texts import last_line
 
 # A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
 NODES_TIMEOUT_S = 120
@@ -123,7 +122,7 @@ def time_limit(subject: Subject) -> Finding:
     chosen = both[1].partition(both[0].partition)
     if chosen is None or chosen.max_time is None:
         return ok(f"{both[0].time}; the partition has no limit")
-    if seconds(both[0].time) > seconds(chosen.max_time):
+    if parse_limit(both[0].time) > parse_limit(chosen.max_time):
         return missing(
             f"{both[0].time} is over the {chosen.max_time} of {chosen.name}",
             f'time = "{chosen.max_time}" or less in the site file',
@@ -147,7 +146,7 @@ def job_limits(subject: Subject) -> Finding:
         cluster, own, cluster.partition(site.partition), site.account, site.qos
     )
     for one in found:
-        if one.name == "MaxWall" and seconds(site.time) > one.value:
+        if one.name == "MaxWall" and parse_limit(site.time) > one.value:
             would = "sbatch would refuse its jobs" if one.denies else "its jobs would wait for ever"
             return missing(
                 f"{site.time} is over {one.text}: {would}",

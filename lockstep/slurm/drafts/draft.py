@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.vocabulary.texts import one_line
+
 COMMENT_COLUMN = 40
 
 
@@ -24,7 +26,7 @@ class Draft:
 def line(key: str, value: Any, comment: str = "", *, is_set: bool = True) -> str:
     """Return a key's line with a comment; where the key is not set, the whole line is one."""
     text = f"{'' if is_set else '# '}{key} = {toml(value)}"
-    return f"{text:<{COMMENT_COLUMN}}  # {in_comment(comment)}" if comment else text
+    return f"{text:<{COMMENT_COLUMN}}  # {one_line(comment)}" if comment else text
 
 
 def toml(value: Any) -> str:
@@ -37,8 +39,3 @@ def toml(value: Any) -> str:
 def toml_key(name: str) -> str:
     """Return a name as a key of TOML."""
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
-
-
-def in_comment(text: str) -> str:
-    """Return a text that cannot end the comment it is in."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -8,16 +8,16 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from lockstep.campaign.campaign import seconds
 from lockstep.slurm import associations
 from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts, Limit
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
 from lockstep.slurm.doctor.machine_checks import FAST
 from lockstep.slurm.drafts.campaign_draft import campaign_file, ranks_per_node
-from lockstep.slurm.drafts.draft import Draft, in_comment, line, toml_key
+from lockstep.slurm.drafts.draft import Draft, line, toml_key
 from lockstep.slurm.drafts.surroundings import Surroundings
-from lockstep.slurm.scheduler import clock
+from lockstep.vocabulary.durations import clock, parse_limit
+from lockstep.vocabulary.texts import one_line
 
 USUAL_TIME = "02:00:00"
 
@@ -89,7 +89,7 @@ def _to_fill_in(around: Surroundings) -> tuple[str, ...]:
 def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
     """Yield the cluster's partitions as comments, a kind of node each."""
     version = cluster.version or "of unknown version"
-    yield f"# What `lockstep init` found of {in_comment(cluster.name)}, Slurm {version}."
+    yield f"# What `lockstep init` found of {one_line(cluster.name)}, Slurm {version}."
     yield "# A key behind a # is off: take the # away to set it."
     yield "#"
     row = "#   {:<16} {:>5}  {:<18} {:>5}  {:>8}  {}"
@@ -98,7 +98,7 @@ def _inventory(cluster: Cluster, chosen: Partition) -> Iterator[str]:
         mark = "*" if partition is chosen else ""
         for kind, number in partition.kinds:
             memory = f"{kind.memory_mib / MIB_PER_GIB:.0f} GiB"
-            name, gpus = in_comment(partition.name) + mark, in_comment(kind.gpus)
+            name, gpus = one_line(partition.name) + mark, one_line(kind.gpus)
             longest_job = partition.max_time or "no limit"
             yield row.format(name, number, gpus, kind.num_cpus, memory, longest_job)
     yield "#   * is the one below"
@@ -120,7 +120,7 @@ def _limits(cluster: Cluster, accounts: Accounts, partition: Partition) -> tuple
 
 def longest(partition: Partition, limits: Sequence[Limit]) -> tuple[str | None, Limit | None]:
     """Return the time of a partition's longest job, and whose limit that is if not its own."""
-    most_s = seconds(partition.max_time) if partition.max_time else math.inf
+    most_s = parse_limit(partition.max_time) if partition.max_time else math.inf
     shorter = [limit for limit in limits if limit.name == "MaxWall" and limit.value < most_s]
     return (clock(shorter[0].value), shorter[0]) if shorter else (partition.max_time, None)
 
@@ -192,7 +192,7 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _time(most: str | None, limit: Limit | None) -> str:
-    time = min(USUAL_TIME, most or USUAL_TIME, key=seconds)
+    time = min(USUAL_TIME, most or USUAL_TIME, key=parse_limit)
     return line("time", time, f"of one job, at most {_bound(most or 'without limit', limit)}")
 
 

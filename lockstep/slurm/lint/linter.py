@@ -14,6 +14,7 @@ from lockstep.slurm.lint.rules import container_rules as container
 from lockstep.slurm.lint.rules import directive_rules as directive
 from lockstep.slurm.lint.rules import launchers
 from lockstep.slurm.lint.shell.shell_script import Script
+from lockstep.vocabulary.texts import one_line
 
 Severity = Literal["error", "warning", "note"]
 
@@ -260,11 +261,7 @@ def lint(script: Script, interfaces: Collection[str] | None = None) -> list[Find
 
 
 def _finding(script: Script, rule: Rule, hit: Hit) -> Finding:
-    message = _line(hit.fact) if hit.action else f"{_line(hit.fact)}: {rule.why}"
-    action = _line(hit.action) or rule.action
+    fact = one_line(hit.fact[:MAX_FACT])
+    message = fact if hit.action else f"{fact}: {rule.why}"
+    action = one_line(hit.action[:MAX_FACT]) or rule.action
     return Finding(script.path, hit.line, rule.name, rule.severity, message, action)
-
-
-def _line(text: str) -> str:
-    """Return what a script says as one line that no terminal takes for a command."""
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_FACT])

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from lockstep.slurm import scheduler as slurm
+from lockstep.vocabulary.durations import parse
 
 FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),
@@ -29,7 +30,6 @@ SHELL_COMMAND = " ".join((*(f"{k}={v}" for k, v in slurm.ENVIRONMENT.items()), *
 UNITS: dict[str, int] = {letter: 1024**power for power, letter in enumerate(["", *"KMGTPE"])}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?", re.ASCII)
 _REQUEST = re.compile(r"(.+?)([nc]?)", re.ASCII)
-_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", re.ASCII)
 HOUR_S = 3600.0
 
 T = TypeVar("T", int, float)
@@ -102,7 +102,7 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "user": row["User"] or None,
         "state": _word(row["State"]),
         "exit_code": row["ExitCode"] or None,
-        "elapsed_s": duration(row["Elapsed"]),
+        "elapsed_s": parse(row["Elapsed"]),
         "submitted": times["Submit"],
         "eligible": times["Eligible"],
         "started": times["Start"],
@@ -110,7 +110,7 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "queue_wait_s": _wait(times["Submit"], times["Eligible"], times["Start"]),
         "max_rss_bytes": _largest(size(step["MaxRSS"]) for step in steps),
         "max_vm_bytes": _largest(size(step["MaxVMSize"]) for step in steps),
-        "ave_cpu_s": _largest(duration(step["AveCPU"]) for step in steps),
+        "ave_cpu_s": _largest(parse(step["AveCPU"]) for step in steps),
         "total_cpu_s": _total_cpu(row, steps),
         "memory_bytes": _largest(map(_memory, steps)),
         "alloc_tres": _tres(row["AllocTRES"]) or None,
@@ -163,8 +163,8 @@ def _wait(submitted: int | None, eligible: int | None, started: int | None) -> i
 
 
 def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
-    known = [used for step in steps if (used := duration(step["TotalCPU"])) is not None]
-    return sum(known) if known else duration(row["TotalCPU"])
+    known = [used for step in steps if (used := parse(step["TotalCPU"])) is not None]
+    return sum(known) if known else parse(row["TotalCPU"])
 
 
 def _memory(step: Row) -> int | None:
@@ -218,15 +218,6 @@ def size(text: str) -> int | None:
     if not match or len(text) > slurm.MAX_DIGITS:
         return None
     return round(float(match[1]) * UNITS[match[2]])
-
-
-def duration(text: str) -> float | None:
-    """Return the seconds of `[days-][hours:]minutes:seconds[.fraction]`; None for anything else."""
-    match = _DURATION.fullmatch(text)
-    if not match or len(text) > 2 * slurm.MAX_DIGITS:
-        return None
-    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
-    return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
 
 
 def instant(text: str) -> int | None:

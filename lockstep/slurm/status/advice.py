@@ -12,6 +12,7 @@ from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.submission import stored_site
 from lockstep.vocabulary import files
+from lockstep.vocabulary.texts import one_line
 
 GIB = 1024**3
 # A peak this near to the request is what the limit let it have.
@@ -104,7 +105,7 @@ def to_mend(standing: Standing, results: Results) -> str | None:
     if _was_killed(standing):
         return "mem" if _is_near_limit(standing) else None
     if record.get("mend") or record.get("lost"):
-        return _key(_printable(str(record.get("mend") or ""))[:MAX_GIST], results) or None
+        return _key(one_line(str(record.get("mend") or ""))[:MAX_GIST], results) or None
     has_begun = any(results.journal(name).exists() for name in standing.job.launches)
     return None if has_begun or standing.job.kind in ("collect", "profile") else ""
 
@@ -163,18 +164,13 @@ def _not_begun(standing: Standing, results: Results) -> str | None:
 
 def gist(path: Path) -> str | None:
     """Return the last line of a file that tells of an error, else its last line; None without."""
-    lines = list(filter(None, map(_printable, _tail(path).splitlines())))
+    lines = list(filter(None, map(one_line, _tail(path).splitlines())))
     telling = [line for line in lines if re.search(r"error|exception|killed|fatal", line, re.I)]
     # That a task exited says less than what it said, and what ends a session says all.
     own = [line for line in telling if not _EXITED.search(line)]
     final = [match[1] for line in lines if (match := _SESSION_END.fullmatch(line))]
     chosen = (final or own or telling or lines)[-1:]
     return chosen[0][:MAX_GIST] if chosen else None
-
-
-def _printable(text: str) -> str:
-    """Return a text of others as one line without what acts on a terminal."""
-    return "".join(filter(str.isprintable, " ".join(text.split())))
 
 
 def _tail(path: Path) -> str:
@@ -226,7 +222,7 @@ def _log(standing: Standing, results: Results) -> Path:
 
 def _failed_node(standing: Standing, results: Results) -> str | None:
     if lost := (standing.record or {}).get("lost"):
-        return f"{_printable(str(lost))[:MAX_GIST]} answers no more"
+        return f"{one_line(str(lost))[:MAX_GIST]} answers no more"
     logs = (_log(standing, results), results.output(standing.job))
     if found := [name for path in logs for name in _NODE.findall(_tail(path))]:
         return f"{found[0]} failed"

@@ -10,6 +10,7 @@ from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.advice import advise, to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
+from lockstep.vocabulary.durations import in_words
 
 # A thousand elements or launches are counted; so many of those that need a look are named.
 MAX_NAMED = 8
@@ -166,11 +167,11 @@ def _job_lines(row: Mapping[str, Any]) -> list[str]:
 
 def _times(row: Mapping[str, Any]) -> Iterator[str]:
     if row["queue_wait_s"] is not None:
-        yield f"waited {_clock(row['queue_wait_s'])}"
+        yield f"waited {in_words(row['queue_wait_s'])}"
     if row["since_submission_s"] is not None:
-        yield f"submitted {_clock(row['since_submission_s'])} ago"
+        yield f"submitted {in_words(row['since_submission_s'])} ago"
     if row["elapsed_s"] is not None and "elements" not in row:
-        yield f"ran {_clock(row['elapsed_s'])}"
+        yield f"ran {in_words(row['elapsed_s'])}"
     if row["num_launches"]:
         yield f"{row['num_complete']} of {row['num_launches']} launches complete"
 
@@ -274,10 +275,3 @@ def _after_jobs(campaign: Campaign, results: Results) -> str:
 def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
     after = [(str(one.get("job")), str(one.get("how"))) for one in script["after"]]
     return by_hand.command(results.jobs_folder / f"{name}.sh", after)
-
-
-def _clock(seconds: float) -> str:
-    """Return a time as people say it: 45 s, 12 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.slurm.associations import Limit
-from lockstep.slurm.scheduler import clock
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job import JobSpec
+from lockstep.vocabulary.durations import clock
 
 SHOWN_JOBS = 3
 

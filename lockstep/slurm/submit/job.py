@@ -9,10 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from lockstep.campaign.campaign import Campaign, Launch, common_options, plan, seconds
+from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
+from lockstep.vocabulary.durations import parse_limit
 
 Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
 Profiler = Literal["nsys", "ncu"]
@@ -257,7 +258,7 @@ class Maker:
 
     def _short(self, time_s: int) -> int:
         """Return the time of a job that needs little, where the site's jobs are shorter still."""
-        return min(time_s, seconds(self.site.time))
+        return min(time_s, parse_limit(self.site.time))
 
     def make(
         self,

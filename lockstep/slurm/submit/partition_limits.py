@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from lockstep.campaign.campaign import Campaign, seconds
-from lockstep.slurm.scheduler import clock
+from lockstep.campaign.campaign import Campaign
 from lockstep.slurm.site import Site
+from lockstep.vocabulary.durations import clock, parse_limit
 
 if TYPE_CHECKING:
     from lockstep.slurm.submit.resources import Share
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def limit_s(site: Site) -> int | None:
     """Return the longest job of the partition; None where it is not known."""
-    return seconds(site.limits.time) if site.limits.time else None
+    return parse_limit(site.limits.time) if site.limits.time else None
 
 
 def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -> int:
@@ -24,8 +24,8 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
     most_s = limit_s(site)
     asked = campaign.jobs
     if asked.launch_time is None and asked.time is None:
-        return min(seconds(site.time), most_s or seconds(site.time))
-    each_s = seconds(str(asked.launch_time or asked.time))
+        return min(parse_limit(site.time), most_s or parse_limit(site.time))
+    each_s = parse_limit(str(asked.launch_time or asked.time))
     needed_s = each_s * num_launches if asked.launch_time else each_s
     if most_s is not None and needed_s > most_s:
         raise ValueError(
@@ -38,7 +38,7 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
 def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
     if campaign.jobs.launch_time is None:
         return f"lower [jobs] time to {clock(most_s)}, or choose another --partition"
-    fitting = most_s // seconds(campaign.jobs.launch_time)
+    fitting = most_s // parse_limit(campaign.jobs.launch_time)
     if num_launches == 1 or not fitting:
         return "lower [jobs] launch_time, or choose another --partition"
     finer = {"ladder": '"job" or "array"', "job": '"array"'}.get(campaign.jobs.allocation)

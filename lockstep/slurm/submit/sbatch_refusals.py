@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.vocabulary import files
+from lockstep.vocabulary.texts import one_line
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"
@@ -115,7 +116,7 @@ def explain(stderr: str, user: str, ask: Callable[..., str], script: Path) -> st
     refusal = find(" ".join(own))
     if refusal is None or _LOST_ANSWER.search(own[-1]):
         return None
-    said = " ".join(stderr.split())
+    said = one_line(stderr)
     known = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
     return f"sbatch said: {said}; change {refusal.key} {refusal.where}{known and f' ({known})'}"
 

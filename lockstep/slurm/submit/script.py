@@ -29,6 +29,7 @@ from lockstep.slurm.submit.job import JobSpec
 from lockstep.vocabulary import files
 from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES
 from lockstep.vocabulary.inputs import MAX_SHOWN_CHARACTERS
+from lockstep.vocabulary.texts import one_line
 
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
@@ -161,7 +162,7 @@ def _render_own(name: str, template: str, values: dict[str, Any]) -> str:
     except TemplateNotFound as error:
         raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
     except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
-        said = " ".join(str(error).split())
+        said = one_line(str(error))
         where = f"{template}{_line_of(error)}"
         raise ValueError(f"{where}: not a template over {BASE}: {said}") from error
     except RecursionError:
@@ -209,7 +210,7 @@ def _offence(said: str, lines: Sequence[str]) -> str:
     """Return what bash says of a script, with the line that it means: no file holds the script."""
     found = re.search(r"line ([0-9]+): (?!warning:)(.*)", said)
     if found is None:
-        return " ".join(said.split())
+        return one_line(said)
     number = int(found[1])
     line = lines[number - 1].strip() if number <= len(lines) else ""
     where = f"in line {number}: {line[:MAX_SHOWN_CHARACTERS]}" if line else "after its last line"

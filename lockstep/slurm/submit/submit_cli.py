@@ -268,7 +268,7 @@ def _empty(*headings: str) -> "Table":
 
 
 def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from lockstep.slurm.scheduler import clock
+    from lockstep.vocabulary.durations import clock
 
     table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
     for spec in specs:

@@ -1,19 +1,9 @@
-"""How a report writes numbers: three significant digits, units in the header, a dash if unknown."""
+"""How numbers are written: three significant digits, a dash if unknown."""
 
 from collections.abc import Iterable
 
 DASH = "\u2013"
 THIN = "\u202f"
-# Seconds in each unit that a table of times may use.
-TIME_UNITS = {
-    "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -63,16 +53,6 @@ def percent_span(interval: tuple[float, float] | None) -> str:
 def ratio_span(interval: tuple[float, float] | None) -> str:
     """Return an interval of a ratio with two decimals."""
     return DASH if interval is None else f"{ratio(interval[0])} to {ratio(interval[1])}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time in the unit people would say it in."""
-    if seconds is None:
-        return DASH
-    for size, unit in ((7200.0, "h"), (120.0, "min"), (0.1, "s")):
-        if seconds >= size:
-            return f"{trimmed(seconds / TIME_UNITS[unit])} {unit}"
-    return f"{trimmed(seconds * 1e3)} ms"
 
 
 def counted(count: int, noun: str) -> str:

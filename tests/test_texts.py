@@ -1,0 +1,66 @@
+"""Durations and texts of others: read and written in one place for all rooms."""
+
+import pytest
+
+from lockstep.vocabulary import durations
+from lockstep.vocabulary.texts import last_line, one_line
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2-03:04:05.678", 2 * 86400 + 3 * 3600 + 4 * 60 + 5.678),
+        ("1-00:00:00", 86400),
+        ("1:00:01", 3601),
+        ("04:05", 245),
+        ("00:00.002", 0.002),
+        ("", None),
+        ("UNLIMITED", None),
+        ("5", None),
+        ("-1:00:00", None),
+        ("9" * 400 + ":00", None),
+    ],
+)
+def test_a_duration_is_read_as_slurm_and_its_users_write_it(text, seconds):
+    assert durations.parse(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(60, "00:01:00"), (86399, "23:59:59"), (86400, "1-00:00:00"), (183845, "2-03:04:05")],
+)
+def test_a_time_limit_is_written_as_it_is_read(seconds, text):
+    assert durations.clock(seconds) == text
+    assert durations.parse_limit(text) == seconds
+
+
+def test_a_text_that_is_no_time_limit_is_refused():
+    with pytest.raises(ValueError, match="UNLIMITED"):
+        durations.parse_limit("UNLIMITED")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.002, "2 ms"), (73.48, "73.5 s"), (600, "10 min"), (43200, "12 h"), (None, "\u2013")],
+)
+def test_a_duration_in_words(seconds, text):
+    assert durations.in_words(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two  blanks stay", "two  blanks stay"),
+        ("a\n  b\r\n\tc", "a b c"),
+        ("\x1b]0;title\x07 \u202e\ud800", r"\x1b]0;title\x07 \u202e\ud800"),
+        ("caf\u00e9", "caf\u00e9"),
+    ],
+)
+def test_one_line_cannot_act_on_a_terminal(text, line):
+    assert one_line(text) == line
+    assert one_line(text).isprintable()
+
+
+def test_the_last_line_is_the_last_that_is_not_empty():
+    assert last_line("Traceback:\n \x1b[31mOSError: full\x1b[0m\n\n") == "OSError: full"
+    assert last_line(" \n") == ""
