@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -140,7 +141,7 @@ def test_a_file_system_without_locks_keeps_a_journal_all_the_same(tmp_path, monk
     def refuse(*_):
         raise OSError(code, "no locks")
 
-    monkeypatch.setattr(journal.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     path = write(tmp_path / "journal.jsonl", launch("a"), case("a"))
     assert journal.outcomes(path) == {"a": "case"}
 
@@ -255,7 +256,7 @@ def test_the_document_is_pytest_benchmarks_own_with_our_block(tmp_path):
 
 
 def test_what_an_older_attempt_writes_after_another_took_over_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     old = Journal(tmp_path / "journal.jsonl")
     old.append(launch("a", "b", "c"))
     old.append(case("a", 1.0))

@@ -30,8 +30,8 @@ MAY_IMPORT = {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),
         "campaign",
     },
-    "image": {"vocabulary", "content"},
-    "slurm": {"vocabulary", "content", "campaign"},
+    "image": {"vocabulary", "content", "machine"},
+    "slurm": {"vocabulary", "content", "campaign", "machine", "image"},
     "report": {"vocabulary", "content"},
     "plugin": {"launch", "measure"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for

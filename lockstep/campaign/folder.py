@@ -1,20 +1,14 @@
 """A campaign's folder of results: whose it is, and how far each launch has come."""
 
-import errno
-import fcntl
 import json
-import os
-import shlex
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
 from lockstep.vocabulary import files, journal
-from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, check_schema
 
 if TYPE_CHECKING:
@@ -52,51 +46,6 @@ class Outcome:
     failed: tuple[dict[str, Any], ...] = ()
     complete: bool = False
     ended: "Ended | None" = None
-
-
-def take_lock(file: IO[str], folder: Path) -> bool:
-    """Take the lock of a file in a folder of results; return False where another holds it.
-
-    Raises:
-        ValueError: The folder's file system has no locks.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise ValueError(f"{no_locks(folder, error)}; keep results on one with locks") from None
-    return True
-
-
-def sign_lock(file: IO[str]) -> None:
-    """Say in a lock's file, open for appending, who holds it."""
-    # A name of a file may hold bytes, and so letters, that no encoding of the lock's has.
-    command = shlex.join(sys.argv).encode("ascii", "backslashreplace").decode()
-    file.truncate(0)
-    file.write(f"{os.getpid()} {hostname()} {command[:200]}")
-    file.flush()
-
-
-def holder(path: Path) -> tuple[str, str, str]:
-    """Return the process, the host and the command that a lock's file names."""
-    process, host, command = [*files.text(path).split(maxsplit=2), "", "", ""][:3]
-    return process, host, command
-
-
-def in_use(folder: Path) -> str:
-    """Return in words that another command works in a folder, and which, as its lock says."""
-    process, host, command = holder(folder / ".lock")
-    return (
-        f"another lockstep command (process {process} on {host}: {command}) works in {folder}; "
-        "wait for it"
-    )
-
-
-def no_locks(folder: Path, error: OSError) -> str:
-    """Return in words that a folder's file system refuses locks, and how it says so."""
-    code = errno.errorcode.get(error.errno or 0, str(error))
-    return f"{folder} is on a file system without locks ({code})"
 
 
 @dataclass(frozen=True)

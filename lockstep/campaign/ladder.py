@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
 from lockstep import content
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
-from lockstep.campaign.folder import Folder, Outcome, holder, in_use, sign_lock, take_lock
+from lockstep.campaign.folder import Folder, Outcome
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launcher import (
     Ended,
@@ -29,7 +29,7 @@ from lockstep.campaign.launcher import (
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark
-from lockstep.vocabulary import journal
+from lockstep.vocabulary import journal, locks
 from lockstep.vocabulary.host import die_with_parent, hostname
 from lockstep.vocabulary.record import KEY, case_name
 
@@ -228,14 +228,18 @@ def only_driver(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Ite
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a", encoding="utf-8") as lock:
-        if not take_lock(lock, folder):
-            process, host, _ = holder(path)
+        if not locks.take(lock):
+            process, host, _ = locks.holder(path)
             # Whether a process of another host runs cannot be seen from here.
             if host not in ("", hostname()) or _runs(process):
-                raise ValueError(f"{in_use(folder)}, or --to another folder")
+                raise ValueError(f"{locks.in_use(folder)}, or --to another folder")
             on_wait()
-            _wait_for(lock, folder)
-        sign_lock(lock)
+            if not locks.take(lock, ORPHAN_S):
+                raise RuntimeError(
+                    f"a launch that a killed run left behind still writes into {folder}; end its "
+                    "torchrun, or --to another folder"
+                )
+        locks.sign(lock)
         yield lock.fileno()
 
 
@@ -244,18 +248,6 @@ def _runs(pid: str) -> bool:
         return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
     except (ValueError, psutil.NoSuchProcess):
         return False
-
-
-def _wait_for(lock: IO[str], folder: Path) -> None:
-    """Wait until the launch of a killed driver has ended."""
-    deadline = time.monotonic() + ORPHAN_S
-    while not take_lock(lock, folder):
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"a launch that a killed run left behind still writes into {folder}; end its "
-                "torchrun, or --to another folder"
-            )
-        time.sleep(POLL_S)
 
 
 def only_skip(ladder: Ladder) -> str:

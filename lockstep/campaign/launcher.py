@@ -6,7 +6,6 @@ Needs no torch.
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.next import Facts
+from lockstep.vocabulary import commands
 from lockstep.world import process_group as world
 
 # What every rank imports beyond what a login node has.
@@ -119,24 +119,18 @@ def num_gpus() -> int:
     if not any(map(os.path.exists, DRIVERS)):
         return 0
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", COUNT_GPUS],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COUNT_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        ended = commands.run([sys.executable, "-c", COUNT_GPUS], COUNT_TIMEOUT_S)
+    except commands.CommandError:
         raise RuntimeError(
             f"torch does not load within {COUNT_TIMEOUT_S:g} s; see {sys.executable} -c "
             "'import torch'"
         ) from None
-    words = (asked.stdout.split() or asked.stderr.splitlines() or ["it says nothing"])[-1]
-    if asked.returncode or not words.isdecimal():
-        raise RuntimeError(f"torch does not load: {words}; install torch and torchvision as a pair")
-    return int(words)
+    answer = (ended.output.split() or ended.errors.splitlines() or ["it says nothing"])[-1]
+    if ended.code or not answer.isdecimal():
+        raise RuntimeError(
+            f"torch does not load: {answer}; install torch and torchvision as a pair"
+        )
+    return int(answer)
 
 
 def torchrun(nproc: int) -> list[str]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.vocabulary import commands
+
 # In a folder of its own choice, with all it says in a log; `exec`, so that a signal reaches it.
 LOGGED = 'cd "$1" && log=$2 && shift 2 && exec apptainer "$@" >>"$log" 2>&1'
 TAIL_BYTES = 1 << 16
@@ -80,23 +82,8 @@ def ask(*arguments: str, timeout_s: float | None = ASK_TIMEOUT_S) -> Said:
     Raises:
         RuntimeError: It does not answer in time.
     """
-    try:
-        ended = subprocess.run(
-            ["apptainer", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(
-            f"apptainer {arguments[0]} has not answered within {timeout_s:g} s; "
-            "see whether the file system that it lies on answers"
-        ) from None
-    return Said(ended.returncode, ended.stdout)
+    ended = commands.run(["apptainer", *arguments], timeout_s, merge_errors=True)
+    return Said(ended.code, ended.output)
 
 
 def reason(text: str) -> str | None:

@@ -4,12 +4,8 @@ The record, IMAGE.json, holds the SHA-256 of the file. (The id in an image's own
 or absent, and says nothing about what the file holds.)
 """
 
-import fcntl
-import platform
 import shlex
 import shutil
-import struct
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,25 +17,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lockstep.image import apptainer, definition
+from lockstep.image import apptainer, definition, sif
 from lockstep.image.definition import COMMIT, Definition
+from lockstep.machine import git
+from lockstep.vocabulary import locks
 
 SCHEMA_VERSION = 1
 REVISION = "org.opencontainers.image.revision"
-# Where a SIF file's header has its magic word, and offset and size of the data up to its end:
-# the struct `header` of https://github.com/apptainer/sif, pkg/sif/sif.go.
-SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
-SIF_DATA_AT, SIF_HEADER_BYTES = 112, 128
-# Where it has the architecture it is for, in numbers of its own (pkg/sif/arch.go), and what
-# uname(1) calls those that Apptainer is packaged for.
-SIF_ARCHITECTURE_AT = 45
-ARCHITECTURES = {
-    b"02": ("amd64", "x86_64"), b"04": ("arm64", "aarch64"), b"06": ("ppc64le", "ppc64le"),
-    b"11": ("s390x", "s390x"), b"12": ("riscv64", "riscv64"),
-}  # fmt: skip
 # No record is larger.
 RECORD_BYTES = 1 << 20
-GIT_TIMEOUT_S = 20
 
 
 class Record(BaseModel):
@@ -123,45 +109,32 @@ def write_record(image: Path, record: Record) -> None:
     part.replace(path)
 
 
-def missing_bytes(image: Path) -> int | None:
-    """Return how much of an image file is cut off by its own header; None if it has none.
+def read_header(image: Path) -> sif.Header:
+    """Return the header of an image file.
 
     Raises:
-        ValueError: There is no such file.
+        ValueError: There is no such file, or it is no image.
     """
     if not image.is_file():
         raise ValueError(f"there is no image file {image}; lockstep image build makes one")
-    with image.open("rb") as file:
-        header = file.read(SIF_HEADER_BYTES)
-    if header[SIF_MAGIC_AT : SIF_MAGIC_AT + len(SIF_MAGIC)] != SIF_MAGIC:
-        return None
-    if len(header) < SIF_HEADER_BYTES:
-        return SIF_HEADER_BYTES - len(header)
-    offset, size = struct.unpack_from("<2q", header, SIF_DATA_AT)
-    return max(0, int(offset + size) - image.stat().st_size)
+    header = sif.read_header(image)
+    if header is None:
+        raise ValueError(f"{image} is no SIF image; build one with lockstep image build")
+    return header
 
 
-def architecture(image: Path) -> str | None:
-    """Return what machines an image is for, such as `amd64`; None where its header names none."""
-    with image.open("rb") as file:
-        header = file.read(SIF_HEADER_BYTES)
-    known = ARCHITECTURES.get(header[SIF_ARCHITECTURE_AT : SIF_ARCHITECTURE_AT + 2])
-    return known[0] if known else None
-
-
-def check_whole(image: Path) -> None:
-    """Check that a file is an image with nothing cut off.
+def check_whole(image: Path) -> sif.Header:
+    """Return the header of an image that has nothing cut off.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is no image, or not whole.
     """
-    missing = missing_bytes(image)
-    if missing is None:
-        raise ValueError(f"{image} is no SIF image; build one with lockstep image build")
-    if missing:
+    header = read_header(image)
+    if missing := header.missing_bytes(image):
         raise ValueError(
             f"{image} is cut short: {missing} bytes of it are missing; copy or build it again"
         )
+    return header
 
 
 @dataclass(frozen=True)
@@ -256,30 +229,9 @@ def plan(name: str, image: Path, given: Mapping[str, str], options: Sequence[str
         RuntimeError: There is no Apptainer here, or it is too old.
     """
     found = definition.load(name, given)
-    commit, dirty = git_state(found.folder, [found.path, *found.copied()])
+    commit, dirty = git.state(found.folder, [found.path, *found.copied()])
     version = apptainer.version_that_builds()
     return Plan(found, image.absolute(), tuple(options), commit, dirty, version)
-
-
-def git_state(folder: Path, paths: Sequence[Path]) -> tuple[str | None, bool | None]:
-    """Return a checkout's commit, and whether some of its files differ from it or are unknown."""
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return None, None
-    changes = _git(folder, "status", "--porcelain", "--", *map(str, paths))
-    return commit, None if changes is None else bool(changes)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    # Reading is harmless, whoever owns the checkout.
-    command = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-C", str(folder)]
-    try:
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def refuse_foreign(wanted: Plan) -> None:
@@ -346,12 +298,10 @@ def _alone(wanted: Plan) -> Iterator[Path]:
     log = log_path(wanted.image)
     wanted.image.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locks.take(file):
             raise RuntimeError(
                 f"another command builds {wanted.image} now; wait for it, or see {log}"
-            ) from None
+            )
         file.truncate(0)
         wanted.part.unlink(missing_ok=True)
         try:
@@ -399,16 +349,16 @@ class Verdict:
     Attributes:
         sha256: Of the file.
         recorded: What its record says; None where it has none.
-        missing_bytes: How much is cut off; None where the file has no header to tell.
+        missing_bytes: How much of the file is cut off.
         signature: What Apptainer says of its signature; None where there is no Apptainer.
         architecture: What machines the image is for; None where it does not say.
     """
 
     sha256: str
     recorded: str | None
-    missing_bytes: int | None
+    missing_bytes: int
     signature: apptainer.Signature | None
-    architecture: str | None = None
+    architecture: str | None
 
     def failures(self, *, must_be_signed: bool) -> list[str]:
         """Return what is wrong, a sentence each; nothing where all is well."""
@@ -417,7 +367,7 @@ class Verdict:
             found.append(f"it is cut short, {self.missing_bytes} bytes are missing")
         if self.recorded not in (None, self.sha256):
             found.append(f"its SHA-256 is {self.sha256}, and {self.recorded} was recorded")
-        here = _here()
+        here = sif.architecture_here()
         if self.architecture not in (None, here):
             found.append(
                 f"it is built for {self.architecture}, and this machine is {here}; "
@@ -452,23 +402,15 @@ def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict
     Raises:
         ValueError: There is no such image, or its record cannot be read.
     """
-    missing = missing_bytes(image)
-    if missing is None:
-        check_whole(image)
+    header = read_header(image)
     record = read_record(image)
     return Verdict(
         definition.sha256(image, advance),
         record.sha256 if record else None,
-        missing,
+        header.missing_bytes(image),
         apptainer.signature(image) if shutil.which("apptainer") else None,
-        architecture(image),
+        header.architecture,
     )
-
-
-def _here() -> str:
-    """Return what machine this is, as images call it."""
-    own = platform.machine()
-    return next((name for name, machine in ARCHITECTURES.values() if machine == own), own)
 
 
 def facts(image: Path) -> dict[str, Any]:
@@ -481,7 +423,7 @@ def facts(image: Path) -> dict[str, Any]:
         ValueError: It is no whole image, or its record is of another file.
         RuntimeError: There is no Apptainer here.
     """
-    check_whole(image)
+    header = check_whole(image)
     apptainer.version()
     record = read_record(image)
     if record and record.size_bytes != image.stat().st_size:
@@ -493,7 +435,7 @@ def facts(image: Path) -> dict[str, Any]:
     own = {
         "image": str(image),
         "size_bytes": image.stat().st_size,
-        "architecture": architecture(image),
+        "architecture": header.architecture,
         "sha256": None,
         "sha256_from": "record" if record else "file",
         "git_commit": labels.get(REVISION) or None,

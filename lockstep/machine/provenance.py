@@ -9,7 +9,6 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import nvml
+from lockstep.machine import git, nvml
+from lockstep.machine.storage import read_text
 from lockstep.vocabulary.environment import NAMES, steers_torch
 from lockstep.vocabulary.host import hostname
 
@@ -43,7 +43,6 @@ SLURM_NAMES = (
 # What a launch has only where its ranks drive GPUs; a CUDA build of torch on a CPU used none.
 GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
-GIT_TIMEOUT_S = 20
 # Apptainer writes into every image when, and of what, it was built.
 # Whose code decides what is measured.
 MEASURING_ROOMS = ("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch")
@@ -202,15 +201,12 @@ def git_facts(root: Path) -> dict[str, Any]:
 
     Dirty means that tracked files differ from the commit; results lying about do not count.
     """
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = git.git(root, "rev-parse", "--show-toplevel")
     # An installation inside somebody else's checkout must not borrow that checkout's commit.
     if top is None or Path(top) != root.resolve():
         return _built_of(root)
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return {
-        "git_commit": _git(root, "rev-parse", "HEAD"),
-        "git_dirty": None if changes is None else bool(changes),
-    }
+    commit, is_dirty = git.state(root)
+    return {"git_commit": commit, "git_dirty": is_dirty}
 
 
 def _built_of(root: Path) -> dict[str, Any]:
@@ -226,24 +222,6 @@ def _built_of(root: Path) -> dict[str, Any]:
     if not found:
         return {"git_commit": None, "git_dirty": None}
     return {"git_commit": found[1], "git_dirty": found[2] is not None}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints, or None where git is absent or refuses.
-
-    A job often runs as another user than the checkout's owner, or in a user namespace, which git
-    calls dubious: reading is harmless, so every directory counts as safe.
-    """
-    command = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-C", str(root), *arguments]
-    # A git hook exports GIT_DIR, which would point every answer at the hook's repository.
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=variables, timeout=GIT_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -360,11 +338,3 @@ def _nccl_version() -> str | None:
     except (AttributeError, RuntimeError):
         return None
     return ".".join(str(part) for part in parts)
-
-
-def read_text(path: str | Path) -> str | None:
-    """Return a small system file's text without surrounding space, or None if unreadable."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None

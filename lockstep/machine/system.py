@@ -7,10 +7,9 @@ where torch is not installed, such as on a login node.
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import provenance
+from lockstep.machine import network, provenance, storage
+from lockstep.vocabulary.commands import answer
 from lockstep.vocabulary.journal import write_atomically
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
@@ -40,7 +40,7 @@ def system_facts(folder: Path) -> dict[str, Any]:
         "hostname": provenance.machine_facts()["hostname"],
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hardware": hardware_facts(),
-        "network": network_facts(SYSTEM_FOLDER / "class"),
+        "network": network_facts(),
         "software": software_facts(),
         "partitions": slurm_partitions(),
         "settings": settings_facts(folder),
@@ -54,7 +54,7 @@ def hardware_facts() -> dict[str, Any]:
     machine = provenance.machine_facts()
     return {
         "cpu_model": machine["cpu_model"],
-        "sockets": len({provenance.read_text(package) for package in packages}) or None,
+        "sockets": len({storage.read_text(package) for package in packages}) or None,
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
         "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
@@ -66,7 +66,7 @@ def hardware_facts() -> dict[str, Any]:
 def gpus() -> list[dict[str, Any]]:
     """Return name, memory in bytes and driver of each GPU, as nvidia-smi or torch sees them."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
-    listing = _output([*query, "--format=csv,noheader,nounits"])
+    listing = answer([*query, "--format=csv,noheader,nounits"], COMMAND_TIMEOUT_S)
     return parse_gpus(listing) if listing else _torch_gpus()
 
 
@@ -95,44 +95,28 @@ def _torch_gpus() -> list[dict[str, Any]]:
     ]
 
 
-def network_facts(classes: Path) -> dict[str, Any]:
+def network_facts(classes: Path = network.CLASSES) -> dict[str, Any]:
     """Return the network interfaces of this machine and their link rates.
 
     Args:
-        classes: The kernel's folder of device classes, /sys/class.
+        classes: The kernel's folder of device classes.
 
     Returns:
-        `interfaces`, name and Gbit/s of each that hardware stands behind, and `infiniband`,
-        device, port, state, rate and link layer of each port (Ethernet there means RoCE).
+        `interfaces`, name and Gbit/s of each device, and `infiniband`, the facts of each port.
     """
-    hardware = [
-        path
-        for path in sorted((classes / "net").glob("*"))
-        if (path / "device").exists() or (path / "bonding").exists()
-    ]
-    ports = sorted((classes / "infiniband").glob("*/ports/*"))
+    devices = [link for link in network.interfaces(classes) if link.is_hardware]
     return {
         "interfaces": [
-            {"name": path.name, "speed_gbit_per_s": _speed_gbit_per_s(path)} for path in hardware
+            {"name": link.name, "speed_gbit_per_s": link.speed_gbit_per_s} for link in devices
         ],
-        "infiniband": [
-            {"device": port.parents[1].name, "port": port.name}
-            | {key: provenance.read_text(port / key) for key in ("state", "rate", "link_layer")}
-            for port in ports
-        ],
+        "infiniband": [asdict(port) for port in network.infiniband_ports(classes)],
     }
-
-
-def _speed_gbit_per_s(interface: Path) -> float | None:
-    """Return a link's rate; the kernel gives Mbit/s, and -1 or an error where it has none."""
-    speed = provenance.read_text(interface / "speed") or ""
-    return int(speed) / 1000 if speed.isdecimal() else None
 
 
 def software_facts() -> dict[str, Any]:
     """Return the versions of the system, of torch and what it was built with, and of the tools."""
-    apptainer = _output(["apptainer", "--version"]) or _output(["singularity", "--version"])
-    slurm = _output(["sinfo", "--version"])
+    apptainer = _version_words("apptainer") or _version_words("singularity")
+    slurm = _version_words("sinfo")
     commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
     versions = provenance.software_facts()
     return {
@@ -142,11 +126,16 @@ def software_facts() -> dict[str, Any]:
         "python": versions["python"],
         **_torch_versions(),
         "torchvision": versions["torchvision"],
-        "slurm": slurm.split()[-1] if slurm else None,
-        "apptainer": apptainer.split()[-1] if apptainer else None,
+        "slurm": slurm[-1] if slurm else None,
+        "apptainer": apptainer[-1] if apptainer else None,
         "lockstep": provenance.lockstep_version(),
         "lockstep_commit": commit,
     }
+
+
+def _version_words(program: str) -> list[str]:
+    """Return the words that a program prints of its version; empty where it is absent."""
+    return (answer([program, "--version"], COMMAND_TIMEOUT_S) or "").split()
 
 
 def _torch_versions() -> dict[str, Any]:
@@ -175,7 +164,7 @@ def _torch() -> Any:
 
 def slurm_partitions() -> list[dict[str, Any]]:
     """Return the cluster's partitions as sinfo lists them; empty without Slurm."""
-    listing = _output(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"])
+    listing = answer(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"], COMMAND_TIMEOUT_S)
     return parse_partitions(listing) if listing else []
 
 
@@ -192,35 +181,14 @@ def parse_partitions(listing: str) -> list[dict[str, Any]]:
 def settings_facts(folder: Path) -> dict[str, Any]:
     """Return what changes speed without changing a version."""
     processor = SYSTEM_FOLDER / "devices/system/cpu/cpu0"
-    huge_pages = provenance.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
+    huge_pages = storage.read_text(SYSTEM_FOLDER / "kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", huge_pages or "")
     return {
         "environment": provenance.environment(os.environ),
-        "cpu_governor": provenance.read_text(processor / "cpufreq/scaling_governor"),
+        "cpu_governor": storage.read_text(processor / "cpufreq/scaling_governor"),
         "transparent_hugepages": chosen[1] if chosen else None,
-        "file_system": file_system(folder),
+        "file_system": storage.file_system(folder),
     }
-
-
-def file_system(folder: Path) -> str | None:
-    """Return the type of the file system a folder lies on, such as ext4, lustre or nfs4."""
-    where = folder.resolve()
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    holding = [mount for mount in (where, *where.parents) if mount in mounts]
-    return mounts[holding[0]] if holding else None
-
-
-def _output(command: Sequence[str]) -> str | None:
-    """Return what a command prints, or None where it is absent, fails or does not answer."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
 
 
 def to_markdown(facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ Letters: N images, C channels, H height, W width.
 """
 
 import contextlib
-import fcntl
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from lockstep.vocabulary import locks
 from lockstep.workloads import Workload
 
 NAMES = ("digits", "synthetic", "mnist", "cifar10")
@@ -336,12 +337,9 @@ def locked(root: Path) -> Iterator[None]:
                 "or put the data there beforehand"
             ) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, however that happens
-        except OSError as error:
-            raise RuntimeError(
-                f"{root} cannot be locked ({error.strerror}); choose a data root on a file system "
-                "with locks, which Lustre has where it is mounted with -o flock"
-            ) from error
+            locks.take(lock, math.inf)
+        except locks.NoLocksError as error:
+            raise RuntimeError(str(error)) from error
         yield
 
 

@@ -30,7 +30,6 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep import content, workloads
-from lockstep.campaign.folder import in_use, sign_lock, take_lock
 from lockstep.machine import memory, provenance
 from lockstep.measure import data
 from lockstep.measure.train_step import (
@@ -53,6 +52,7 @@ from lockstep.trainer.plan import (
     scaled_lr,
     validation_indices,
 )
+from lockstep.vocabulary import locks
 from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.workloads import Workload
@@ -115,20 +115,20 @@ def _only_run(folder: Path, control: Control) -> Iterator[None]:
         if control.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context((folder / ".lock").open("a", encoding="utf-8"))
-            if not _is_taken(lock, folder):
-                problem = f"{in_use(folder)}, or choose another --name"
+            if not _is_taken(lock):
+                problem = f"{locks.in_use(folder)}, or choose another --name"
         if problem := control.exchange_all("folder", [problem])[0][0]:
             raise ValueError(problem)
         yield
 
 
-def _is_taken(lock: IO[str], folder: Path) -> bool:
+def _is_taken(lock: IO[str]) -> bool:
     try:
-        is_taken = take_lock(lock, folder)
-    except ValueError:  # the file system has no locks: nobody can be kept out
+        is_taken = locks.take(lock)
+    except locks.NoLocksError:  # other runs cannot be kept out
         return True
     if is_taken:
-        sign_lock(lock)
+        locks.sign(lock)
     return is_taken
 
 

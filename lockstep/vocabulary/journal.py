@@ -10,24 +10,21 @@ the `launch` line before it, and is not read.
 """
 
 import errno
-import fcntl
 import itertools
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.vocabulary import files
+from lockstep.vocabulary import files, locks
 from lockstep.vocabulary.record import KEY, SCHEMA_VERSION, check_schema
 
 # What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
 # whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).
 LOCK_WAIT_S = 10.0
-POLL_S = 0.2
 ENDS = ("case", "skip", "fail")
 # Of a whole journal, which may hold many launches; one line is one document.
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
@@ -143,22 +140,20 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    """Keep others out of a file until it is closed, where its file system can."""
-    give_up = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                raise BlockingIOError(
-                    f"another launch writes into {path}, or a lost node still holds its lock; wait "
-                    "for its end"
-                ) from None
-            time.sleep(POLL_S)
-        except OSError:
-            return  # no locks here: the drivers' own refusals are then all there is
-        else:
-            return
+    """Keep others out of a file until it is closed, where its file system can.
+
+    Raises:
+        BlockingIOError: Another has it open.
+    """
+    try:
+        is_free = locks.take(file, LOCK_WAIT_S)
+    except locks.NoLocksError:
+        return  # no locks here: the drivers' own refusals are then all there is
+    if not is_free:
+        raise BlockingIOError(
+            f"another launch writes into {path}, or a lost node still holds its lock; wait for its "
+            "end"
+        )
 
 
 def _sync_folder(folder: Path) -> None:

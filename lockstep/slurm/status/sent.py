@@ -1,6 +1,6 @@
 """A campaign's folder as its jobs share it: which jobs were sent, and who may change it."""
 
-import fcntl
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.campaign.folder import Folder, in_use, no_locks, sign_lock, take_lock
-from lockstep.vocabulary import files, journal
+from lockstep.campaign.folder import Folder
+from lockstep.vocabulary import files, journal, locks
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ class Results(Folder):
         except OSError as error:
             raise ValueError(f"{self.path}: {error.strerror}; give --to another folder") from error
         with (self.path / ".lock").open("a", encoding="utf-8") as lock:
-            if not take_lock(lock, self.path):
-                raise ValueError(in_use(self.path))
-            sign_lock(lock)
+            if not locks.take(lock):
+                raise ValueError(locks.in_use(self.path))
+            locks.sign(lock)
             yield
 
     @contextmanager
@@ -228,9 +228,9 @@ class Results(Folder):
         """
         with (self.path / ".collect.lock").open("a", encoding="utf-8") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                say(f"{no_locks(self.path, error)}; run one collect at a time")
+                locks.take(lock, math.inf)
+            except locks.NoLocksError:
+                say(f"{self.path} is on a file system without locks; run one collect at a time")
             yield
 
 

@@ -1,0 +1,84 @@
+"""Network interfaces and InfiniBand ports, as the kernel lists them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.machine.storage import read_text
+
+CLASSES = Path("/sys/class")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface.
+
+    Attributes:
+        name: Its name, such as `eth0`.
+        speed_gbit_per_s: Rate of its link; None where the kernel has none.
+        is_down: Whether the kernel says that it is down.
+        is_hardware: Whether it is a device, or a bond of devices.
+    """
+
+    name: str
+    speed_gbit_per_s: float | None
+    is_down: bool
+    is_hardware: bool
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of an InfiniBand device; its link layer is Ethernet where it speaks RoCE.
+
+    Attributes:
+        device: The device's name, such as `mlx5_0`.
+        port: The port's number.
+        state: Such as `4: ACTIVE`; this and what follows None where the kernel does not say.
+        rate: Such as `200 Gb/sec (4X HDR)`.
+        link_layer: `InfiniBand` or `Ethernet`.
+    """
+
+    device: str
+    port: str
+    state: str | None
+    rate: str | None
+    link_layer: str | None
+
+
+def interfaces(classes: Path = CLASSES) -> list[Interface]:
+    """Return the network interfaces by name.
+
+    Args:
+        classes: The kernel's folder of device classes.
+    """
+    folders = (path for path in sorted((classes / "net").glob("*")) if path.is_dir())
+    return [
+        Interface(
+            path.name,
+            _speed_gbit_per_s(path),
+            read_text(path / "operstate") == "down",
+            (path / "device").exists() or (path / "bonding").exists(),
+        )
+        for path in folders
+    ]
+
+
+def _speed_gbit_per_s(interface: Path) -> float | None:
+    """Return a link's rate; the kernel gives Mbit/s, and -1 or an error where it has none."""
+    speed = read_text(interface / "speed") or ""
+    return int(speed) / 1000 if speed.isdecimal() else None
+
+
+def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
+    """Return the ports of the InfiniBand devices.
+
+    Args:
+        classes: The kernel's folder of device classes.
+    """
+    return [
+        Port(
+            path.parents[1].name,
+            path.name,
+            *(read_text(path / name) for name in ("state", "rate", "link_layer")),
+        )
+        for path in sorted((classes / "infiniband").glob("*/ports/*"))
+    ]

@@ -1,0 +1,20 @@
+"""Files of the system, and the type of the file system that a folder lies on."""
+
+from pathlib import Path
+
+import psutil
+
+
+def file_system(folder: Path) -> str | None:
+    """Return the type of the file system a folder lies on, such as ext4, lustre or nfs4."""
+    where = folder.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[path] for path in (where, *where.parents) if path in mounts), None)
+
+
+def read_text(path: str | Path) -> str | None:
+    """Return a small system file's text without surrounding space, or None if unreadable."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,89 @@
+"""Other programs: started with a time limit, and what they printed."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: Its exit code; negative where a signal ended it.
+        output: What it printed on standard output.
+        errors: What it printed on standard error; empty where that went into `output`.
+    """
+
+    code: int
+    output: str
+    errors: str
+
+
+class CommandError(RuntimeError):
+    """A command did not run to its end.
+
+    Args:
+        message: The sentence.
+        kind: `absent` where it cannot be started, `late` where it took longer than its limit.
+    """
+
+    def __init__(self, message: str, kind: Literal["absent", "late"]) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def run(
+    command: Sequence[str],
+    timeout_s: float | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    text: str = "",
+    merge_errors: bool = False,
+) -> Ended:
+    """Run a command and return how it ended, whatever its exit code.
+
+    Args:
+        command: The command and its arguments.
+        timeout_s: When it is killed; None for never.
+        environ: Its variables; ours by default.
+        folder: Where it runs; the current folder by default.
+        text: Its standard input.
+        merge_errors: Put standard error into `output`, in the order of printing.
+
+    Raises:
+        CommandError: It cannot be started, or takes longer than its limit.
+    """
+    try:
+        ended = subprocess.run(
+            command,
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merge_errors else subprocess.PIPE,
+            env=environ,
+            cwd=folder,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"{command[0]} gave no answer within {timeout_s:g} s; ask again later"
+        raise CommandError(message, "late") from None
+    except OSError as error:
+        raise CommandError(f"{command[0]}: {error.strerror}", "absent") from error
+    return Ended(ended.returncode, ended.stdout, ended.stderr or "")
+
+
+def answer(
+    command: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
+) -> str | None:
+    """Return what a command prints; None where it is absent, fails or does not answer."""
+    try:
+        ended = run(command, timeout_s, environ=environ)
+    except CommandError:
+        return None
+    return None if ended.code else ended.output.strip()
