@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lockstep.machine import system
+from lockstep.machine import storage, system
 from lockstep.machine.system_cli import system as command
 
 
@@ -126,8 +126,8 @@ def test_a_value_cannot_break_the_table(facts):
 
 
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
-    assert system.file_system(Path("/proc/1")) == "proc"
-    assert system.file_system(tmp_path / "not" / "there") == system.file_system(tmp_path) != "proc"
+    assert storage.file_system(Path("/proc/1")) == "proc"
+    assert storage.file_system(tmp_path / "not" / "there") == system.file_system(tmp_path) != "proc"
 
 
 def test_entries_are_renewed_in_place_and_others_kept():
