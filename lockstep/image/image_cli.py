@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from lockstep.image.building import Plan, Record
+    from lockstep.image.building import Plan
+    from lockstep.image.image_record import Record
 
 IMAGE = click.argument("image", type=click.Path(path_type=Path, dir_okay=False))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-# A plain line tells what is done; below this, hashing needs no bar.
+# A smaller file is hashed before a bar could be read.
 BAR_FROM_BYTES = 1 << 28
 
 
@@ -57,7 +58,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[st
 @click.argument("image", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @click.option(
     "--build-arg",
-    "given",
+    "build_args",
     multiple=True,
     callback=_arguments,
     metavar="NAME=VALUE",
@@ -78,7 +79,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[st
 def build(
     definition: str,
     image: Path | None,
-    given: dict[str, str],
+    build_args: dict[str, str],
     options: list[str],
     *,
     sign: bool,
@@ -98,34 +99,35 @@ def build(
       lockstep image build pytorch lockstep.sif --build-arg BASE=IMAGE
       lockstep image build cpu --apptainer-options '--fakeroot'
     """
-    from lockstep.image import building as images
+    from lockstep.image import building
+    from lockstep.image.image_record import read_record
 
     path = image or Path(Path(definition).stem + ".sif")
-    plan = images.plan(definition, path, given, options)
+    plan = building.plan(definition, path, build_args, options)
     if not force:
-        images.refuse_foreign(plan)
+        building.refuse_foreign(plan)
     state = plan.state(must_be_signed=sign)
     is_needed = force or state != "up to date"
     if dry_run:
-        _say_plan(plan, state, is_needed=is_needed, as_json=as_json)
+        _print_plan(plan, state, is_needed=is_needed, as_json=as_json)
         return
-    record = _build(plan, sign=sign) if is_needed else images.read_record(path)
+    record = _build(plan, sign=sign) if is_needed else read_record(path)
     assert record is not None
-    _say_built(path, record, "built" if is_needed else state, as_json=as_json)
+    _print_built(path, record, "built" if is_needed else state, as_json=as_json)
 
 
 def _build(plan: "Plan", *, sign: bool) -> "Record":
-    from lockstep.image import building as images
+    from lockstep.image import building
 
-    # Let what is begun be ended on the way out, as by an interrupt.
+    # A build that has begun is then ended on the way out, as by an interrupt.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _progress() as (show, advance):
-        return images.build(plan, show, advance, is_signed=sign)
+        return building.build(plan, show, advance, is_signed=sign)
 
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Show on stderr what is done and for how long: a line of its own where that is no terminal."""
+    """Show on stderr what is done and for how long; a line per step where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -144,17 +146,17 @@ def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]
         yield show, lambda num_bytes: progress.advance(task, num_bytes)
 
 
-def _say_plan(plan: "Plan", state: str, *, is_needed: bool, as_json: bool) -> None:
+def _print_plan(plan: "Plan", state: str, *, is_needed: bool, as_json: bool) -> None:
     if as_json:
-        found = {"image": str(plan.image), "state": state, "key": plan.key}
-        click.echo(json.dumps(found | {"command": plan.command if is_needed else None}, indent=1))
+        facts = {"image": str(plan.image), "state": state, "key": plan.key}
+        click.echo(json.dumps(facts | {"command": plan.command if is_needed else None}, indent=1))
     elif is_needed:
         click.echo(f"{plan.image} is {state}; this would build it:\n{plan.command}")
     else:
         click.echo(f"{plan.image} is up to date; nothing would be done")
 
 
-def _say_built(path: Path, record: "Record", state: str, *, as_json: bool) -> None:
+def _print_built(path: Path, record: "Record", state: str, *, as_json: bool) -> None:
     from rich.filesize import decimal
 
     if as_json:
@@ -179,9 +181,9 @@ def inspect(image: Path, *, as_json: bool) -> None:
       lockstep image inspect lockstep.sif
       lockstep image inspect lockstep.sif --json
     """
-    from lockstep.image import building as images
+    from lockstep.image import inspection
 
-    facts = images.facts(image)
+    facts = inspection.facts(image)
     if facts["sha256"] is None:
         facts["sha256"] = _sha256(image)
     if as_json:
@@ -231,10 +233,10 @@ def verify(image: Path, *, signed: bool, as_json: bool) -> int:
       lockstep image verify lockstep.sif
       lockstep image verify lockstep.sif --signed
     """
-    from lockstep.image import building as images
+    from lockstep.image import inspection
 
     with _hashing(image) as advance:
-        verdict = images.verify(image, advance)
+        verdict = inspection.verify(image, advance)
     failures = verdict.failures(must_be_signed=signed)
     if as_json:
         facts = {"image": str(image)} | verdict.to_dict() | {"failures": failures}
@@ -245,9 +247,8 @@ def verify(image: Path, *, signed: bool, as_json: bool) -> int:
         return 1
     recorded = "as recorded" if verdict.recorded else f"no record beside it ({image}.json)"
     click.echo(f"sha256 {verdict.sha256}: {recorded}")
-    state = verdict.signature.state if verdict.signature else "not checked, for want of apptainer"
     keys = ", ".join(verdict.signature.by) if verdict.signature else ""
-    click.echo(f"signature: {state} {keys}".rstrip())
+    click.echo(f"signature: {verdict.signature_state} {keys}".rstrip())
     return 0
 
 
@@ -260,11 +261,11 @@ def print_hash(image: Path) -> int:
     Example:
       lockstep image hash lockstep.sif
     """
-    from lockstep.image import building as images
+    from lockstep.image.image_record import read_record
+    from lockstep.image.inspection import check_exists
 
-    if not image.is_file():
-        raise ValueError(f"there is no image file {image}; lockstep image build makes one")
-    record = images.read_record(image)
+    check_exists(image)
+    record = read_record(image)
     digest = _sha256(image)
     click.echo(f"{digest}  {image}")
     if record and record.sha256 != digest:

@@ -15,7 +15,7 @@ from stand_ins import keep, leave, sacct, send
 
 from lockstep.campaign import campaign
 from lockstep.campaign.folder import Folder
-from lockstep.image import building as image
+from lockstep.image import image_record
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
@@ -397,7 +397,7 @@ def _measured(folder: Path) -> None:
 
 
 def _sidecars() -> list[bytes]:
-    facts = image.Record(
+    facts = image_record.Record(
         sha256="ab" * 32, size_bytes=1024, key="k", definition="cpu.def", definition_sha256="cd",
         bootstrap="docker", base="debian:12", base_digest=None, build_args={"A": "b"}, options=[],
         git_commit=None, git_dirty=None, apptainer="1.4.5", built_at="2026-11-21T00:00:00+00:00",
@@ -429,7 +429,7 @@ READERS = {
         Reader("claim", _claims, "campaign.json", _read_report_and_jobs, before=_measured),
         Reader("accounting", _accounts, "accounting.json", _read_report_and_jobs, before=_measured),
         Reader("sidecar", _sidecars, "own.sif.json",
-               lambda folder: image.read_record(folder / "own.sif")),
+               lambda folder: image_record.read_record(folder / "own.sif")),
         Reader("json", lambda: _claims() + _results(), "any.json",
                lambda folder: json.dumps(files.parse(files.content(folder / "any.json")),
                                          allow_nan=False)),

@@ -1,0 +1,157 @@
+"""What an image file is: whether it is whole and as recorded, and what it says of itself."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.image import apptainer, definition, sif
+from lockstep.image.image_record import read_record, record_path
+
+REVISION = "org.opencontainers.image.revision"
+
+
+def check_exists(image: Path) -> None:
+    """Check that there is an image file.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not image.is_file():
+        raise ValueError(f"there is no image file {image}; lockstep image build makes one")
+
+
+def read_header(image: Path) -> sif.Header:
+    """Return the header of an image file.
+
+    Raises:
+        ValueError: There is no such file, or it is no image.
+    """
+    check_exists(image)
+    header = sif.read_header(image)
+    if header is None:
+        raise ValueError(f"{image} is no SIF image; build one with lockstep image build")
+    return header
+
+
+def check_whole(image: Path) -> sif.Header:
+    """Return the header of an image that has nothing cut off.
+
+    Raises:
+        ValueError: It is no image, or not whole.
+    """
+    header = read_header(image)
+    if missing := header.missing_bytes(image):
+        raise ValueError(
+            f"{image} is cut short: {missing} bytes of it are missing; copy or build it again"
+        )
+    return header
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What checking an image has brought to light.
+
+    Attributes:
+        sha256: Of the file.
+        recorded: What its record says; None where it has none.
+        missing_bytes: How much of the file is cut off.
+        signature: What Apptainer says of its signature; None where there is no Apptainer.
+        architecture: What machines the image is for; None where it does not say.
+    """
+
+    sha256: str
+    recorded: str | None
+    missing_bytes: int
+    signature: apptainer.Signature | None
+    architecture: str | None
+
+    @property
+    def signature_state(self) -> str:
+        """The signature's state in words."""
+        return self.signature.state if self.signature else "not checked, for want of apptainer"
+
+    def failures(self, *, must_be_signed: bool) -> list[str]:
+        """Return what is wrong, a sentence each; nothing where all is well."""
+        failures = []
+        if self.missing_bytes:
+            failures.append(f"it is cut short, {self.missing_bytes} bytes are missing")
+        if self.recorded not in (None, self.sha256):
+            failures.append(f"its SHA-256 is {self.sha256}, and {self.recorded} was recorded")
+        here = sif.architecture_here()
+        if self.architecture not in (None, here):
+            failures.append(
+                f"it is built for {self.architecture}, and this machine is {here}; "
+                "verify it where it will run"
+            )
+        if self.signature and self.signature.state == "invalid":
+            failures.append(f"its signature is invalid: {self.signature.reason}")
+        elif must_be_signed and self.signature_state != "valid":
+            failures.append(f"its signature is wanted and is: {self.signature_state}")
+        return failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the findings as `--json` prints them."""
+        return {
+            "sha256": self.sha256,
+            "recorded_sha256": self.recorded,
+            "missing_bytes": self.missing_bytes,
+            "architecture": self.architecture,
+            "signature": self.signature.state if self.signature else None,
+            "signed_by": list(self.signature.by) if self.signature else [],
+        }
+
+
+def verify(image: Path, advance: Callable[[int], None] | None = None) -> Verdict:
+    """Check an image against its record and its signature.
+
+    Args:
+        image: The image file.
+        advance: Called with the number of bytes that have been hashed, after each piece.
+
+    Raises:
+        ValueError: There is no such image, or its record cannot be read.
+    """
+    header = read_header(image)
+    record = read_record(image)
+    return Verdict(
+        definition.sha256(image, advance),
+        record.sha256 if record else None,
+        header.missing_bytes(image),
+        apptainer.signature(image) if shutil.which("apptainer") else None,
+        header.architecture,
+    )
+
+
+def facts(image: Path) -> dict[str, Any]:
+    """Return what an image is: its record and what it says of itself.
+
+    The file is not read: `sha256_from` is `record`, or `file` where it has no record and the
+    SHA-256 is None until it is asked for.
+
+    Raises:
+        ValueError: It is no whole image, or its record is of another file.
+        RuntimeError: There is no Apptainer here.
+    """
+    header = check_whole(image)
+    apptainer.version()
+    record = read_record(image)
+    if record and record.size_bytes != image.stat().st_size:
+        raise ValueError(
+            f"{record_path(image)} is of another file of {record.size_bytes} bytes; remove it"
+        )
+    attributes = apptainer.inspect(image)
+    labels, text = attributes.get("labels") or {}, attributes.get("deffile") or ""
+    read = {
+        "image": str(image),
+        "size_bytes": image.stat().st_size,
+        "architecture": header.architecture,
+        "sha256": None,
+        "sha256_from": "record" if record else "file",
+        "git_commit": labels.get(REVISION) or None,
+        "bootstrap": definition.header(text, "bootstrap"),
+        "base": definition.header(text, "from"),
+    }
+    recorded = record.model_dump() if record else {}
+    return {**read, **recorded, "labels": labels, "definition_text": text}

@@ -1,0 +1,253 @@
+"""Images as the real Apptainer builds them, on a base of two programs and on Debian."""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import figures_image
+import pytest
+from cluster import (
+    IMAGE,
+    SHARED,
+    STATE,
+    as_user,
+    missing,
+    need,
+    need_testbed,
+    without_namespaces,
+)
+from test_image import TINY, write_tiny
+
+from lockstep.image import definition, inspection
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+TIMEOUT_S = 120
+
+
+def lockstep(arguments, cwd, timeout_s=TIMEOUT_S, **environ):
+    """Run the command as it is typed, in a folder of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "lockstep", *shlex.split(arguments)],
+        cwd=cwd,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+OPTIONS = "--build-arg BASE=base --apptainer-options=--fakeroot"
+
+
+@pytest.fixture(scope="module")
+def real_base(tmp_path_factory):
+    need("apptainer")
+    base = tmp_path_factory.mktemp("image") / "base"
+    for name in ("dev", "etc", "home", "opt", "proc", "root", "sys", "tmp", "usr", "var/tmp"):
+        (base / name).mkdir(parents=True)
+    for name in ("passwd", "group"):
+        (base / "etc" / name).touch()
+    for program in ("sh", "cat", "test"):
+        _copy_program(Path(shutil.which(program)), base)
+    return base
+
+
+def _copy_program(program, base):
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    libraries = [word for word in said.split() if word.startswith("/")]
+    for source, target in [(program, f"bin/{program.name}"), *((x, x[1:]) for x in libraries)]:
+        (base / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, base / target)
+
+
+@pytest.fixture
+def real(tmp_path, real_base, monkeypatch):
+    """A folder to build real images in, with a keyring of its own."""
+    write_tiny(tmp_path)
+    (tmp_path / "base").symlink_to(real_base)
+    monkeypatch.setenv("APPTAINER_KEYSDIR", str(tmp_path / "keys"))
+    return tmp_path
+
+
+def in_image(folder, *command):
+    # In a user namespace root can run it too, where the machine denies root a capability.
+    done = subprocess.run(
+        ["apptainer", "exec", "--userns", "--no-home", folder / "tiny.sif", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_real_image_holds_what_was_asked_for_and_says_so(real):
+    word = """a,b "c" $d;e"""
+    options = f"{OPTIONS} --build-arg WORD={shlex.quote(word)}"
+    ended = lockstep(f"image build tiny.def {options} --build-arg COMMIT=1234", real)
+    assert ended.returncode == 0, ended.stderr
+    assert "Running post scriptlet" in (real / "tiny.sif.log").read_text()
+    assert f"word={word}\n" in (real / "tiny.sif.log").read_text()
+    assert in_image(real, "cat", "/opt/COMMIT", "/opt/a name.txt") == "1234\na name.txt"
+    assert "up to date" in lockstep(f"image build tiny.def {options}", real).stdout
+    facts = json.loads(lockstep("image inspect tiny.sif --json", real).stdout)
+    assert facts["labels"][inspection.REVISION] == "1234"
+    assert facts["sha256"] == hashlib.sha256((real / "tiny.sif").read_bytes()).hexdigest()
+    assert facts["sha256_from"] == "record"
+    assert ", as recorded; lockstep image verify" in lockstep("image inspect tiny.sif", real).stdout
+    assert "%post" in facts["definition_text"]
+    (real / "tiny.sif.json").unlink()
+    alone = json.loads(lockstep("image inspect tiny.sif --json", real).stdout)
+    assert alone["sha256_from"] == "file"
+    for name in ("sha256", "labels", "definition_text", "bootstrap"):
+        assert alone[name] == facts[name]
+    assert alone["git_commit"] == "1234"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("echo 'word", "exit 4\n    echo 'word", "while running %post section: exit status 4"),
+        ("test -s", "test ! -s", "failed to execute %test"),
+        ("%post", "%pots", "invalid section(s) specified: pots"),
+        ("localimage", "bogus", "invalid build source bogus"),
+    ],
+)
+def test_a_real_build_that_fails_says_why(real, old, new, why):
+    (real / "tiny.def").write_text(TINY.replace(old, new))
+    ended = lockstep(f"image build tiny.def {OPTIONS}", real)
+    assert ended.returncode == 3
+    assert why in ended.stderr.splitlines()[-1]
+    assert sorted(path.name for path in real.glob("tiny.sif*")) == ["tiny.sif.log"]
+
+
+def test_a_real_build_where_nobody_may_make_a_user_namespace_says_how_to_check():
+    need_testbed()
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
+        Path(folder).chmod(0o777)
+        Path(folder, "own.def").write_text(f"Bootstrap: localimage\nFrom: {IMAGE}\n")
+        build = ("lockstep", "image", "build", "own.def", "x.sif")
+        ended = without_namespaces(*build, cwd=folder)
+    assert ended.returncode == 3
+    assert ended.stderr.endswith(
+        "no user namespace available for fakeroot; where unshare --user --map-root-user true "
+        "fails, too, ask for user namespaces, or build on another machine; all it said is in "
+        f"{folder}/x.sif.log\n"
+    )
+    assert len(ended.stderr.split("Error: ")) == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_real_image_is_signed_and_verified(real, monkeypatch):
+    assert lockstep(f"image build tiny.def {OPTIONS}", real).returncode == 0
+    plain = lockstep("image verify tiny.sif", real)
+    assert (plain.returncode, plain.stdout.splitlines()[-1]) == (0, "signature: unsigned")
+    wanted = lockstep("image verify tiny.sif --signed", real)
+    assert (wanted.returncode, wanted.stdout) == (1, "")
+    assert "its signature is wanted and is: unsigned" in wanted.stderr
+    assert lockstep(f"image build tiny.def {OPTIONS} --force --sign", real).returncode == 3
+    newpair = (
+        "apptainer key newpair --name x --email x@example.org --comment= --password= --push=false"
+    )
+    subprocess.run(newpair.split(), capture_output=True, check=True)
+    signed = lockstep(f"image build tiny.def {OPTIONS} --force --sign", real)
+    assert signed.returncode == 0, signed.stderr
+    good = json.loads(lockstep("image verify tiny.sif --signed --json", real).stdout)
+    assert (good["signature"], good["failures"], len(good["signed_by"])) == ("valid", [], 1)
+    monkeypatch.setenv("APPTAINER_KEYSDIR", str(real / "others"))
+    unknown = lockstep("image verify tiny.sif", real)
+    assert (unknown.returncode, unknown.stdout.splitlines()[-1]) == (0, "signature: unknown key")
+    assert lockstep("image verify tiny.sif --signed", real).returncode == 1
+
+
+def test_a_real_image_that_was_changed_or_cut_is_found_out(real):
+    newpair = (
+        "apptainer key newpair --name x --email x@example.org --comment= --password= --push=false"
+    )
+    subprocess.run(newpair.split(), capture_output=True, check=True)
+    assert lockstep(f"image build tiny.def {OPTIONS} --sign", real).returncode == 0
+    whole = (real / "tiny.sif").read_bytes()
+    (real / "tiny.sif.json").unlink()
+    middle = len(whole) // 2
+    (real / "tiny.sif").write_bytes(
+        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    )
+    changed = lockstep("image verify tiny.sif", real)
+    assert changed.returncode == 1
+    assert "data object integrity compromised" in changed.stderr
+    (real / "tiny.sif").write_bytes(whole[:middle])
+    assert lockstep("image verify tiny.sif", real).returncode == 1
+    cut = lockstep("image inspect tiny.sif", real)
+    assert cut.returncode == 2
+    assert f"is cut short: {len(whole) - middle} bytes" in cut.stderr
+
+
+@pytest.fixture
+def base_with_torch(tmp_path):
+    """A Debian with stand-ins for torch and torchvision, and versions that pip is to keep to."""
+    need_testbed()
+    found = sorted((STATE / "base").glob("*.sif"))
+    if not found:
+        missing(f"there is no base in {STATE / 'base'}; tests/testbed/image makes one")
+    base = tmp_path / "base"
+    unpack = ["apptainer", "build", "--fakeroot", "--sandbox", base, found[-1]]
+    subprocess.run(unpack, capture_output=True, check=True)
+    for name in ("torch", "torchvision"):
+        package = base / "usr/lib/python3/dist-packages" / name
+        package.mkdir()
+        (package / "__init__.py").write_text("__version__ = '9.8.7+base'\n")
+    (base / "etc/pip").mkdir()
+    (base / "etc/pip/constraint.txt").write_text("click==8.1.7\n")
+    return base
+
+
+@pytest.mark.chaos
+def test_an_image_beside_a_bases_own_torch_keeps_it_and_can_be_read_by_all(
+    base_with_torch, tmp_path
+):
+    """As every image for GPUs is built, whose base no registry is at hand for here."""
+    suite, folder = tmp_path / "suite", SHARED / "beside"
+    suite.mkdir()
+    for path in definition.load("pytorch", {}).copied():
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, suite / path.name)
+    # As a checkout under umask 077 has it.
+    for path in suite.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    options = "--fakeroot --notest --bind /etc/ssl/certs --mksquashfs-args '-comp lz4'"
+    try:
+        ended = lockstep(
+            f"image build containers/pytorch.def {folder}/x.sif --build-arg BOOTSTRAP=localimage "
+            f'--build-arg BASE={base_with_torch} --apptainer-options "{options}"',
+            suite,
+            timeout_s=900,
+        )
+        assert ended.returncode == 0, ended.stderr
+        ask = "import torch, torchvision as v, click; print(torch.__version__, v.__version__)"
+        inside = ("apptainer", "exec", folder / "x.sif")
+        versions = as_user(*inside, "python3", "-c", f"{ask}; print(click.__version__)")
+        assert versions.stdout == "9.8.7+base 9.8.7+base\n8.1.7\n", versions.stderr
+        helped = as_user(*inside, "lockstep", "--help")
+        assert "Measure how PyTorch" in helped.stdout, helped.stderr
+        read = as_user(*inside, "find", "/opt/lockstep", "!", "-readable")
+        assert (read.returncode, read.stdout) == (0, ""), read.stderr
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.chaos
+def test_a_step_takes_about_as_long_inside_the_image(monkeypatch):
+    if lack := figures_image.missing():
+        missing(lack)
+    small = replace(figures_image.PLANS["0.3 ms step"], turns=4)
+    monkeypatch.setattr(figures_image, "PLANS", {"0.3 ms step": small})
+    ratio, step_s = figures_image.compare()["plans"]["0.3 ms step"]
+    assert 0.2 < ratio < 5
+    assert 1e-5 < step_s < 0.1
