@@ -127,7 +127,9 @@ def test_a_value_cannot_break_the_table(facts):
 
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
     assert storage.file_system(Path("/proc/1")) == "proc"
-    assert storage.file_system(tmp_path / "not" / "there") == system.file_system(tmp_path) != "proc"
+    assert (
+        storage.file_system(tmp_path / "not" / "there") == storage.file_system(tmp_path) != "proc"
+    )
 
 
 def test_entries_are_renewed_in_place_and_others_kept():
