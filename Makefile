@@ -71,12 +71,17 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/validation/figures_check.py
 	$(BIN)/python tests/validation/figures_attribution.py
 
-chaos: venv ## Run all that takes hours: the tests of faults and bad input, then faults and soak
-	$(BIN)/python -m pytest -m chaos --durations=25
-	$(MAKE) faults soak
+# Two lanes of about equal length, and all of it runs whatever fails. The rows of faults wait for
+# Slurm half of their time.
+chaos: venv ## Run what takes an hour: tests of faults and bad input, faults, random faults and kills
+	@mkdir -p results/chaos; \
+	$(MAKE) faults >results/chaos/faults.log 2>&1 & faults=$$!; \
+	$(BIN)/python -m pytest -m chaos --durations=25; tests=$$?; \
+	$(MAKE) soak; soak=$$?; \
+	wait $$faults; faults=$$?; cat results/chaos/faults.log; exit $$((tests || soak || faults))
 
-faults: venv ## Put faults into real measurements, and write what became of each to FAULTS.md
-	$(BIN)/python tests/chaos/faults.py --page FAULTS.md
+faults: venv ## Put faults into real measurements; results/chaos/faults.md keeps what became of each
+	$(BIN)/python tests/chaos/faults.py --log results/chaos/faults.md
 
 fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --seconds and --only in OPTIONS
 	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)

@@ -8,24 +8,23 @@ Exit code 1 says that a row does not hold, 3 that what a row needs is missing.
 import argparse
 import importlib
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from fault import Fault, Seen  # noqa: E402, this script's own folder
 
-COLUMNS = ("#", "fault", "injected", "expected", "seen", "detected", "holds", "date")
-NO = "**NO**"
+COLUMNS = ("#", "fault", "injected", "expected", "seen", "detected", "holds", "took")
 EXIT_DOES_NOT_HOLD = 1
 EXIT_MISSING = 3
 
@@ -61,59 +60,18 @@ def inject(fault: Fault) -> Seen:
 
 def rows(faults: Sequence[Fault]) -> Iterator[tuple[Seen, str]]:
     """Yield what was seen of each fault, and its line of the table, as soon as it is known."""
-    at = commit()
     for fault in faults:
+        began = time.monotonic()
         seen = inject(fault)
         took = "-" if seen.detected_s is None else f"{seen.detected_s:.1f} s"
-        told = (fault.name, fault.injected, fault.expected, seen.text, took)
-        verdict = "yes" if seen.holds else NO
-        cells = [str(fault.number), *told, verdict, f"{datetime.now(UTC):%Y-%m-%d} {at}"]
-        yield seen, line(cells)
+        cells = (fault.name, fault.injected, fault.expected, seen.text, took)
+        ends = ("yes" if seen.holds else "**NO**", f"{time.monotonic() - began:.0f} s")
+        yield seen, line([str(fault.number), *cells, *ends])
 
 
 def line(cells: Sequence[str]) -> str:
     """Return cells as a line of a Markdown table."""
     return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"
-
-
-def head() -> str:
-    """Return the first two lines of the table."""
-    return f"{line(COLUMNS)}\n{line(['---'] * len(COLUMNS))}"
-
-
-def keep(path: Path, text: str) -> None:
-    """Put a row into a page, in the place of what an earlier run saw of the same fault."""
-    known = {_key(one): one for one in path.read_text().splitlines()} if path.exists() else {}
-    known[_key(text)] = text
-    lines = [known[key] for key in sorted(key for key in known if key is not None)]
-    path.write_text(page(lines), encoding="utf-8")
-
-
-def _key(text: str) -> tuple[int, str] | None:
-    """Return a row's number and fault; None of any other line."""
-    found = re.match(r"\| (\d+) \| (.*?) \|", text)
-    return (int(found[1]), found[2]) if found else None
-
-
-def page(lines: Sequence[str]) -> str:
-    """Return the table as a page, with what a reader must know to repeat it."""
-    held = sum(NO not in one for one in lines)
-    return "\n".join(
-        [
-            "# Faults, and what becomes of them",
-            "",
-            f"{held} of {len(lines)} faults end as expected. By `make faults`, the latest with",
-            f"{facts()}.",
-            "",
-            "Each fault was put into a real measurement. `detected` counts from the fault to the",
-            "first sign that names it; a dash says that no clock ran. `date` is that of the row,",
-            "with the commit that it was run at.",
-            "",
-            head(),
-            *lines,
-            "",
-        ]
-    )
 
 
 def facts() -> str:
@@ -127,15 +85,6 @@ def facts() -> str:
     )
 
 
-def commit() -> str:
-    """Return the short commit of what is run, marked where files differ; a dash without git."""
-    git = ("git", "-c", "safe.directory=*", "-C", str(ROOT))
-    known = _version(*git, "rev-parse", "--short", "HEAD").strip("-")
-    # Each row that is kept changes the page, and no document changes what is run.
-    changes = _version(*git, "status", "--porcelain", "--untracked-files=no", "--", ":!*.md")
-    return f"{known}-dirty" if known and changes else known or "-"
-
-
 def _version(*command: str) -> str:
     try:
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -145,36 +94,42 @@ def _version(*command: str) -> str:
 
 
 def main() -> int:
-    """Put in what was asked for and print it row by row."""
+    """Put in what was asked for, and print and log it row by row."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", metavar="N,...", default="", help="only the rows of these numbers"
-    )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="keep the rows in this page, the latest of each"
-    )
-    asked = parser.parse_args()
-    numbers = [int(number) for number in asked.only.split(",") if number]
+    parser.add_argument("--only", metavar="N,...", default="", help="the rows of these numbers")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="write the table there, too")
+    options = parser.parse_args()
+    numbers = [int(number) for number in options.only.split(",") if number]
     faults, lacking = chosen(numbers)
-    if unknown := set(numbers) - {one.number for one in faults}:
-        known = ", ".join(str(number) for number in sorted({one.number for one in chosen([])[0]}))
-        parser.error(f"--only {min(unknown)} is no row; rows are {known}")
+    if unknown := set(numbers) - {fault.number for fault in faults}:
+        parser.error(f"--only {min(unknown)} is no row")
     if lacking:
         sys.stderr.write("\n".join([*lacking, ""]))
         return EXIT_MISSING
-    sys.stdout.write(head() + "\n")
-    started = time.perf_counter()
-    seen = []
-    for one, text in rows(faults):
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-        seen.append(one)
-        if asked.page:
-            keep(asked.page, text)
-    held = sum(one.holds for one in seen)
-    summary = f"{held} of {len(seen)} rows hold, {time.perf_counter() - started:.0f} s."
-    sys.stdout.write(f"\n{summary}\n")
-    return 0 if held == len(seen) else EXIT_DOES_NOT_HOLD
+    with ExitStack() as stack:
+        outputs = [sys.stdout]
+        if options.log:
+            options.log.parent.mkdir(parents=True, exist_ok=True)
+            outputs.append(stack.enter_context(options.log.open("w", encoding="utf-8")))
+        return _write(faults, outputs)
+
+
+def _write(faults: Sequence[Fault], outputs: Sequence[TextIO]) -> int:
+    """Write the table to all outputs, each row as it ends, and return the exit code."""
+
+    def write(text: str) -> None:
+        for output in outputs:
+            output.write(f"{text}\n")
+            output.flush()
+
+    began = time.monotonic()
+    write(f"{facts()}\n\n{line(COLUMNS)}\n{line(['---'] * len(COLUMNS))}")
+    held = 0
+    for seen, text in rows(faults):
+        held += seen.holds
+        write(text)
+    write(f"\n{held} of {len(faults)} rows hold, {time.monotonic() - began:.0f} s.")
+    return 0 if held == len(faults) else EXIT_DOES_NOT_HOLD
 
 
 if __name__ == "__main__":
