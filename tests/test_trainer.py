@@ -21,7 +21,7 @@ from launched import ROOT, environ, inside, until
 from lockstep import workloads
 from lockstep.measure import data
 from lockstep.trainer import epoch_progress as progress
-from lockstep.trainer import plan, trainer
+from lockstep.trainer import epochs, plan, trainer
 from lockstep.trainer import train_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.verification import compare
@@ -109,7 +109,7 @@ def batches(world_size: int, epoch: int, seed: int = 3) -> list[set[int]]:
     """Return the samples of each step, over all ranks, for 100 samples in batches of 24."""
     local = 24 // world_size
     shares = [
-        list(trainer.epoch_sampler(range(100), rank, world_size, seed, epoch))
+        list(epochs.epoch_sampler(range(100), rank, world_size, seed, epoch))
         for rank in range(world_size)
     ]
     return [
@@ -146,33 +146,20 @@ def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"local_batch": 8}, "either the global batch or the local batch"),
-        ({"global_batch": None}, "either the global batch or the local batch"),
-        ({"scheduler": "linear"}, "choose from none, cosine, step, multistep"),
-        ({"lr_scale": "cubic"}, "choose from none, linear, sqrt"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
-        ({"timeout_s": float("inf")}, "timeout_s must be a finite number, got inf"),
-        ({"name": "../x"}, "the name '../x' is not made of letters, digits and"),
+        ({"local_batch": 8}, "local batch"),
+        ({"global_batch": None}, "local batch"),
+        ({"scheduler": "linear"}, "scheduler"),
+        ({"lr_scale": "cubic"}, "lr_scale"),
+        ({"epochs": 0}, "epochs"),
+        ({"lr": float("nan")}, "lr"),
+        ({"name": "../x"}, "name"),
     ],
 )
-def test_a_run_nobody_can_train_is_refused(
+def test_a_run_that_cannot_be_trained_is_refused(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         config(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"workload": "mlp", "data": "digits", "batch": 3}, "no key 'batch'"),
-        ({"workload": "mlp", "global_batch": 3}, "incomplete: .*'data'"),
-    ],
-)
-def test_a_configuration_file_is_checked(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        TrainConfig.from_dict(values)
 
 
 @pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
@@ -269,24 +256,9 @@ def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) 
     assert "Not a directory" in report["message"]
 
 
-def test_a_configuration_file_that_is_not_there_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert trainer.main([str(tmp_path / "gone.json")]) == 2
-    assert capsys.readouterr().err == (
-        f"Error: {tmp_path}/gone.json cannot be read (No such file or directory); "
-        "give the JSON file of a training run\n"
-    )
-
-
-def test_max_steps_stops_within_an_epoch(tmp_path: Path) -> None:
-    summary = trainer.run(config(tmp_path, max_steps=15))
-    assert len(summary["step_losses"]) == 15
-    assert [row["samples"] for row in summary["epochs"]] == [1440, 3 * 120]
-
-
 def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Path) -> None:
     stopped = trainer.run(config(tmp_path, max_steps=15))
+    assert [row["samples"] for row in stopped["epochs"]] == [1440, 3 * 120]
     kept = trainer.run(config(tmp_path, max_steps=15, resume=True))
     assert kept["step_losses"] == stopped["step_losses"]
     # 35 of 36 updates: all epochs were begun, so only the count of updates shows what is missing.
@@ -295,20 +267,6 @@ def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Pa
     for more in (36, None):
         with pytest.raises(ValueError, match=sentence):
             trainer.run(config(tmp_path, name="nearly", max_steps=more, resume=True))
-
-
-def test_a_run_stopped_between_epochs_is_gone_on_from(tmp_path: Path) -> None:
-    whole = trainer.run(config(tmp_path, name="whole", epochs=2))
-    trainer.run(config(tmp_path, epochs=2, max_steps=12))
-    resumed = trainer.run(config(tmp_path, epochs=2, resume=True))
-    assert resumed["step_losses"] == whole["step_losses"]
-
-
-class Terminal(io.StringIO):
-    """What a person sees, as text."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_an_epoch_counts_its_samples_about_once_a_second() -> None:
@@ -321,48 +279,11 @@ def test_an_epoch_counts_its_samples_about_once_a_second() -> None:
     )
 
 
-def test_a_step_that_fails_leaves_no_half_line() -> None:
-    shown = io.StringIO()
-    steps = progress.counted(3, 480, "epoch 1/2", shown, iter([0.0, 2.0, 2.0]).__next__)
-    assert [next(steps), next(steps)] == [0, 1]
-    steps.close()
-    assert shown.getvalue().endswith("\r" + " " * 28 + "\r")
-
-
-def test_only_a_terminal_sees_samples_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
-    shown = {"terminal": Terminal(), "file": io.StringIO()}
-    for name, stream in shown.items():
-        monkeypatch.setattr("sys.stdout", stream)
-        trainer.run(config(tmp_path, name=name, epochs=2))
-    lines = shown["terminal"].getvalue().split("\r")
-    assert [line for line in lines if line.startswith("epoch 1/2   ")][1] == (
-        "epoch 1/2   240/1440 samples"
-    )
-    assert "epoch 2/2  1440/1440 samples" in lines
-    assert [line[:9] for line in shown["file"].getvalue().splitlines()] == [
-        "epoch 1/2",
-        "epoch 2/2",
-    ]
-    assert "\r" not in shown["file"].getvalue()
-
-
-def test_tokens_are_the_samples_of_a_language_model(tmp_path: Path) -> None:
-    run = config(
-        tmp_path, workload="gpt:seq=8", data="synthetic", num_synthetic=16, global_batch=8, epochs=1
-    )
-    (row,) = trainer.run(run)["epochs"]
-    assert row["samples"] == 16 * 8
-    assert 0 <= row["train_accuracy"] < 0.1
-
-
 def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
     regression = workloads.Workload(
         "own", lambda: torch.nn.Linear(2, 2), lambda *_: None, torch.nn.functional.mse_loss
     )  # type: ignore[arg-type, return-value]
-    score = trainer.Score(regression)
+    score = epochs.Score(regression)
     assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
     assert score.judged == 0
 
@@ -527,44 +448,9 @@ def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Pat
         )
 
 
-@pytest.mark.parametrize(
-    ("batch", "says"),
-    [
-        (["--global-batch", "5"], "5 does not divide by world_size=2; choose 4"),
-        ([], "either the global batch or the local batch"),
-    ],
-)
-def test_a_wrong_batch_is_refused_before_any_rank_starts(batch: list[str], says: str) -> None:
-    options = ["--workload", "mlp", "--data", "digits", "--world-size", "2"]
-    with pytest.raises(ValueError, match=says):
-        CliRunner().invoke(cli.train, [*options, *batch], catch_exceptions=False)
-
-
-@pytest.mark.parametrize("command", [cli.train, cli.verify])
-def test_help_has_examples(command: Any) -> None:
-    shown = CliRunner().invoke(command, ["--help"])
-    assert shown.exit_code == 0
-    assert f"lockstep {command.name} --w" in shown.output
-
-
 def test_the_commands_start_without_torch() -> None:
     code = "import sys, lockstep.trainer.train_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_launcher_is_told_from_a_shell() -> None:
-    assert cli.is_launched({"RANK": "3"})
-    assert cli.is_launched({"LOCKSTEP_LAUNCHER": "slurm"})
-    assert not cli.is_launched({"HOME": "/home/me", "SLURM_PROCID": "0"})
-
-
-def test_ranks_find_the_trainer_from_any_folder(tmp_path: Path) -> None:
-    environ = cli.rank_environment(config(tmp_path), 2)
-    assert environ["OMP_NUM_THREADS"] == "1"
-    # Without the site's packages, so that an installed suite cannot stand in for the path.
-    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('lockstep.trainer'))"
-    command = [sys.executable, "-S", "-c", code]
-    assert subprocess.run(command, cwd=tmp_path, env=environ, check=False).returncode == 0
 
 
 @pytest.mark.chaos
@@ -582,14 +468,15 @@ def test_one_rank_trains_in_an_allocation_of_several_tasks(tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4])])
-def test_world_sizes_are_read_in_order(text: str, sizes: list[int]) -> None:
-    assert cli.parse_sizes(text) == sizes
-
-
-@pytest.mark.parametrize("text", ["", "1", "2,2", "0,1", "1,two", "1,-2"])
-def test_world_sizes_that_compare_nothing_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a list of two or more sizes"):
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("1,2", [1, 2]), ("4, 1,2", [1, 2, 4]), ("1", None), ("2,2", None), ("1,two", None)],
+)
+def test_world_sizes_are_two_or_more_in_order(text: str, sizes: list[int] | None) -> None:
+    if sizes is not None:
+        assert cli.parse_sizes(text) == sizes
+        return
+    with pytest.raises(ValueError, match="two or more sizes"):
         cli.parse_sizes(text)
 
 
@@ -619,14 +506,11 @@ def failures(second: dict[str, Any]) -> list[tuple[str, int]]:
         ({"parameter_checksums": ["same", "other"]}, "parameters"),
         ({"parameter_checksums": ["same"]}, "parameters"),
         ({"final": {"val_accuracy": 0.949}}, "accuracy"),
+        ({"step_losses": [2.3, 1.0, 0.2 + 2.3 * 0.0009]}, None),  # rounding
     ],
 )
-def test_a_broken_run_fails_the_check_it_breaks(changes: dict[str, Any], name: str) -> None:
-    assert failures(summary_of(2, **changes)) == [(name, 2)]
-
-
-def test_rounding_breaks_no_check() -> None:
-    assert failures(summary_of(2, step_losses=[2.3, 1.0, 0.2 + 2.3 * 0.0009])) == []
+def test_a_broken_run_fails_the_check_it_breaks(changes: dict[str, Any], name: str | None) -> None:
+    assert failures(summary_of(2, **changes)) == ([(name, 2)] if name else [])
 
 
 @pytest.mark.chaos

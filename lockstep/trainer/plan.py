@@ -3,6 +3,8 @@
 Needs no torch: the command checks a run here before it starts any rank.
 """
 
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -300,3 +302,12 @@ def final_row(rows: Sequence[EpochRow]) -> dict[str, Any]:
         "counted_epochs": len(counted),
         "is_warmup": counted[-1].is_warmup,
     }
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as CSV with a header; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

@@ -10,24 +10,21 @@ differ in the last digits; `torch.use_deterministic_algorithms` would forbid the
 """
 
 import contextlib
-import csv
 import io
 import json
 import os
-import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lockstep import content, workloads
 from lockstep.machine import memory, provenance
@@ -39,10 +36,10 @@ from lockstep.measure.train_step import (
     unsupported_anywhere,
 )
 from lockstep.trainer import failures
-from lockstep.trainer.epoch_progress import counted
+from lockstep.trainer.checkpoint import read_checkpoint, trajectory
+from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import (
-    TRAJECTORY,
     Batch,
     EpochRow,
     TrainConfig,
@@ -50,18 +47,16 @@ from lockstep.trainer.plan import (
     lr_factor,
     plan_epoch,
     scaled_lr,
-    validation_indices,
+    to_csv,
 )
 from lockstep.vocabulary import locks
 from lockstep.vocabulary.errors import RankError
 from lockstep.vocabulary.journal import write_atomically
-from lockstep.workloads import Workload
 from lockstep.workloads.costs import batch_bytes, model_bytes
 from lockstep.world import process_group as world
 from lockstep.world.control import Control
 
 SUMMARY_SCHEMA = 1
-T = TypeVar("T")
 
 
 def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
@@ -115,21 +110,22 @@ def _only_run(folder: Path, control: Control) -> Iterator[None]:
         if control.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context((folder / ".lock").open("a", encoding="utf-8"))
-            if not _is_taken(lock):
+            if not _take(lock):
                 problem = f"{locks.in_use(folder)}, or choose another --name"
         if problem := control.exchange_all("folder", [problem])[0][0]:
             raise ValueError(problem)
         yield
 
 
-def _is_taken(lock: IO[str]) -> bool:
+def _take(lock: IO[str]) -> bool:
+    """Take a lock and sign it; return whether it was free, or the file system has none."""
     try:
-        is_taken = locks.take(lock)
+        is_free = locks.take(lock)
     except locks.NoLocksError:  # other runs cannot be kept out
         return True
-    if is_taken:
+    if is_free:
         locks.sign(lock)
-    return is_taken
+    return is_free
 
 
 class Trainer:
@@ -150,7 +146,7 @@ class Trainer:
         self.world = joined
         self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
-        state = _read_checkpoint(config, self.batch)
+        state = read_checkpoint(config, self.batch)
         seed_everything(config.seed)
         self.workload = workloads.make(config.workload)
         self._check_memory()
@@ -167,8 +163,11 @@ class Trainer:
             self.batch.local_batch,
         )
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
-        self.score = Score(self.workload)
-        self.step = self._make_step()
+        score = Score(self.workload)
+        self.step = self._make_step(score)
+        self.epochs = EpochRunner(
+            config, joined, self.batch, self.workload, self.splits, self.step, score
+        )
         self.rows: list[EpochRow] = []
         self.step_losses: list[float] = []
         self.git_commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
@@ -212,7 +211,7 @@ class Trainer:
             distributed.barrier()
         return self._finish()
 
-    def _make_step(self) -> TrainStep:
+    def _make_step(self, score: Score) -> TrainStep:
         config = self.config
         if reason := unsupported_anywhere(config.precision, self.device):
             raise RuntimeError(reason)
@@ -226,7 +225,7 @@ class Trainer:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        return TrainStep(model, self.score, step_config, self.device)
+        return TrainStep(model, score, step_config, self.device)
 
     def _remaining_steps(self) -> int:
         limit = self.config.max_steps
@@ -238,10 +237,11 @@ class Trainer:
             group["lr"] = lr
         memory.reset_peak(self.device)
         num_steps = min(self.plan.steps, self._remaining_steps())
-        (losses, train_accuracy), train_s = self._timed(lambda: self._train(epoch, num_steps))
-        (val_loss, val_accuracy), val_s = self._timed(self._validate)
+        work = partial(self.epochs.train, epoch, num_steps)
+        (losses, train_accuracy), train_s = self.epochs.timed(work)
+        (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
         self.step_losses += losses
-        samples = num_steps * self._samples_per_step()
+        samples = num_steps * self.epochs.samples_per_step
         return EpochRow(
             **self._facts(),
             timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -256,14 +256,14 @@ class Trainer:
             train_s=train_s,
             val_s=val_s,
             checkpoint_s=None,
-            peak_memory_bytes=self._largest(memory.peak_bytes(self.device)),
+            peak_memory_bytes=self.epochs.largest(memory.peak_bytes(self.device)),
             is_warmup=is_warmup,
         )
 
     def _facts(self) -> dict[str, Any]:
         """Return the columns that are the same in every epoch."""
-        asked = ("workload", "data", "precision", "seed", "repeat", "epochs")
-        return {name: getattr(self.config, name) for name in asked} | {
+        names = ("workload", "data", "precision", "seed", "repeat", "epochs")
+        return {name: getattr(self.config, name) for name in names} | {
             "job_id": os.environ.get("SLURM_JOB_ID"),
             "git_commit": self.git_commit,
             "scaling": self.batch.scaling,
@@ -272,99 +272,6 @@ class Trainer:
             "local_batch": self.batch.local_batch,
             "global_batch": self.batch.global_batch,
         }
-
-    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Return what the work returns, and the slowest rank's seconds for it."""
-        distributed.barrier()
-        start = time.perf_counter()
-        result = work()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elapsed = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(elapsed, distributed.ReduceOp.MAX)
-        return result, elapsed.item()
-
-    def _train(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
-        """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
-        self.step.ddp.train()
-        self.score.reset()
-        batches = iter(self._train_loader(epoch))
-        own = torch.stack(
-            [self.step.run(*self._to_device(next(batches))) for _ in self._steps(epoch, num_steps)]
-        ).double()
-        losses = own.clone()
-        distributed.all_reduce(losses)
-        if not losses.isfinite().all():
-            self._refuse_divergence(epoch, own)
-        correct, judged = self._sums(self.score.correct, self.score.judged)
-        return (losses / self.world.world_size).tolist(), _share(correct, judged)
-
-    def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
-        """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""
-        found = failures.first_step(own.tolist(), own.isfinite().tolist())
-        raise failures.diverged(epoch + 1, self.world.control.exchange_all("diverged", found))
-
-    def _steps(self, epoch: int, num_steps: int) -> Iterable[int]:
-        """Return the steps to take, on rank 0 at a terminal with a line that counts samples."""
-        if self.world.rank or not sys.stdout.isatty():
-            return range(num_steps)
-        label = f"epoch {epoch + 1}/{self.config.epochs}"
-        return counted(num_steps, self._samples_per_step(), label)
-
-    def _samples_per_step(self) -> int:
-        return self.batch.global_batch * self.workload.samples_per_item
-
-    def _train_loader(self, epoch: int) -> DataLoader[Any]:
-        config, place = self.config, self.world
-        seed = seed_everything(config.seed, epoch + 1, place.rank)
-        sampler = epoch_sampler(self.splits.train, place.rank, place.world_size, config.seed, epoch)
-        return self._loader(
-            self.splits.train, sampler=sampler, drop_last=True, generator=_generator(seed)
-        )
-
-    def _loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_size=self.batch.local_batch,
-            num_workers=self.config.workers,
-            pin_memory=self.device.type == "cuda",
-            **options,
-        )
-
-    def _to_device(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = (part.to(self.device, non_blocking=True) for part in batch)
-        return inputs, targets
-
-    @torch.no_grad()
-    def _validate(self) -> tuple[float, float | None]:
-        """Return loss and accuracy over the whole validation set, each item counted once."""
-        model = self.step.ddp.module.eval()
-        # Running statistics differ between ranks after a step; every rank judges rank 0's model.
-        for buffer in model.buffers():
-            distributed.broadcast(buffer, 0)
-        num_items = len(self.splits.validation)  # type: ignore[arg-type]
-        own = validation_indices(num_items, self.world.rank, self.world.world_size)
-        self.score.reset()
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in self._loader(Subset(self.splits.validation, own)):
-            inputs, targets = self._to_device(batch)
-            with self.step.autocast():
-                loss += self.score(model(inputs), targets).double() * len(inputs)
-        total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
-        return total / num_items, _share(correct, judged)
-
-    def _sums(self, *values: torch.Tensor | float) -> list[float]:
-        """Return values summed over all ranks."""
-        own = [torch.as_tensor(value, device=self.device).double() for value in values]
-        totals = torch.stack(own)
-        distributed.all_reduce(totals)
-        return [float(total) for total in totals.tolist()]
-
-    def _largest(self, value: int | None) -> int | None:
-        """Return the largest value of all ranks, None if no rank knows its own."""
-        own = torch.tensor(value or 0, device=self.device)
-        distributed.all_reduce(own, distributed.ReduceOp.MAX)
-        return int(own.item()) or None
 
     def _save(self) -> None:
         """Write the checkpoint, then the rows: rank 0 only."""
@@ -383,7 +290,7 @@ class Trainer:
             "scaler": self.step.scaler.state_dict(),
             "rows": [asdict(row) for row in self.rows],
             "step_losses": self.step_losses,
-            "trajectory": _trajectory(self.config, self.batch),
+            "trajectory": trajectory(self.config, self.batch),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -416,18 +323,13 @@ class Trainer:
         distributed.barrier()
         return summary
 
-    def _device_name(self) -> str:
-        """Return the name of this rank's device: of its GPU, or of the processor."""
-        facts = provenance.rank_facts(self.world.rank, self.world.local_rank, self.world.device)
-        return str(facts["device_name"])
-
     def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
-        config = self.config
+        config, place = self.config, (self.world.rank, self.world.local_rank, self.device)
         lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
         return {
             "schema": SUMMARY_SCHEMA,
             "config": asdict(config),
-            "device": self._device_name(),
+            "device": provenance.rank_facts(*place)["device_name"],
             "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
             "epoch_plan": asdict(self.plan),
             "lr_rule": lr_rule | {"scaled_lr": self.lr},
@@ -436,88 +338,6 @@ class Trainer:
             "epochs": [asdict(row) for row in self.rows],
             "step_losses": self.step_losses,
         }
-
-
-class Score:
-    """A workload's loss that also counts right predictions, on the device, without waiting.
-
-    Attributes:
-        correct: Right predictions since the last reset.
-        judged: Predictions since the last reset; none where targets are not classes.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._loss = workload.loss
-        self.reset()
-
-    def reset(self) -> None:
-        """Count from zero again."""
-        self.correct: torch.Tensor | int = 0
-        self.judged = 0
-
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of outputs (..., K) for classes (...) or for targets of their shape."""
-        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
-            self.correct = self.correct + (outputs.detach().argmax(dim=-1) == targets).sum()
-            self.judged += targets.numel()
-        return self._loss(outputs, targets)
-
-
-def _share(correct: float, judged: float) -> float | None:
-    return correct / judged if judged else None
-
-
-def seed_everything(seed: int, epoch: int = 0, rank: int = 0) -> int:
-    """Seed python, numpy and torch for an epoch of a rank (epoch 0: the model); return the seed."""
-    mixed = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
-    random.seed(mixed)
-    np.random.seed(mixed)  # noqa: NPY002 - what a user's own workload may draw from
-    torch.manual_seed(mixed)
-    return mixed
-
-
-def epoch_sampler(
-    dataset: Any, rank: int, world_size: int, seed: int, epoch: int
-) -> "DistributedSampler[Any]":
-    """Return a rank's share of an epoch.
-
-    Rank r takes every world_size-th sample of one order that depends on seed and epoch alone, so
-    the union of all ranks' k-th batches is the same at every world size.
-    """
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, num_replicas=world_size, rank=rank, seed=seed, drop_last=True
-    )
-    sampler.set_epoch(epoch)
-    return sampler
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _trajectory(config: TrainConfig, batch: Batch) -> dict[str, Any]:
-    facts = {name: getattr(config, name) for name in TRAJECTORY}
-    # A rate that falls with the share of epochs done would not be the same in a longer run.
-    epochs = None if config.scheduler == "none" else config.epochs
-    return facts | {"global_batch": batch.global_batch, "epochs": epochs}
-
-
-def _read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
-    """Return the checkpoint to go on from, None to start anew; asked by every rank alike."""
-    path = config.folder / "checkpoint.pt"
-    if not path.exists():
-        return None
-    if not config.resume:
-        raise ValueError(f"{config.folder} already holds a run; pass --resume or another --name")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    wanted = _trajectory(config, batch)
-    for name, value in state["trajectory"].items():
-        if wanted.get(name) != value:
-            raise ValueError(
-                f"{path} was trained with {name}={value}, not {wanted.get(name)}; "
-                "resume with the same options, or choose another --name"
-            )
-    return state
 
 
 def check_equal_parameters(checksums: Sequence[str]) -> None:
@@ -543,15 +363,6 @@ def _report(row: EpochRow) -> None:
         f"{row.samples_per_s:,.0f} samples/s\n"
     )
     sys.stdout.flush()
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as CSV with a header; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def _read_config(path: Path) -> TrainConfig:

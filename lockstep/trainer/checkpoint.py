@@ -1,0 +1,37 @@
+"""The checkpoint of a training run, and which runs may go on from it."""
+
+from typing import Any
+
+import torch
+
+from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig
+
+
+def trajectory(config: TrainConfig, batch: Batch) -> dict[str, Any]:
+    """Return what a run must share with the one it resumes, for its loss to be the same."""
+    facts = {name: getattr(config, name) for name in TRAJECTORY}
+    # A rate that falls with the share of epochs done would not be the same in a longer run.
+    epochs = None if config.scheduler == "none" else config.epochs
+    return facts | {"global_batch": batch.global_batch, "epochs": epochs}
+
+
+def read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
+    """Return the checkpoint to go on from; None for a run from the start.
+
+    Raises:
+        ValueError: There is a run already, and it is not to be resumed or had other options.
+    """
+    path = config.folder / "checkpoint.pt"
+    if not path.exists():
+        return None
+    if not config.resume:
+        raise ValueError(f"{config.folder} already holds a run; pass --resume or another --name")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    wanted = trajectory(config, batch)
+    for name, value in state["trajectory"].items():
+        if wanted.get(name) != value:
+            raise ValueError(
+                f"{path} was trained with {name}={value}, not {wanted.get(name)}; "
+                "resume with the same options, or choose another --name"
+            )
+    return state
