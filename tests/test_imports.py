@@ -119,6 +119,7 @@ def test_tables_of_one_file_are_kept_apart(tmp_path):
         ("1,,time,s", "value is '', not a number"),
         ("1,10,efficiency,percent", "metric 'efficiency' is no time and no throughput"),
         ("1,10,time,fortnights", "unit 'fortnights' is not one of"),
+        ("1,10,throughput,samples/ms", "unit 'samples/ms' is not per second"),
         ("1,10,step_time,ms", "a step time needs its scaling"),
     ],
 )

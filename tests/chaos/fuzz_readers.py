@@ -20,7 +20,7 @@ from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
 from lockstep.report.compute.scaling import series_of, table
-from lockstep.report.gate import gates, targets
+from lockstep.report.gate import gates, targets, verdicts
 from lockstep.report.load import imports
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
@@ -160,7 +160,7 @@ def _judge(folder: Path) -> None:
     results = gather([folder])
     json.dumps([one.record() for one in checker.check(results)], allow_nan=False)
     found = gates.verdicts(targets.load("proposal"), results, None)
-    json.dumps(gates.document(found), allow_nan=False)
+    json.dumps(verdicts.document(found), allow_nan=False)
     json.dumps(comparison.document(comparison.compare(results, results), ("a", "b")))
     for one in filter(known.can_be_modelled, series_of(results.rows)):
         ladder = known.ladder_of(one, results.tables.get(one.case) or {})

@@ -124,7 +124,12 @@ def fact(hit: Hit) -> str:
     """Return what was found, in a sentence."""
     if hit.kind == "fixed":
         return plain(_fixed(hit.values))
-    return plain(_Words().vformat(FACTS[hit.kind], (), hit.values))
+    return fill(FACTS[hit.kind], hit.values)
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template with its values as a report writes them, lists as 1, 2 and 4."""
+    return plain(_Words().vformat(template, (), values))
 
 
 def _fixed(values: Mapping[str, Any]) -> str:

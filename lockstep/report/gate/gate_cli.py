@@ -1,5 +1,6 @@
 """The command `lockstep gate`."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,7 @@ import click
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 if TYPE_CHECKING:
-    from lockstep.report.gate.gates import Verdict
+    from lockstep.report.gate.verdicts import Verdict
 
 EXAMPLES = """
 \b
@@ -24,6 +25,7 @@ A targets file:
   strong_efficiency = {2 = 0.90, 4 = 0.80, 8 = 0.70}
   weak_time_increase = 0.10
   speedup = {4 = [3.5, 3.8]}
+  throughput_gain = -0.05  # with --against: at most 5 % less throughput
 All keys: lockstep/report/gate/targets.schema.json and the built-in file, proposal.
 Exit code: 0 all targets are met, 1 one is missed, not shown or blocked, 2 a file cannot be read.
 """
@@ -52,8 +54,7 @@ def gate(
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compare.comparison import compare
-    from lockstep.report.gate import gates
-    from lockstep.report.gate.blocking import block
+    from lockstep.report.gate import gates, verdicts
     from lockstep.report.gate.targets import load
     from lockstep.report.gate.training_runs import gather
     from lockstep.report.load import reading
@@ -63,62 +64,26 @@ def gate(
     findings = checker.check(results)
     base = None if against is None else reading.gather([against])
     compared = None if base is None else compare(base, results, allowed=allowed)
-    found = block(gates.verdicts(wanted, results, compared, findings), results, findings)
+    judged = gates.verdicts(wanted, results, compared, findings)
+    judged = verdicts.block(judged, results, findings)
     if base is not None:
         base_findings = checker.check(base)
-        found = block(found, base, base_findings)
+        judged = verdicts.block(judged, base, base_findings)
         findings = [*findings, *base_findings]
     terminal.say_errors(findings)
     if as_json:
-        import json
-
-        click.echo(json.dumps(gates.document(found), indent=1, allow_nan=False))
+        click.echo(json.dumps(verdicts.document(judged), indent=1, allow_nan=False))
     else:
-        _print(found)
-    return 0 if all(one.verdict == gates.MET for one in found) else 1
+        _print(judged)
+    return 0 if all(one.verdict == verdicts.MET for one in judged) else 1
 
 
-def _print(found: "list[Verdict]") -> None:
-    from lockstep.report.gate import gates
+def _print(judged: "list[Verdict]") -> None:
+    from lockstep.report.gate import gate_wording
     from lockstep.report.words import lines
-    from lockstep.vocabulary.formats import counted
 
-    for line in lines.table([_HEADER, *map(_row, found)]):
+    for line in lines.table([_HEADER, *map(gate_wording.row, judged)]):
         click.echo(line)
-    flags = dict.fromkeys(flag for one in found for flag in one.flags)
     click.echo()
-    alone = sum(one.in_one_job for one in found)
-    job = (
-        f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
-        "and differ by more; repeat in several jobs"
-    )
-    for text in [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), gates.summary(found)]:
+    for text in gate_wording.notes(judged):
         click.echo("\n".join(lines.sentence(text)))
-
-
-def _row(one: "Verdict") -> list[str]:
-    said = f"{_wanted(one)}{_known(one)}"
-    return [one.verdict, one.target, "; ".join(t for t in (said, one.where, one.reason) if t)]
-
-
-def _wanted(one: "Verdict") -> str:
-    from lockstep.report.gate.gates import shown
-
-    if one.least is not None and one.most is not None:
-        return f"{shown(one.least, one.unit)} to {shown(one.most, one.unit)} wanted"
-    if one.most == 0 and one.unit == "problems":
-        return "no problem wanted"
-    sign, limit = (">=", one.least) if one.most is None else ("<=", one.most)
-    return f"{sign} {shown(limit, one.unit)} wanted"
-
-
-def _known(one: "Verdict") -> str:
-    """Return the value, and its interval in brackets."""
-    from lockstep.report.gate.gates import shown
-
-    if one.value is None:
-        return ""
-    # A long unit stands once, after the value.
-    unit = one.unit if one.unit == "%" else "x"
-    ends = [shown(end, unit) for end in (one.low, one.high) if end is not None]
-    return f": {shown(one.value, one.unit)}" + (f" ({' to '.join(ends)})" if ends else "")

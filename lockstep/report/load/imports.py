@@ -165,6 +165,8 @@ def _read_plain(path: Path, lines: list[dict[str, str]], imported: Imported) -> 
         _warn_of_scaling(path, number, cells, row, imported)
 
 
+# Times that a throughput may not be per, as in samples/ms.
+NOT_SECONDS = {*TIME_UNITS, "us", "minute", "hour", "day"} - {"s", "sec"}
 REQUIRED = ("n", "value", "metric", "unit")
 COLUMNS = (
     *REQUIRED, "table_id", "scaling", "source", "global_batch", "local_batch", "steps", "samples",
@@ -211,6 +213,8 @@ def _quantities(
     """
     if metric == "throughput":
         relative = "relative" in unit
+        if not relative and NOT_SECONDS & set(re.split(r"[/ ]+", unit)):
+            raise ValueError(f"unit {unit!r} is not per second; give the throughput per second")
         rate = {"rate": value, "sample_unit": unit.split("/s")[0].split(" per ")[0]}
         return rate if relative else rate | {"throughput_samples_per_s": value}
     if metric not in TIMES and not metric.startswith("step_time"):

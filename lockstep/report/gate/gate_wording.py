@@ -1,0 +1,111 @@
+"""The sentences of `lockstep gate`: from the records of its verdicts to English."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.report.check import wording
+from lockstep.vocabulary.formats import counted, listed, number, percent
+
+if TYPE_CHECKING:
+    from lockstep.report.gate.verdicts import Verdict
+
+# Each kind of reason, with the values of its record.
+REASONS = {
+    "short": "{gap} short",
+    "too-much": "{gap} too much",
+    "no-repeat": "no repeat: no interval",
+    "no-spread": "equal to the last digit: rounded or copied, no spread known",
+    "straddles": "the interval contains the target",
+    "expected": "expected rather than measured",
+    "no-scaling": "no series is of strong scaling but of {kinds} scaling; parallel_efficiency "
+    "takes any",
+    "no-size": "no series was measured at world size {size}",
+    "is-baseline": "{label} has its baseline there, whose ratio is 1 by definition",
+    "no-interval": "the launches differ too much for an interval",
+    "no-weak": "no series of weak scaling was measured at two world sizes",
+    "no-base": "there is nothing to gain over; pass --against BASE",
+    "no-training": "no common point trains",
+    "no-quantity": "no result holds the {what}",
+    "no-nodes": "no result says on how many nodes it was measured",
+    "problems": "{problems}",
+    "no-case": "no result is of {case} at {size}; known: {known}",
+    "other-system": "{name} was measured on {systems}, not {wanted}",
+    "no-unit": "{name} has no value in {unit}",
+    "blocked": "blocked by check: {rules}",
+}
+
+
+def reason(verdict: "Verdict") -> str:
+    """Return why a verdict is what it is; empty where value and interval show it."""
+    texts = []
+    for one in verdict.reasons:
+        values = {
+            name: listed(value, 4) if isinstance(value, list) else value
+            for name, value in one.values.items()
+        }
+        if "gap" in values:
+            values["gap"] = _gap(values["gap"], values["unit"])
+        texts.append(wording.fill(REASONS[one.kind], values))
+    return "; ".join(texts)
+
+
+def _gap(gap: float, unit: str) -> str:
+    return f"{percent(gap)} percentage points" if unit == "%" else shown(gap, unit)
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a value in its unit: fractions in per cent, counts whole."""
+    if unit == "%":
+        return f"{percent(value)} %"
+    text = str(value) if isinstance(value, int) else number(value)
+    return text if unit == "x" else f"{text} {unit}"
+
+
+def row(verdict: "Verdict") -> list[str]:
+    """Return a verdict as a row of the terminal's table: verdict, target, and all else."""
+    about = (f"{_wanted(verdict)}{_value(verdict)}", verdict.where, reason(verdict))
+    return [verdict.verdict, verdict.target, "; ".join(filter(None, about))]
+
+
+def _wanted(verdict: "Verdict") -> str:
+    least, most, unit = verdict.least, verdict.most, verdict.unit
+    if least is not None and most is not None:
+        return f"{shown(least, unit)} to {shown(most, unit)} wanted"
+    if most == 0 and unit == "problems":
+        return "no problem wanted"
+    if least is not None and least < 0:
+        return f">= {shown(least, unit)} wanted, at most {shown(-least, unit)} less"
+    sign, limit = (">=", least) if most is None else ("<=", most)
+    return f"{sign} {shown(limit, unit)} wanted"
+
+
+def _value(verdict: "Verdict") -> str:
+    """Return the value, and its interval in brackets."""
+    if verdict.value is None:
+        return ""
+    # A long unit is written once, after the value.
+    unit = verdict.unit if verdict.unit == "%" else "x"
+    ends = [shown(end, unit) for end in (verdict.low, verdict.high) if end is not None]
+    interval = f" ({' to '.join(ends)})" if ends else ""
+    return f": {shown(verdict.value, verdict.unit)}{interval}"
+
+
+def notes(verdicts: "Sequence[Verdict]") -> list[str]:
+    """Return the flags of the points, what one job's intervals leave out, and the summary."""
+    flags = dict.fromkeys(flag for one in verdicts for flag in one.flags)
+    alone = sum(one.in_one_job for one in verdicts)
+    job = (
+        f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
+        "and differ by more; repeat in several jobs"
+    )
+    return [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), summary(verdicts)]
+
+
+def summary(verdicts: "Sequence[Verdict]") -> str:
+    """Return in a sentence whether the gate is passed, and which targets fail it."""
+    failing = {
+        kind: list(dict.fromkeys(one.target for one in verdicts if one.verdict == kind))
+        for kind in ("blocked", "missed", "not-shown")
+    }
+    texts = [f"{kind}: {listed(targets)}" for kind, targets in failing.items() if targets]
+    return "; ".join(texts) or f"all met: {counted(len(verdicts), 'verdict')}"

@@ -1,0 +1,189 @@
+"""What can be said of one target at one point: met, missed, not shown or blocked.
+
+With an interval (95 %, over launches, with the baseline's uncertainty in it):
+
+    met         the whole interval reaches the target
+    missed      no part of it does
+    not-shown   it straddles the target, or no result holds the quantity
+    blocked     `lockstep check` finds an error in a result behind it
+
+The value is the report's, of medians over launches; the interval is of the geometric mean. Results
+without repeats have no interval, nor have launches equal to the last digit. A cited table is then
+judged by its value; a measured point is not shown, since where the next launch falls is unknown.
+What was expected rather than measured may miss a target and never meets one. A gate is passed where
+every target is met, so the chance to pass one wrongly is no larger than that of one interval, and
+no interval is widened for their number (Berger 1982, the intersection-union test).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from lockstep.report.check.checker import Finding, blocked_by
+from lockstep.report.compute.scaling import Point
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.gate import gate_wording
+from lockstep.report.load.results import Results, Row
+from lockstep.vocabulary import flags, record
+from lockstep.vocabulary.flags import Flag
+
+MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
+# Relative: a value that equals its target but for the last digits of the arithmetic reaches it.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a verdict is what it is; `gate_wording` has the sentence of each kind."""
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What can be said of one target at one point.
+
+    Attributes:
+        target: The key of the target, with its world size where it has one.
+        where: The point, for a reader; empty where no result holds the quantity.
+        least: What the value must reach; None without a lower limit.
+        most: What the value must not exceed; None without an upper limit.
+        unit: "%" for fractions, "x" for ratios, else what the value counts.
+        reasons: Why the verdict is so; empty where value and interval show it.
+        flags: Why the point is no proposal evidence.
+        in_one_job: Whether the interval is over launches of one Slurm job.
+        blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        rows: The results behind the value, those of the baseline included.
+    """
+
+    target: str
+    verdict: str
+    where: str = ""
+    case: str | None = None
+    world_size: int | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    least: float | None = None
+    most: float | None = None
+    unit: str = "%"
+    reasons: tuple[Reason, ...] = ()
+    flags: list[Flag] = field(default_factory=list)
+    in_one_job: bool = False
+    blocked_by: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as `--json` prints it, without the results behind it."""
+        names = [one.name for one in fields(self) if one.name != "rows"]
+        return {name: getattr(self, name) for name in names} | {
+            "reason": gate_wording.reason(self),
+            "reasons": [asdict(reason) for reason in self.reasons],
+            "flags": flags.to_dicts(self.flags),
+        }
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A target's name and limits."""
+
+    target: str
+    least: float | None = None
+    most: float | None = None
+    unit: str = "%"
+
+    def unshown(self, kind: str, **values: Any) -> Verdict:
+        """Return that the target is not shown, since no result holds what it asks for."""
+        return self.counted(NOT_SHOWN, reasons=(Reason(kind, values),))
+
+    def counted(self, verdict: str, **facts: Any) -> Verdict:
+        """Return a verdict that rests on no interval.
+
+        Args:
+            verdict: What can be said of the target.
+            facts: Further fields of the verdict.
+        """
+        return Verdict(
+            self.target, verdict, least=self.least, most=self.most, unit=self.unit, **facts
+        )
+
+    def judge(
+        self, points: Sequence[Point], where: str, value: float, interval: Interval | None
+    ) -> Verdict:
+        """Return what can be said of the target where a point has this value.
+
+        Args:
+            points: The point, and the baseline where the value is a ratio to it.
+            where: The point, for a reader.
+            value: What is judged.
+            interval: Of the value; None where nothing is known of its spread.
+        """
+        row = points[0].rows[0]
+        verdict, reasons = self._verdict(value, interval)
+        if interval is None:
+            single = min(point.num_launches for point in points) == 1
+            reasons.append(Reason("no-repeat" if single else "no-spread"))
+            verdict = NOT_SHOWN if row.origin == "measured" else verdict
+        if verdict == MET and row.origin == "target":
+            verdict, reasons = NOT_SHOWN, [Reason("expected")]
+        low, high = interval or (None, None)
+        return self.counted(
+            verdict, where=where, case=row.case, world_size=points[0].world_size,
+            value=value, low=low, high=high, reasons=tuple(reasons), flags=points[0].flags,
+            in_one_job=interval is not None and any(point.in_one_job for point in points),
+            rows=[row for point in points for row in point.rows],
+        )  # fmt: skip
+
+    def _verdict(self, value: float, interval: Interval | None) -> tuple[str, list[Reason]]:
+        """Return the verdict of an interval, or of a value alone, with how far it misses."""
+        low, high = interval or (value, value)
+        # A median may reach a limit that no value of the interval reaches; the nearest end counts.
+        short = 0.0 if self.least is None else self.least - min(value, high)
+        over = 0.0 if self.most is None else max(value, low) - self.most
+        if self.least is not None and high < self.least - _rounding(self.least):
+            return MISSED, [Reason("short", {"gap": short, "unit": self.unit})]
+        if self.most is not None and low > self.most + _rounding(self.most):
+            return MISSED, [Reason("too-much", {"gap": over, "unit": self.unit})]
+        reached = self.least is None or low >= self.least - _rounding(self.least)
+        if reached and (self.most is None or high <= self.most + _rounding(self.most)):
+            return MET, []
+        return NOT_SHOWN, [Reason("straddles")]
+
+
+def _rounding(limit: float) -> float:
+    return ROUNDING * abs(limit)
+
+
+def block(
+    verdicts: Sequence[Verdict], results: Results, findings: Sequence[Finding]
+) -> list[Verdict]:
+    """Return the verdicts, blocked and without a value where an error touches a result behind them.
+
+    Args:
+        verdicts: What was said without the check.
+        results: A set of results; rows of another set are not looked at.
+        findings: What the check has found in this set.
+    """
+    own = {id(row) for row in results.rows}
+    return [_block(verdict, own, findings) for verdict in verdicts]
+
+
+def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verdict:
+    rules = blocked_by(findings, [row for row in verdict.rows if id(row) in own])
+    if not rules:
+        return verdict
+    names = list(dict.fromkeys([*verdict.blocked_by, *rules]))
+    return replace(
+        verdict, verdict=BLOCKED, value=None, low=None, high=None, in_one_job=False,
+        reasons=(Reason("blocked", {"rules": names}),), blocked_by=names,
+    )  # fmt: skip
+
+
+def document(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the verdicts as `--json` prints them."""
+    return {
+        "schema": record.SCHEMA_VERSION,
+        "met": all(one.verdict == MET for one in verdicts),
+        "verdicts": [one.to_dict() for one in verdicts],
+    }
