@@ -1,7 +1,7 @@
 """The sentences of `lockstep gate`: from the records of its verdicts to English."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.report.check import wording
 from lockstep.vocabulary.formats import counted, listed, number, percent
@@ -39,7 +39,7 @@ def reason(verdict: "Verdict") -> str:
     """Return why a verdict is what it is; empty where value and interval show it."""
     texts = []
     for one in verdict.reasons:
-        values = {
+        values: dict[str, Any] = {
             name: listed(value, 4) if isinstance(value, list) else value
             for name, value in one.values.items()
         }
