@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import noise  # noqa: E402, this script's own folder
 
-from lockstep.report.compare.comparison import FASTER, SAME, SLOWER, judge  # noqa: E402
+from lockstep.report.compare.judging import FASTER, SAME, SLOWER, judge  # noqa: E402
 
 LAUNCHES = 5
 PAIRS = 1000

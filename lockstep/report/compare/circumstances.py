@@ -1,23 +1,23 @@
 """What surrounds two sets of results: how their software, machines and times differ."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
 from typing import Any
 
 from lockstep.report.load import layout, replicates
 from lockstep.report.load.results import Launch, Row
-from lockstep.vocabulary.formats import counted
 
-# Told first of what differs between the sides; the rest of the provenance follows.
+# Named first of what differs between the sides; the rest of the provenance follows.
 FIRST_FACTS = ("image_sha256", "driver", "cuda", "nccl", "torch", "device_names", "git_commit")
-# Of one launch alone, or said better by another fact.
+# Facts of one launch alone, or that another fact says better.
 OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
 
 
-# What a point says of its own circumstances.
+# Circumstances of a point.
 OF_ROWS = ("num_nodes", "steps_per_round")
-# Beyond it a side's launches came too early to tell it from a drift; A B A B has 0.5.
+# Largest lead of a side's launches; beyond it a difference may be a drift. A B A B has 0.5.
 MOST_APART = 0.5
 
 
@@ -36,14 +36,14 @@ def environment(
     """
     sides = [_facts(*side) for side in zip(launches, rows, strict=True)]
     names = sorted(dict.fromkeys([*sides[0], *sides[1]]), key=_place)
-    found = {name: (sides[0].get(name, {}), sides[1].get(name, {})) for name in names}
+    facts = {name: (sides[0].get(name, {}), sides[1].get(name, {})) for name in names}
     differing = {
         name: (list(mine.values()), list(theirs.values()))
-        for name, (mine, theirs) in found.items()
+        for name, (mine, theirs) in facts.items()
         if mine.keys() != theirs.keys()
     }
-    known = [n for n, (mine, _) in found.items() if n not in differing and set(mine) - {"None"}]
-    return differing, known
+    equal = [n for n, (mine, _) in facts.items() if n not in differing and set(mine) - {"None"}]
+    return differing, equal
 
 
 def _place(fact: str) -> int:
@@ -77,50 +77,62 @@ def _provenance(launch: Launch) -> dict[str, Any]:
     )
 
 
-def copies(a: Sequence[Launch], b: Sequence[Launch]) -> list[str]:
-    """Say where both sides hold the same launch, whose noise they then share."""
+@dataclass(frozen=True)
+class Caution:
+    """What makes a difference between the sides doubtful; `compare_wording` has its sentence.
+
+    Attributes:
+        kind: "copies": both sides hold the same launches; "one-job": the launches of a side's
+            point ran in one Slurm job; "not-in-turn": one side was measured before the other.
+        values: Its numbers and names.
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+
+
+def cautions(
+    launches: tuple[Sequence[Launch], Sequence[Launch]],
+    points: Sequence[tuple[Sequence[Row], Sequence[Row]]],
+) -> list[Caution]:
+    """Return what a reader must know before the points.
+
+    Args:
+        launches: Those of A and of B that hold a point of both.
+        points: The rows of each point of A and of B.
+    """
+    return [*_copies(*launches), *_not_in_turn(*launches), *_in_one_job(points)]
+
+
+def _copies(a: Sequence[Launch], b: Sequence[Launch]) -> Iterator[Caution]:
     names = ("launch", "campaign", "started", "part")
-    known = [{tuple(str(one.facts.get(n)) for n in names) for one in side if one.facts}
-             for side in (a, b)]  # fmt: skip
-    both = len(known[0] & known[1])
-    if not both:
-        return []
-    return [
-        f"{counted(both, 'launch')} of A {'is' if both == 1 else 'are'} in B too: what both sides "
-        "share says nothing about a difference; measure B anew"
+    sides = [
+        {tuple(str(one.facts.get(name)) for name in names) for one in side if one.facts}
+        for side in (a, b)
     ]
+    if both := len(sides[0] & sides[1]):
+        yield Caution("copies", {"count": both})
 
 
-def in_one_job(points: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> list[str]:
-    """Say where the launches of a side's point ran in one Slurm job, on its nodes alone."""
-    said = []
+def _in_one_job(points: Iterable[tuple[Sequence[Row], Sequence[Row]]]) -> Iterator[Caution]:
     for name, side in zip("AB", zip(*points, strict=True), strict=True):
-        if alone := sum(map(replicates.in_one_job, side)):
-            said.append(
-                f"the launches of {counted(alone, 'point')} of {name} ran in one job each: a "
-                "difference may be that of the nodes; repeat in several jobs"
-            )
-    return said
+        if count := sum(map(replicates.in_one_job, side)):
+            yield Caution("one-job", {"side": name, "count": count})
 
 
-def apart_in_time(a: Sequence[Launch], b: Sequence[Launch]) -> list[str]:
-    """Say where one side was measured before the other, wholly or for the most part.
+def _not_in_turn(a: Sequence[Launch], b: Sequence[Launch]) -> Iterator[Caution]:
+    """Compare the share of pairs of launches in which A's came first with that in which B's did.
 
-    By the share of pairs, one launch of each side, in which A's came first, less that in which
-    B's did: 0 for A B B A, 0.5 for A B A B, 1 for A A B B. What drifts steadily shifts the
-    difference in proportion to it.
+    The difference is 0 for A B B A, 0.5 for A B A B, 1 for A A B B. What drifts steadily shifts the
+    difference in speed in proportion to it.
     """
     times = [[t for one in side if (t := _started(one)) is not None] for side in (a, b)]
     pairs = list(product(*times))
     lead = sum((x < y) - (x > y) for x, y in pairs)
-    if abs(lead) <= MOST_APART * len(pairs):
-        return []
-    first, last = ("A", "B") if lead > 0 else ("B", "A")
-    much = "all" if abs(lead) == len(pairs) else "most"
-    return [
-        f"{much} launches of {first} were made before {much} of {last}, so a drift of the "
-        "machine would look like a difference; measure them in turn, A B B A, to rule it out"
-    ]
+    if abs(lead) > MOST_APART * len(pairs):
+        first, last = ("A", "B") if lead > 0 else ("B", "A")
+        share = "all" if abs(lead) == len(pairs) else "most"
+        yield Caution("not-in-turn", {"first": first, "last": last, "share": share})
 
 
 def _started(launch: Launch) -> float | None:

@@ -1,22 +1,8 @@
-"""Two sets of results, point by point: faster, slower, the same, or not enough evidence.
+"""Two sets of results, point by point: which points both hold, and what can be said of each.
 
 A point is a case at one world size on one layout; its ratio is the median of B's rates over that of
 A's, one rate per launch, so a ratio above 1 means that B is faster. The interval is of geometric
-means, over launches or, where a side has several, over Slurm jobs. One rule, for all to check:
-
-    error   = family_error(p-values of all points whose spread of launches is known)
-    interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
-                           that of all points (lockstep.report.compute.statistics)
-    `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
-    `faster`, `slower`     else, where the interval leaves 1 out
-    `not-enough-evidence`  else, and wherever a side has fewer than two launches, or the launches
-                           of both are equal to the last digit and no two other points tell a spread
-    `blocked`              an error of `lockstep check` touches results of a side; such a point is
-                           left out of the family
-
-The first is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing
-differs, at most 5 % of families of points hold a `faster` or `slower`
-(`make statistics` prints what simulated and measured campaigns give).
+means, over launches or, where a side has several, over Slurm jobs. `judging` has the rule.
 """
 
 import math
@@ -26,47 +12,15 @@ from statistics import fmean
 from typing import Any
 
 from lockstep.report.check.checker import Finding, blocked_by
-from lockstep.report.compare import circumstances, pairing
+from lockstep.report.compare import circumstances, compare_wording, pairing
+from lockstep.report.compare.circumstances import Caution
+from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, Judged, judge
 from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
 from lockstep.report.compute import quantities
-from lockstep.report.compute.statistics import (
-    CONFIDENCE,
-    Interval,
-    Ratio,
-    family_error,
-    moderated,
-    t_quantile,
-    welch,
-)
+from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load import replicates
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.vocabulary import flags, formats, record
-
-MARGIN = 0.03
-FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
-BLOCKED = "blocked"
-# How often a difference of the margin should be found, where launches are asked for.
-POWER = 0.9
-MOST_LAUNCHES = 1000
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What the rule says of one point.
-
-    Attributes:
-        ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
-        interval: Of the ratio, at the family's level; None where no spread is known.
-        verdict: `faster`, `slower`, `same`, `not-enough-evidence` or `blocked`.
-        spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
-        blocked_by: Rules of the check whose errors touch the results of a side.
-    """
-
-    ratio: float
-    interval: Interval | None
-    verdict: str
-    spread: float | None = None
-    blocked_by: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,7 +32,7 @@ class Comparison:
         error: Error rate at which the intervals are drawn; their level is 1 - error.
         environment: Fact -> values of A and of B, where they differ.
         same_facts: Facts that are known and equal.
-        warnings: What a reader must know before the points.
+        cautions: What a reader must know before the points.
         only_in_a: Points that B lacks.
         only_in_b: Points that A lacks.
         ambiguous: Points that could be paired in more than one way, and were not.
@@ -90,7 +44,7 @@ class Comparison:
     error: float
     environment: dict[str, tuple[list[Any], list[Any]]] = field(default_factory=dict)
     same_facts: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    cautions: list[Caution] = field(default_factory=list)
     only_in_a: list[Key] = field(default_factory=list)
     only_in_b: list[Key] = field(default_factory=list)
     ambiguous: list[Ambiguous] = field(default_factory=list)
@@ -141,10 +95,7 @@ def compare(
     made = Comparison(margin, *_judged_pairs(pairs, margin, findings))
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
     made.environment, made.same_facts = circumstances.environment(launches, rows)
-    made.warnings = [
-        *circumstances.copies(*launches), *circumstances.apart_in_time(*launches),
-        *circumstances.in_one_job([(pair.a, pair.b) for pair in pairs]),
-    ]  # fmt: skip
+    made.cautions = circumstances.cautions(launches, [(pair.a, pair.b) for pair in pairs])
     made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
     made.only_in_a, made.only_in_b = (
         [key for key in side if key not in paired]
@@ -175,74 +126,6 @@ def _blocked_by(
     """Return the rules whose errors touch the results of either side."""
     sides = zip(findings, (pair.a, pair.b), strict=True)
     return tuple(dict.fromkeys(rule for side in sides for rule in blocked_by(*side)))
-
-
-def judge(
-    rates: Sequence[tuple[Sequence[float], Sequence[float]]], margin: float = MARGIN
-) -> tuple[list[Judged], float]:
-    """Judge a family of points by the rule of this module.
-
-    Args:
-        rates: For each point, the rates of A's launches and of B's.
-        margin: Largest relative difference that still counts as the same.
-
-    Returns:
-        What the rule says of each point, and the error rate at which the intervals are drawn.
-
-    Raises:
-        ValueError: The margin is no fraction between 0 and 1.
-    """
-    if not 0 < margin < 1:
-        raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
-    plain = [welch(b, a) for a, b in rates]
-    drawn = iter(moderated([test for test in plain if test]))
-    tests = [next(drawn) if test else None for test in plain]
-    error = family_error([test.p_value for test in tests if test and test.error])
-    pairs = zip(tests, rates, strict=True)
-    return [_judged(test, error, margin, *pair) for test, pair in pairs], error
-
-
-def _judged(
-    test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
-) -> Judged:
-    interval = test.interval(1 - error) if test else None
-    if test is None or interval is None:
-        means = [fmean(map(math.log, side)) for side in (a, b)]
-        return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
-    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test.spread)
-
-
-def _verdict(interval: Interval, margin: float) -> str:
-    low, high = interval
-    if 1 / (1 + margin) <= low and high <= 1 + margin:
-        return SAME
-    if low > 1:
-        return FASTER
-    return SLOWER if high < 1 else UNKNOWN
-
-
-def launches_needed(spread: float, margin: float, error: float) -> int | None:
-    """Return how many launches a side find a difference of the margin nine times of ten.
-
-    The power of the two-sample t test, from the noncentral t distribution (Cohen, Statistical
-    Power Analysis, 1988, chapter 2).
-
-    Args:
-        spread: Standard deviation of the logarithm of a launch's rate.
-        margin: The relative difference to find.
-        error: Error rate of the test.
-
-    Returns:
-        Launches on each side; None where `MOST_LAUNCHES` do not suffice.
-    """
-    from scipy.special import nctdtr
-
-    shift = math.log1p(margin)
-    for num in range(2, MOST_LAUNCHES + 1):
-        freedom, distance = 2 * num - 2, shift / spread * math.sqrt(num / 2) if spread else math.inf
-        if distance > 50 or nctdtr(freedom, distance, t_quantile(freedom, 1 - error)) <= 1 - POWER:
-            return num
-    return None
 
 
 def renamed(a: Results, b: Results) -> Results:
@@ -330,7 +213,7 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "environment": [
             {"fact": name, "a": a, "b": b} for name, (a, b) in made.environment.items()
         ],
-        "warnings": made.warnings,
+        "warnings": [compare_wording.caution(one) for one in made.cautions],
         "points": [_record(pair, judged) for pair, judged in made.points],
         "only_in_a": [_only(point) for point in made.only_in_a],
         "only_in_b": [_only(point) for point in made.only_in_b],
@@ -349,11 +232,12 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "case": pair.case, "b_case": pair.b[0].case, "world_size": pair.world_size,
         "num_nodes": pair.a[0].num_nodes, "b_num_nodes": pair.b[0].num_nodes,
         "ratio": None if judged.blocked_by else judged.ratio, "low": low, "high": high,
+        "smallest_change": judged.smallest_change,
         "verdict": judged.verdict, "blocked_by": list(judged.blocked_by),
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "quantities": {} if judged.blocked_by else beside(pair), "flags": _flags(pair),
+        "quantities": {} if judged.blocked_by else other_quantities(pair), "flags": _flags(pair),
     }  # fmt: skip
 
 
@@ -361,8 +245,8 @@ def _flags(pair: Pair) -> list[dict[str, Any]]:
     return [{"side": side} | made for side, one in pair.flags for made in flags.to_dicts([one])]
 
 
-def beside(pair: Pair) -> dict[str, dict[str, float | None]]:
-    """Return what a point has beside its speed, where both sides know it.
+def other_quantities(pair: Pair) -> dict[str, dict[str, float | None]]:
+    """Return what a point has in addition to its speed, where both sides know it.
 
     Returns:
         Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch

@@ -1,0 +1,146 @@
+"""The rule of `lockstep compare`: faster, slower, the same, or not enough evidence.
+
+    error   = family_error(p-values of all points whose spread of launches is known)
+    interval of each point: Welch's, at the level 1 - error, its spread of launches drawn towards
+                           that of all points (lockstep.report.compute.statistics)
+    `same`                 the interval lies within 1 / (1 + margin) to 1 + margin
+    `faster`, `slower`     else, where the interval leaves 1 out
+    `not-enough-evidence`  else, and wherever a side has fewer than two launches, or the launches
+                           of both are equal to the last digit and no two other points show a spread
+    `blocked`              an error of `lockstep check` touches results of a side; such a point is
+                           left out of the family
+
+`same` is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing differs,
+at most 5 % of families of points hold a `faster` or `slower` (`tests/figures_compare.py` prints
+what simulated and measured campaigns give).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from lockstep.report.compute.statistics import (
+    Interval,
+    Ratio,
+    family_error,
+    moderated,
+    t_quantile,
+    welch,
+)
+
+MARGIN = 0.03
+FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "same", "not-enough-evidence"
+BLOCKED = "blocked"
+# How often a difference should be found, where a size or a number of launches is given for it.
+POWER = 0.9
+MOST_LAUNCHES = 1000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rule concludes for one point.
+
+    Attributes:
+        ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
+        interval: Of the ratio, at the family's level; None where no spread is known.
+        verdict: `faster`, `slower`, `same`, `not-enough-evidence` or `blocked`.
+        spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
+        smallest_change: The relative difference that these launches show nine times of ten; None
+            without repeats.
+        blocked_by: Rules of the check whose errors touch the results of a side.
+    """
+
+    ratio: float
+    interval: Interval | None
+    verdict: str
+    spread: float | None = None
+    smallest_change: float | None = None
+    blocked_by: tuple[str, ...] = ()
+
+
+def judge(
+    rates: Sequence[tuple[Sequence[float], Sequence[float]]], margin: float = MARGIN
+) -> tuple[list[Judged], float]:
+    """Judge a family of points by the rule of this module.
+
+    Args:
+        rates: For each point, the rates of A's launches and of B's.
+        margin: Largest relative difference that still counts as the same.
+
+    Returns:
+        The conclusion for each point, and the error rate at which the intervals are drawn.
+
+    Raises:
+        ValueError: The margin is no fraction between 0 and 1.
+    """
+    if not 0 < margin < 1:
+        raise ValueError(f"margin {margin} is no fraction between 0 and 1; 0.03 is three per cent")
+    alone = [welch(b, a) for a, b in rates]
+    together = iter(moderated([test for test in alone if test]))
+    tests = [next(together) if test else None for test in alone]
+    error = family_error([test.p_value for test in tests if test and test.error])
+    pairs = zip(tests, rates, strict=True)
+    return [_judged(test, error, margin, *sides) for test, sides in pairs], error
+
+
+def _judged(
+    test: Ratio | None, error: float, margin: float, a: Sequence[float], b: Sequence[float]
+) -> Judged:
+    interval = test.interval(1 - error) if test else None
+    if test is None or interval is None:
+        means = [fmean(map(math.log, side)) for side in (a, b)]
+        return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
+    change = smallest_change(test.error, test.freedom, error)
+    verdict = _verdict(interval, margin)
+    return Judged(math.exp(test.log_ratio), interval, verdict, test.spread, change)
+
+
+def _verdict(interval: Interval, margin: float) -> str:
+    low, high = interval
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return SAME
+    if low > 1:
+        return FASTER
+    return SLOWER if high < 1 else UNKNOWN
+
+
+def smallest_change(standard_error: float, freedom: float, error: float) -> float | None:
+    """Return the relative difference that a t test finds nine times of ten.
+
+    From the noncentral t distribution (Cohen, Statistical Power Analysis, 1988, chapter 2).
+
+    Args:
+        standard_error: Of the difference of the logarithms.
+        freedom: Degrees of freedom of that error.
+        error: Error rate of the test.
+
+    Returns:
+        A fraction; None where it is beyond all numbers.
+    """
+    from scipy.special import nctdtrinc
+
+    distance = float(nctdtrinc(freedom, 1 - POWER, t_quantile(freedom, 1 - error)))
+    try:
+        change = math.expm1(distance * standard_error)
+    except OverflowError:
+        return None
+    return change if math.isfinite(change) else None
+
+
+def launches_needed(spread: float, margin: float, error: float) -> int | None:
+    """Return how many launches a side find a difference of the margin nine times of ten.
+
+    Args:
+        spread: Standard deviation of the logarithm of a launch's rate.
+        margin: The relative difference to find.
+        error: Error rate of the test.
+
+    Returns:
+        Launches on each side; None where `MOST_LAUNCHES` do not suffice.
+    """
+    for number in range(2, MOST_LAUNCHES + 1):
+        change = smallest_change(spread * math.sqrt(2 / number), 2 * number - 2, error)
+        if change is not None and change <= margin:
+            return number
+    return None
