@@ -24,6 +24,9 @@ from lockstep.vocabulary.formats import percent
 Array = NDArray[np.float64]
 # A column of a fit that adds less than this share to the others was not found.
 LEAST_SHARE = 1e-9
+# Relative changes by which a fit ends.
+TINY = 1e-14
+COEFFICIENTS = ("alpha", "beta", "gamma")
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,6 @@ def non_negative(matrix: Array) -> Array:
     return np.asarray(np.where(values > LEAST_SHARE, values, 0.0) / scale)
 
 
-def _standard_errors(jacobian: Array, residuals: Array, freedom: int) -> list[float | None]:
-    """Return the square roots of the diagonal of s^2 (J^T J)^-1; None where it is singular."""
-    count = jacobian.shape[1]
-    if freedom <= 0 or count == 0:
-        return [None] * count
-    scale = np.linalg.norm(jacobian, axis=0)
-    triangle = np.linalg.qr(jacobian / scale, mode="r")
-    if np.abs(np.diag(triangle)).min() < LEAST_SHARE:
-        return [None] * count
-    rows = np.linalg.norm(np.linalg.inv(triangle), axis=1) / scale
-    spread: list[float | None] = (rows * math.sqrt(residuals @ residuals / freedom)).tolist()
-    return spread
-
-
 def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
     """Return the throughput of the Universal Scalability Law at sizes of shape (num_sizes,)."""
     return np.asarray(gamma * p / (1 + alpha * (p - 1) + beta * p * (p - 1)))
@@ -87,7 +76,8 @@ def usl_rates(p: Array, alpha: float, beta: float, gamma: float) -> Array:
 def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
     """Fit the Universal Scalability Law by unweighted least squares on the throughput.
 
-    Where the best alpha or beta is negative it is held at zero, and the rest fitted again.
+    By `scipy.optimize.least_squares` with a bound at zero; the rest is fitted again without what is
+    at its bound.
 
     Args:
         sizes: World sizes, of shape (num_sizes,).
@@ -95,18 +85,21 @@ def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
     """
     p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
     unit = float(x.max())
-    start = _usl_start(p, x / unit)
-    tried = (_usl_least(p, x / unit, start, free) for free in ([0, 1, 2], [0, 2], [1, 2], [2]))
-    found: list[tuple[float, Array, list[int]]] = []
-    for values, free in tried:
-        if values is None or (values[:2] < 0).any() or values[2] <= 0:
-            continue
-        gap = usl_rates(p, *values) - x / unit
-        found.append((float(gap @ gap), values, free))
-        if len(free) == 3:
+    start, free = _usl_start(p, x / unit), [0, 1, 2]
+    while True:
+        values, jacobian = _usl_least(p, x / unit, start, free)
+        above = [index for index in free if values[index] > LEAST_SHARE]
+        if above == free:
             break
-    _, best, free = min(found, key=lambda one: one[0]) if found else (0.0, start, [0, 1, 2])
-    return _usl_fit(p, x, best * (1.0, 1.0, unit), [i for i in free if best[i] > 0])
+        free = above
+    residuals = usl_rates(p, *values) - x / unit
+    errors = _standard_errors(jacobian, residuals)
+    scale = np.array([1.0, 1.0, unit])
+    known: dict[str, float | None] = dict.fromkeys(COEFFICIENTS)
+    for index, error in zip(free, errors, strict=True):
+        known[COEFFICIENTS[index]] = None if error is None else error * float(scale[index])
+    found = dict(zip(COEFFICIENTS, (values * scale).tolist(), strict=True))
+    return Fit(found, known, len(p) - len(free))
 
 
 def _usl_start(p: Array, x: Array) -> Array:
@@ -118,50 +111,37 @@ def _usl_start(p: Array, x: Array) -> Array:
     return np.array([first / base, second / base, 1 / base])
 
 
-def _usl_least(p: Array, x: Array, start: Array, free: list[int]) -> tuple[Array | None, list[int]]:
-    """Return the least-squares (alpha, beta, gamma) with all but `free` at zero."""
-    from scipy.optimize import leastsq
+def _usl_least(p: Array, x: Array, start: Array, free: list[int]) -> tuple[Array, Array]:
+    """Return the least-squares (alpha, beta, gamma) >= 0 with all but `free` at zero.
 
-    if len(p) < len(free):
-        return None, free
-    whole = np.zeros(3)
+    Also its Jacobian with respect to the free ones, of shape (num_sizes, num_free).
+    """
+    from scipy.optimize import least_squares
 
-    def gaps(values: Array) -> Array:
-        whole[free] = values
+    def residuals(some: Array) -> Array:
+        whole = np.zeros(3, dtype=some.dtype)  # complex where a slope is taken
+        whole[free] = some
         return usl_rates(p, *whole) - x
 
-    def slopes(values: Array) -> Array:
-        whole[free] = values
-        return _usl_jacobian(p, *whole)[:, free]
-
-    with np.errstate(all="ignore"):
-        solved, _, _, _, code = leastsq(
-            gaps, start[free], Dfun=slopes, full_output=True, ftol=1e-12, xtol=1e-10
-        )
-    whole = np.zeros(3)
-    whole[free] = solved
-    return (whole if code in range(1, 9) and np.isfinite(whole).all() else None), free
-
-
-def _usl_jacobian(p: Array, alpha: float, beta: float, gamma: float) -> Array:
-    """Return dX/d(alpha, beta, gamma), of shape (num_sizes, 3)."""
-    below = 1 + alpha * (p - 1) + beta * p * (p - 1)
-    common = -gamma * p / below**2
-    return np.stack([common * (p - 1), common * p * (p - 1), p / below], axis=1)
-
-
-def _usl_fit(p: Array, x: Array, values: Array, free: list[int]) -> Fit:
-    freedom = len(p) - len(free)
-    residuals = usl_rates(p, *values) - x
-    known = _standard_errors(_usl_jacobian(p, *values)[:, free], residuals, freedom)
-    errors: list[float | None] = [None] * 3
-    for index, error in zip(free, known, strict=True):
-        errors[index] = error
-    names = ("alpha", "beta", "gamma")
-    return Fit(
-        dict(zip(names, values.tolist(), strict=True)),
-        dict(zip(names, errors, strict=True)), freedom,
+    solved = least_squares(
+        residuals, start[free], bounds=(0, np.inf), x_scale="jac", jac="cs",
+        xtol=TINY, ftol=TINY, gtol=TINY,
     )  # fmt: skip
+    values = np.zeros(3)
+    values[free] = np.where(solved.x > LEAST_SHARE, solved.x, 0.0)
+    return values, np.asarray(solved.jac)
+
+
+def _standard_errors(jacobian: Array, residuals: Array) -> list[float | None]:
+    """Return the square roots of the diagonal of s^2 (J^T J)^-1; None where it is singular."""
+    num_sizes, count = jacobian.shape
+    scale = np.linalg.norm(jacobian, axis=0)
+    if num_sizes <= count or not scale.all() or np.linalg.cond(jacobian / scale) > 1 / LEAST_SHARE:
+        return [None] * count
+    inverse = np.linalg.pinv(jacobian / scale)
+    spread = math.sqrt(residuals @ residuals / (num_sizes - count))
+    errors: list[float | None] = (np.linalg.norm(inverse, axis=1) / scale * spread).tolist()
+    return errors
 
 
 @dataclass(frozen=True)
