@@ -14,7 +14,6 @@ from lockstep.report.compare.compare_cli import compare
 from lockstep.report.words.lines import WIDTH
 
 run = partial(commands.run, compare)
-VERDICTS = {"faster", "slower", "same", "not-enough-evidence", "blocked"}
 # Times of a step whose launches vary by 1 %, and the same 10 % slower.
 STEADY = (0.1, 0.101, 0.099, 0.1002, 0.0998)
 SLOW = tuple(1.1 * seconds for seconds in STEADY)

@@ -4,20 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from data.report_samples import document, full_tree, provenance, record, strong_tree, write
-from planted import CLEAN, PLANTED, Case, measured, ranks
+from data.report_samples import document, full_tree, record, strong_tree, write
+from planted import PLANTED, Case, measured, ranks
 from scipy import stats
 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
-from lockstep.report.load.results import Row
 from lockstep.report.page import figures
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.twelve_rules import (
     JOINED,
     Kept,
-    _residuals,
     anderson_darling,
     checklist,
     twelve_panel,
@@ -98,30 +96,6 @@ def test_what_is_missing_is_named(tmp_path, name, number, words):
     assert words in kept.evidence
 
 
-def test_a_failed_case_with_its_reason_is_no_silent_gap(tmp_path):
-    kept = listed(PLANTED["a case that failed once"].make(tmp_path / "set"))[1]
-    assert (kept.state, kept.evidence[:5]) == ("held", "1 gap")
-
-
-def test_few_long_rounds_part_the_mean_from_the_median(tmp_path):
-    rounds = [[0.4, 0.4, 0.4, 0.4, 0.8]]
-    for repeat in range(2):
-        case = record(rank_round_s=rounds)
-        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": case}, repeat=repeat))
-    kept = listed(tmp_path)[7]
-    # (4 * 0.4 + 0.8) / 5 = 0.48, a fifth above 0.4.
-    assert kept.state == "not held"
-    assert "at 0 of 1 point;" in kept.evidence
-
-
-def test_a_launch_without_its_versions_is_counted(tmp_path):
-    for repeat, torch in enumerate(("2.7.0", None)):
-        facts = {"provenance": provenance(torch=torch)} if repeat == 0 else {"provenance": {}}
-        write(tmp_path, document(f"w1-r{repeat}", 1, {"a": record()}, repeat=repeat, **facts))
-    kept = listed(tmp_path)[8]
-    assert (kept.state, kept.evidence[:17]) == ("not held", "1 of 2 launches w")
-
-
 def test_heavy_tails_are_no_normal_noise(tmp_path):
     draw = np.random.default_rng(3)
     for repeat in range(40):
@@ -131,20 +105,6 @@ def test_heavy_tails_are_no_normal_noise(tmp_path):
     kept = listed(tmp_path)[5]
     assert kept.state == "not held"
     assert "above its 5 % point of 0.752" in kept.evidence
-
-
-def test_a_launch_of_a_point_of_few_counts_for_what_its_mean_takes_up():
-    sizes = {1: (-1, 0, 1), 2: (-1, 0, 0, 0, 1)}
-    rows = [
-        Row(f"l{size}-{i}", "c", "strong", "w", size, math.exp(0.01 * value))
-        for size, values in sizes.items()
-        for i, value in enumerate(values)
-    ]
-    (series,) = series_of(rows)
-    found = list(_residuals(series))
-    # A value 1 from the mean of 3 stands for sqrt(3 / 2), of 5 for sqrt(5 / 4).
-    assert found[2] / found[-1] == pytest.approx(math.sqrt(6 / 5))
-    assert found[1] == pytest.approx(0)
 
 
 @pytest.mark.filterwarnings("ignore:As of SciPy:FutureWarning")
@@ -175,13 +135,6 @@ def test_the_panel_stands_after_the_method_with_its_counts(tmp_path):
     assert [row[0].partition(".")[0] for row in table["rows"]] == [str(n) for n in range(1, 13)]
     held = sum(one.state == "held" for one in kept)
     assert f"{held} held, " in made["lead"][0]
-
-
-@pytest.mark.parametrize("name", ["loaders", "collectives", "someone else's benchmark"])
-def test_what_has_no_ladder_gets_a_whole_list(tmp_path, name):
-    kept = listed(CLEAN[name](tmp_path / "set"))
-    assert [one.number for one in kept] == list(range(1, 13))
-    assert all(one.evidence for one in kept)
 
 
 @pytest.mark.parametrize(("factor", "state"), [(4, "held"), (16, "not held")])

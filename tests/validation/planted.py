@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data.report_samples import document, entry, provenance, record, write
+from data.report_samples import document, provenance, record, write
 
 from lockstep.report.load import imports
 from lockstep.vocabulary.record import KEY
@@ -170,10 +170,6 @@ def stored(factor: Callable[[int], float]) -> Edit:
     return edit
 
 
-def scaled_mean(content: dict[str, Any]) -> None:
-    content["benchmarks"][0]["stats"]["mean"] *= 1.02
-
-
 def copied(root: Path) -> Path:
     """Give the second launch of two ranks the rounds of the first."""
     measured(root, 34)
@@ -294,16 +290,6 @@ PLANTED: dict[str, Planted] = {
         "constant-work", "strong[64] at world size 2, launches w2-r0, w2-r1 and w2-r2",
         lambda root: measured(root, 1, (Case(changes=at(2, global_batch=128, local_batch=64)),)),
     ),
-    "weak, but the local batch halves at 4": Planted(
-        "constant-work", "weak[64] at world size 4, launches w4-r0, w4-r1 and w4-r2",
-        lambda root: measured(root, 2, (Case("weak[64]", "weak", weak, at(
-            4, local_batch=32, global_batch=128, samples_per_step=128)),)),
-    ),
-    "repeats of one point with other samples": Planted(
-        "constant-work", "strong[64] at world size 2, launch w2-r1",
-        lambda root: measured(root, 3, (Case(changes=lambda size, repeat: {
-            "samples_per_step": 72} if (size, repeat) == (2, 1) else {}),)),
-    ),
     "a cited strong table with a smaller batch at 4": Planted(
         "constant-work", "table table0",
         lambda root: cited(root, table(RATES, scaling="strong",
@@ -325,19 +311,6 @@ PLANTED: dict[str, Planted] = {
     "fixed epochs": Planted(
         "fixed-epochs", "table table0",
         lambda root: cited(root, table(TIMES, "time", "s", scaling="fixed epochs", **FIXED)),
-    ),
-    "stored throughput a tenth too high": Planted(
-        "samples-time", "strong[64] at world size 4, launch w4-r1",
-        lambda root: measured(root, 9, edit=edited((4, 1), lambda content: stored(
-            lambda size: 1.1)(content, 4, 1))),
-    ),
-    "a mean that is not that of the rounds": Planted(
-        "samples-time", "strong[64] at world size 2, launch w2-r0",
-        lambda root: measured(root, 10, edit=edited((2, 0), scaled_mean)),
-    ),
-    "stored throughput multiplied by the ranks": Planted(
-        "doubled-world-size", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
-        lambda root: measured(root, 11, edit=stored(float)),
     ),
     "samples of a step multiplied by the ranks": Planted(
         "doubled-world-size", "weak[64] at world size 4",
@@ -372,10 +345,6 @@ PLANTED: dict[str, Planted] = {
             "local_batch": 504 // n, "samples_per_step": 504}),),
             sizes=(1, 2, 3, 4, 6, 12)),
     ),
-    "a cited batch of 512 on 12": Planted(
-        "truncated-batch", "table table0 at world size 12",
-        lambda root: cited(root, table(RATES | {12: 4900.0}, scaling="strong", global_batch=512)),
-    ),
     "short steps that wait": Planted(
         "small-batch", "weak[64] at world size 2, 4",
         lambda root: measured(root, 18, (Case("weak[64]", "weak", lambda n: {
@@ -403,10 +372,6 @@ PLANTED: dict[str, Planted] = {
         lambda root: measured(root, 23, (Case("weak[64]", "weak", curve(
             {1: 1, 2: 1.95, 4: 3.8, 8: 3.3})),)),
     ),
-    "a cited cluster whose network is full": Planted(
-        "break", "table table0 at world size 128",
-        lambda root: cited(root, table(CSCS, scaling="weak")),
-    ),
     "the edge of the node": Planted(
         "break", "weak[64] at world size 8",
         lambda root: measured(root, 25, (Case("weak[64]", "weak", curve(
@@ -416,10 +381,6 @@ PLANTED: dict[str, Planted] = {
     "one point far below its neighbours": Planted(
         "outlier", "table table0 at world size 2",
         lambda root: cited(root, table({1: 329, 2: 520.8, 4: 1249}, scaling="weak")),
-    ),
-    "one point so low that it looks saturated": Planted(
-        "outlier", "table table0 at world size 4",
-        lambda root: cited(root, table({1: 100, 2: 195, 4: 230, 8: 740}, scaling="weak")),
     ),
     "a cliff after which the rest is as low": Planted(
         "break", "table table0 at world size 8",
@@ -437,54 +398,14 @@ PLANTED: dict[str, Planted] = {
         lambda root: cited(root, table({1: 100, 2: 56, 4: 30}, "time", "s", global_batch=100,
                                        samples=lambda n: 50_000 * n, **STUDY)),
     ),
-    "half the samples at 2": Planted(
-        "samples-time", "table table0 at world size 2",
-        lambda root: cited(root, table({1: 100, 2: 56, 4: 30}, "time", "s", global_batch=100,
-                                       samples=lambda n: 25_000 if n == 2 else 50_000, **STUDY)),
-    ),
     "two plain tables that part": Planted(
         "contradiction", "table table1 at world size 4, table table0",
         lambda root: cited(root, table({1: 12, 2: 6.5, 4: 3.5}, "time", "h"),
                            table({1: 40, 2: 80, 4: 160}, "throughput", "samples/s")),
     ),
-    "two plain tables, one counted once per rank": Planted(
-        "doubled-world-size", "table table1 at world size 8",
-        lambda root: cited(root, table(TIMES, "time", "s"),
-                           table({n: n * 50_000 / t for n, t in TIMES.items()})),
-        also=("super-linear",),
-    ),
-    "strong scaling of one local batch": Planted(
-        "fixed-epochs-as-strong", "table table0",
-        lambda root: cited(root, table(TIMES, "time", "s", scaling="strong", local_batch=32)),
-    ),
     "a launch folder given twice": Planted("duplicate", "w2-r0-copy", folder_copied),
-    "a loss that rises": Planted(
-        "wrong-result", "strong[64] at world size 4, launches w4-r0, w4-r1 and w4-r2",
-        lambda root: measured(root, 64, (Case(changes=at(4, checks={
-            "loss_first": 1.0, "loss_last": 5.0, "parameters_equal": True})),)),
-    ),
     "a result taken away beside its journal": Planted(
         "journal-only", "launch w2-r1", journal_left),
-    "another driver in one launch": Planted(
-        "mixed-provenance", "launch w4-r1",
-        lambda root: measured(root, 27, facts=lambda n, r: {"provenance": ranks(n) | {
-            "driver": "575.0"}} if (n, r) == (4, 1) else {}),
-    ),
-    "another image at 8 ranks": Planted(
-        "mixed-provenance", "launches w8-r0, w8-r1 and w8-r2",
-        lambda root: measured(root, 28, facts=lambda n, r: {"provenance": ranks(n) | {
-            "image_sha256": "cd34"}} if n == 8 else {}),
-    ),
-    "fp32 and bf16 under one name": Planted(
-        "mixed-cases", "strong[64] at world size 2, launch w2-r2",
-        lambda root: measured(root, 29, (Case(changes=lambda n, r: {"precision": "bf16"} if (
-            n, r) == (2, 2) else {}),)),
-    ),
-    "eight threads a rank on eight cores": Planted(
-        "oversubscription", "host node1, launches w2-r0, w2-r1 and w2-r2",
-        lambda root: measured(root, 30, facts=lambda n, r: {
-            "provenance": ranks(n, threads=8, cores=8)}, sizes=(1, 2)),
-    ),
     "eight threads of one rank against one of eight": Planted(
         "unequal-ranks", "strong[64]",
         lambda root: measured(root, 31, facts=lambda n, r: {
@@ -498,18 +419,12 @@ PLANTED: dict[str, Planted] = {
         "uneven-repeats", "strong[64] at world size 1, 8",
         lambda root: measured(root, 33, launches=lambda size: 5 if size == 8 else 2),
     ),
-    "a copied launch": Planted("duplicate", "strong[64] at world size 2", copied),
     "three rounds of two steps": Planted(
         "too-few-steps", "strong[64] at world size 1, 2, 4, 8",
         lambda root: measured(root, 35, (Case(changes=lambda n, r: {
             "steps_per_round": 2, "rank_round_s": [
                 [0.2 * strong(n) * (1 + 0.01 * k**n + 0.003 * r) for k in range(3)]] * n}),)),
     ),
-    "a launch that was stopped": Planted(
-        "unfinished-launch", "launch w8-r1",
-        lambda root: measured(root, 36, facts=lambda n, r: {"complete": (n, r) != (8, 1)}),
-    ),
-    "a launch cut short on disk": Planted("unreadable-launch", "w4-r1", cut),
     "a case that failed once": Planted(
         "failed-case", "weak[64] at world size 4, launch w4-r2",
         lambda root: measured(root, 38, facts=lambda n, r: {"failed": [
@@ -520,35 +435,11 @@ PLANTED: dict[str, Planted] = {
         "missing-case", "world size 16, launch w16-r0",
         lambda root: planned(measured(root, 39), "w16-r0"),
     ),
-    "a case of which nothing is there": Planted(
-        "missing-case", "weak[64] at world size 2, launch w2-r1",
-        lambda root: measured(root, 40, facts=lambda n, r: {
-            "expected": ["bench/test_x.py::strong[64]", "bench/test_x.py::weak[64]"]} if (
-                n, r) == (2, 1) else {}),
-    ),
-    "bf16 in software": Planted(
-        "precision-fell-back", "precision[bf16] at world size 1",
-        lambda root: measured(root, 41, precisions("fp32", "bf16", flags=[
-            {"kind": "bf16-emulated"}])),
-    ),
-    "tf32 asked for, fp32 computed": Planted(
-        "precision-fell-back", "precision[tf32] at world size 2",
-        lambda root: measured(root, 42, precisions("fp32", "tf32", precision="fp32")),
-    ),
     "bucket caps of 50 and 100 MB": Planted(
         "duplicate-buckets", "resnet18 at world size 2, 4",
         lambda root: measured(root, 43, buckets(
             (25, [9_460_000, 26_490_000, 8_740_000]), (50, [44_700_000]), (100, [44_700_000])),
             sizes=(2, 4)),
-    ),
-    "more than the peak": Planted(
-        "above-peak", "strong[64] at world size 1",
-        lambda root: measured(root, 44, (Case(changes=always(
-            flop_per_sample=1.7e12, peak_flop_per_s=1e15)),)),
-    ),
-    "parameters that part": Planted(
-        "wrong-result", "strong[64] at world size 4",
-        lambda root: measured(root, 45, (Case(changes=at(4, checks={"parameters_equal": False})),)),
     ),
     "a straggler": Planted(
         "flagged", "strong[64] at world size 8, launches w8-r0, w8-r1 and w8-r2",
@@ -613,16 +504,6 @@ def without_stored(root: Path) -> Path:
     return measured(root, 78, edit=bare)
 
 
-def with_own_entry(root: Path) -> Path:
-    """Write launches that hold someone else's benchmark beside ours."""
-
-    def add(content: dict[str, Any], size: int, repeat: int) -> None:
-        foreign = entry("test_sort", record(rank_round_s=[[0.1 + repeat / 99, 0.12, 0.11]]))
-        content["benchmarks"].append(foreign | {"extra_info": {}})
-
-    return measured(root, 79, sizes=(1,), edit=add)
-
-
 LOADERS = tuple(
     Case(f"loader[{n}]", "loader", lambda size, n=n: 0.02 / (1 + n), always(
         scaling=None, precision=None, factors={"dataset": "memory", "num_workers": n}))
@@ -653,20 +534,15 @@ def batch(size_of: int, scale: int = 1) -> Change:
 
 CLEAN: dict[str, Callable[[Path], Path]] = {
     "identical work, a fiftieth apart": lambda root: measured(root, 91, equals(1.02)),
-    "strong, four sizes": lambda root: measured(root, 101),
-    "weak, four sizes": lambda root: measured(root, 102, (WEAK,)),
     "strong and weak": lambda root: measured(root, 103, (Case(), WEAK)),
-    "one size": lambda root: measured(root, 104, sizes=(1,)),
     "one size that is not one": lambda root: measured(root, 105, sizes=(4,)),
     "two sizes": lambda root: measured(root, 106, sizes=(1, 2)),
-    "three sizes": lambda root: measured(root, 107, sizes=(1, 2, 4)),
     "a factor of two at most": lambda root: measured(
         root, 108, (Case(changes=batch(504)),), sizes=(1, 2, 3, 4, 6, 8, 12, 24)
     ),
     "504 on 12": lambda root: measured(
         root, 109, (Case("strong[504]", changes=batch(504)),), sizes=(1, 2, 4, 6, 12)
     ),
-    "five sizes, 3 % noise": lambda root: measured(root, 110, sizes=(1, 2, 4, 8, 16), sd=0.03),
     "noise of 3 % and five launches": lambda root: measured(
         root, 111, (WEAK,), launches=lambda size: 5, sd=0.03
     ),
@@ -677,7 +553,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "tokens": lambda root: measured(root, 113, (Case(changes=batch(64, scale=512)),)),
     "loaders": lambda root: measured(root, 114, LOADERS, sizes=(1, 2)),
     "collectives": lambda root: measured(root, 115, COLLECTIVES, sizes=(2, 4, 8)),
-    "settings": lambda root: measured(root, 116, SETTINGS, sizes=(4,)),
     "precisions that are what they say": lambda root: measured(
         root, 117, precisions("fp32", "bf16", checks={"precision": "bf16"})
     ),
@@ -699,9 +574,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "threads that differ where GPUs compute": lambda root: measured(
         root, 123, facts=lambda n, r: {"provenance": ranks(n, threads=8 // n)}
     ),
-    "equal CPU ranks": lambda root: measured(
-        root, 124, facts=lambda n, r: {"provenance": ranks(n, threads=2, cores=16, device="cpu")}
-    ),
     "skipped for a reason": lambda root: measured(
         root, 125, facts=always(skipped=[{"case": "precision[fp16]", "reason": "needs a GPU"}])
     ),
@@ -710,25 +582,15 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
         root, 127, (Case("weak[64]", "weak", weak, always(
             flop_per_sample=1.5e12, peak_flop_per_s=1e15)),)
     ),
-    "checks that held": lambda root: measured(
-        root, 128, (Case(changes=always(checks={"parameters_equal": True, "loss_last": 0.0})),)
-    ),
     "short steps that do not wait": lambda root: measured(
         root, 129, (Case("weak[64]", "weak", lambda n: weak(n, 0.004)),)
     ),
     "long steps that wait": lambda root: measured(
         root, 130, (Case("weak[64]", "weak", lambda n: weak(n, 0.1, added=0.08)),)
     ),
-    "a curve that flattens slowly": lambda root: measured(
-        root, 131, (Case(step_s=lambda n: strong(n, serial=0.08)),)
-    ),
     "parts of launches": in_parts,
     "nothing stored but the rounds": without_stored,
     "someone else's benchmark": others,
-    "someone else's benchmark beside ours": with_own_entry,
-    "a cited strong table": lambda root: cited(
-        root, table(TIMES, "time", "s", scaling="strong", global_batch=512)
-    ),
     "a cited weak table": lambda root: cited(
         root, table({1: 100, 2: 196, 4: 384, 8: 744}, scaling="weak", **FIXED)
     ),
@@ -737,9 +599,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     ),
     "a cited point 8 % below the line": lambda root: cited(
         root, table({1: 100, 2: 180, 4: 380, 8: 700}, scaling="weak")
-    ),
-    "cited repeats": lambda root: cited(
-        root, joined(table(RATES, scaling="strong"), table({1: 505, 4: 1860}, scaling="strong"))
     ),
     "cited tables of one study that agree": lambda root: cited(
         root,
@@ -762,9 +621,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "cited repeats a fifth apart": lambda root: cited(
         root, joined(table(RATES, scaling="strong"), table({4: 2220}, scaling="strong"))
     ),
-    "strong scaling of the same samples": lambda root: cited(
-        root, table(TIMES, "time", "s", global_batch=512, samples=50_000, **STUDY)
-    ),
     "weak scaling of samples that grow": lambda root: cited(
         root, table({1: 100, 2: 103, 4: 106}, "time", "s", scaling="weak", **FIXED,
                     samples=lambda n: 50_000 * n)
@@ -778,9 +634,6 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
     "plain tables of which nobody says which belong together": lambda root: cited(
         root, table(TIMES, "time", "s"), table(RATES),
         table({1: 12, 2: 6.5, 4: 3.5, 8: 2}, "time", "h"), table(CSCS_OF_FOUR),
-    ),
-    "plain tables of other sizes": lambda root: cited(
-        root, table({1: 12, 2: 6.5, 4: 3.5}, "time", "h"), table(CSCS_OF_FOUR)
     ),
     "a loss that falls": lambda root: measured(
         root, 140, (Case(changes=always(checks={"loss_first": 2.3, "loss_last": 2.2})),)

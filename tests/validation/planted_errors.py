@@ -320,10 +320,6 @@ WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "NCCL steered at two ranks only": ("circumstances", provenance(environment, 2)),
     "another host at two ranks": (
         "circumstances", launches(move_ranks, 2)),
-    "another CPU at two ranks": (
-        "circumstances", provenance(lambda known: known.update(cpu_model="Other CPU"), 2)),
-    "another commit at two ranks": (
-        "circumstances", provenance(lambda known: known.update(git_commit="0" * 40), 2)),
     "another day at two ranks": (
         "circumstances", facts(lambda own: own.update(started="2020-01-01T12:00:00+00:00"), 2)),
     "all repeats of two ranks in one job": (
@@ -335,31 +331,20 @@ WARNED: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 PLANTED: dict[str, Plant] = {
     "128 threads on 64 cores": Plant("oversubscription", ranks(crowded(64, 64), 2), STUDIES),
-    "four threads of one rank on two cores": Plant(
-        "oversubscription", ranks(crowded(4, 2), 1), ("strong", "weak", "bucket")),
     "a utilisation of 26": Plant("above-peak", blocks(peaked(26), 1, 2)),
-    "more than the peak in one launch": Plant("above-peak", blocks(peaked(1.3), 2, repeats=(1,))),
     "a stored throughput of eight times": Plant(
         "samples-time", blocks(times("mean_throughput_samples_per_s", 8), 1, 2)),
     "a stored throughput multiplied by the ranks": Plant(
         "doubled-world-size", blocks(times("mean_throughput_samples_per_s", 2), 2)),
-    "a stored throughput a tenth too high, once": Plant(
-        "samples-time", blocks(times("mean_throughput_samples_per_s", 1.1), 2, repeats=(2,))),
     "a mean that the rounds do not have": Plant("samples-time", launches(stats("mean", 1.02), 2)),
     "a median that the rounds do not have": Plant(
         "samples-time", launches(stats("median", 0.5), 2)),
-    "an elapsed time that the rounds do not have": Plant(
-        "samples-time", blocks(times("elapsed_s", 2), 1, repeats=(0,))),
-    "samples of strong scaling counted per rank": Plant(
-        "doubled-world-size", blocks(counted_per_rank, 2)),
     "samples of weak scaling counted per rank": Plant(
         "doubled-world-size", blocks(counted_per_rank, 2, study="weak"), ("weak",)),
     "parameters that differ": Plant("wrong-result", blocks(check_of("parameters_equal", False), 2)),
     "a loss that rises": Plant("wrong-result", blocks(rises, 2, repeats=(0,))),
     "a loss that is no number": Plant(
         "wrong-result", blocks(check_of("loss_last", float("nan")), 2)),
-    "a loss that rises at the baseline": Plant("wrong-result", blocks(rises, 1, study="weak"),
-                                               ("weak",)),
     "a copied launch": Plant("duplicate", copy_rounds, STUDIES),
     "a launch that was stopped": Plant(
         "unfinished-launch", facts(times("complete", 0), 2, repeats=(1,)), STUDIES),
@@ -370,12 +355,9 @@ PLANTED: dict[str, Plant] = {
     "a case of which nothing is there": Plant("missing-case", launches(drop_case, 2, repeats=(2,))),
     "a launch that was removed": Plant("missing-case", remove_launch, STUDIES),
     "bf16 asked for and fp32 computed": Plant("precision-fell-back", blocks(ask("bf16"), 1, 2)),
-    "another precision found by the check": Plant(
-        "precision-fell-back", blocks(check_of("precision", "bf16"), 2)),
     "a step that became shorter than its part": Plant(
         "alone-longer", scaled(0.02, 2, (0, 1, 2))),
     "milliseconds for seconds in one launch": Plant("unit", scaled(1000.0, 2, (1,))),
-    "milliseconds for seconds at two ranks": Plant("unit", scaled(1000.0, 2, (0, 1, 2))),
     "the rounds of rank 0 only": Plant("ranks-missing", launches(only_rank_0, 2)),
     "a case that says it ran on another world size": Plant(
         "launch-disagrees", launches(claim_two_ranks, 1, repeats=(0,))),
@@ -390,8 +372,6 @@ PLANTED: dict[str, Plant] = {
     # What may not be pooled with the rest.
     "another driver in one launch": Plant(
         "mixed-provenance", provenance(give(driver="560"), 2, repeats=(1,)), STUDIES),
-    "another image at two ranks": Plant(
-        "mixed-provenance", provenance(give(image_sha256="cd34"), 2), STUDIES),
     "another torch in one launch of the baseline": Plant(
         "mixed-provenance", provenance(give(torch="2.6.0"), 1, repeats=(0,)),
         ("strong", "weak", "bucket")),

@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lockstep.report.check import cases, entries, identical, launches, published, wording, work
-from lockstep.report.check import ladders as ladder
-from lockstep.report.check import points as sizes
+from lockstep.report.check import wording
 from lockstep.report.check.evidence import Evidence, Hit
+from lockstep.report.check.rules import (
+    cases,
+    entries,
+    identical,
+    ladders,
+    launches,
+    points,
+    published,
+    work,
+)
 from lockstep.report.load.results import Results, Row
 
 Level = Literal["error", "warning", "note"]
@@ -154,24 +162,24 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "super-linear", "warning",
         "more than each rank can do alone: a slow baseline, a cache, or other work",
         "measure the baseline again beside this size, and say which of them it is",
-        ladder.super_linear,
+        ladders.super_linear,
     ),
     (
         "ladder-gap", "warning", "where the curve bends between them is not known",
-        "measure the sizes between, doubling at most", ladder.ladder_gap,
+        "measure the sizes between, doubling at most", ladders.ladder_gap,
     ),
     (
         "no-baseline", "warning", "losses below it are hidden from every ratio",
-        "measure one rank, or name the baseline beside each ratio", ladder.no_baseline,
+        "measure one rank, or name the baseline beside each ratio", ladders.no_baseline,
     ),
     (
         "break", "warning", "one curve through all points would describe neither side of it",
         "look for its cause there: a node's edge, a slow link, a shared file system",
-        ladder.broken_curve,
+        ladders.broken_curve,
     ),
     (
         "outlier", "warning", "scaling curves bend downward, so this point was held up",
-        "measure it again, in new launches, before any curve is drawn through it", ladder.outlier,
+        "measure it again, in new launches, before any curve is drawn through it", ladders.outlier,
     ),
     (
         "mixed-provenance", "error", "a difference between them is not one of world size",
@@ -218,15 +226,15 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "repeat-holes", "warning", "were the best launches kept?",
-        "keep every launch, or say which were left out and why", sizes.repeat_holes,
+        "keep every launch, or say which were left out and why", points.repeat_holes,
     ),
     (
         "shared-job", "warning", "what its nodes add is in all of them, and in no interval",
-        "send each repeat in a job of its own: share_job = false", sizes.shared_job,
+        "send each repeat in a job of its own: share_job = false", points.shared_job,
     ),
     (
         "uneven-rounds", "warning", "were rounds left out?",
-        "measure every launch with the same --rounds", sizes.uneven_rounds,
+        "measure every launch with the same --rounds", points.uneven_rounds,
     ),
     (
         "cold-start", "warning", "the mean and the cost hold what happens once",
@@ -240,7 +248,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "circumstances", "warning", "it may be the cause of a difference between world sizes",
         "measure all sizes in turn, on the same hosts, with one commit and environment",
-        sizes.circumstances,
+        points.circumstances,
     ),
     (
         "too-few-steps", "warning", "one late step changes the result",

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.report.check.evidence import Hit
 from lockstep.report.words.lines import plain
 from lockstep.vocabulary.flags import threads_at_sizes
 from lockstep.vocabulary.formats import counted, number, percent, ratio
+
+if TYPE_CHECKING:
+    from lockstep.report.predict.models import Break
 
 MILLI = 1e3
 _SPECS: dict[str, Callable[[Any], str]] = {
@@ -63,7 +66,11 @@ FACTS = {
     "efficiency-alone": "efficiency is {efficiency:percent}, without an interval",
     "gap": "no size between {small} and {large} was measured",
     "baseline": "the smallest size is {size}, so efficiency there is 1 by definition",
-    "curve": "{what}",
+    "falls": "throughput falls by {change:percent} from that at {below}",
+    "saturation": "saturation: {factor:g} times the ranks give {growth:ratio} times the throughput "
+    "at {below}",
+    "cliff": "cliff: each rank does {loss:percent} less than at {below}",
+    "node-boundary": "node boundary: each rank does {loss:percent} less than at {below}",
     "odd-point": "{loss:percent} below the line through {left} and {right}",
     "crowded": "{threads} threads of ranks share {cores:core}",
     "unequal-threads": "{threads:threads}",
@@ -125,6 +132,11 @@ def fact(hit: Hit) -> str:
     if hit.kind == "fixed":
         return plain(_fixed(hit.values))
     return fill(FACTS[hit.kind], hit.values)
+
+
+def of_break(one: "Break") -> str:
+    """Return how a curve breaks, in a sentence."""
+    return fill(FACTS[one.kind], one.values)
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

@@ -20,10 +20,11 @@ from functools import lru_cache
 from statistics import fmean, median, variance
 
 CONFIDENCE = 0.95
-# Of the pull of a family's variance, which is never worth more than a point's own launches
-# (`_drawn`). Where one point of eight is noisy, at two launches a difference is claimed in 20 % of
-# families without that limit, in 2 % with it; where three of four are, at five launches, the whole
-# pull claims one in 5.4 %, this in 3.9 % (`make statistics`).
+# A heuristic: the weight of Smyth's pull towards a family's variance, which is in addition never
+# worth more than a point's own launches (`_drawn`). Tuned by `tests/validation/figures_compare.py`:
+# where one point of eight is noisy, Smyth's whole pull claims a difference in up to 25 % of equal
+# families, this in 3.8 %. Plain Welch claims none too many either, but finds one slow point of
+# eight in 52 % of families, this in 71 %.
 TRUST = 0.4
 # Logarithms that vary by less are equal but for the last digits of the arithmetic.
 ROUNDING = 1e-12

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from lockstep.report.check.ladders import WIDEST_STEP
+from lockstep.report.check.rules.ladders import WIDEST_STEP
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import OTHER, Results

@@ -71,8 +71,8 @@ class Ladder:
         return (1 if self.value_work == "global" else at) / rate * self.value_scale
 
     @cached_property
-    def breaks(self) -> list[tuple[int, str]]:
-        """Where the curve breaks, and how."""
+    def breaks(self) -> list[models.Break]:
+        """Where the curve breaks."""
         return models.breaks(self.sizes, self.repeats, self.nodes)
 
     @property

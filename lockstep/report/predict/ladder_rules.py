@@ -21,7 +21,7 @@ import numpy as np
 
 from lockstep.report.predict.models import non_negative
 
-Rule = Callable[[Sequence[int], Sequence[float], float], float]
+Continuation = Callable[[Sequence[int], Sequence[float], float], float]
 # Fewer sizes have no slope.
 LEAST_KNOWN = 2
 # Logarithms of ratios are kept within it, so that squares of ratios are numbers.
@@ -69,7 +69,7 @@ def _along(slope: float, sizes: Sequence[int], rates: Sequence[float], at: float
     return rates[-1] * math.exp(max(-WIDEST_LOG, slope * math.log(at / sizes[-1])))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Continuation] = {
     "level": level, "halfway": halfway, "falling": falling, "amdahl": amdahl,
 }  # fmt: skip
 BETWEEN = "between"

@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, median_rate, t_quantile, welch
-from lockstep.vocabulary.formats import percent
 
 Array = NDArray[np.float64]
 # A column of a fit that adds less than this share to the others was not found.
@@ -220,14 +220,42 @@ def growth_interval(above: Sequence[float], below: Sequence[float], tests: int) 
     return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None
 
 
+@dataclass(frozen=True)
+class Break:
+    """A size at which a curve breaks; `lockstep.report.check.wording` has the sentence of its kind.
+
+    Attributes:
+        kind: "falls", "saturation", "cliff", or "node-boundary" where the ranks leave their node.
+        world_size: Where.
+        below: The size before it.
+        growth: Throughput over that at the size before.
+        factor: Ranks over those at the size before.
+    """
+
+    kind: Literal["falls", "saturation", "cliff", "node-boundary"]
+    world_size: int
+    below: int
+    growth: float
+    factor: float
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers of its sentence."""
+        change, loss = abs(self.growth - 1), 1 - self.growth / self.factor
+        return {
+            "below": self.below, "growth": self.growth, "factor": self.factor,
+            "change": change, "loss": loss,
+        }  # fmt: skip
+
+
 def breaks(
     sizes: Sequence[int], repeats: Sequence[Sequence[float]], nodes: Sequence[int] | None = None
-) -> list[tuple[int, str]]:
-    """Return where a curve breaks though noise be taken to its end: (size, what happens there).
+) -> list[Break]:
+    """Return where a curve breaks even if the launches' noise made it look so.
 
-    Told are a throughput that falls; one that saturates, gaining under a quarter of what the added
-    ranks could; and a cliff, where a doubling loses over 13 % per rank and three times what
-    it usually does, named a node boundary where the ranks first leave their node.
+    A throughput may fall; it may saturate, gaining under a quarter of what the added ranks could;
+    or it may drop by a cliff, where a doubling loses over 13 % per rank and three times what it
+    usually does.
 
     Args:
         sizes: World sizes, rising.
@@ -238,22 +266,19 @@ def breaks(
     losses = _losses(sizes, rates)
     found = []
     for i in range(1, len(sizes)):
-        growth, factor = rates[i] / rates[i - 1], sizes[i] / sizes[i - 1]
+        factor = sizes[i] / sizes[i - 1]
         most = _most_growth(repeats[i], repeats[i - 1], len(sizes) - 1)
-        at_boundary = nodes is not None and nodes[i - 1] == 1 < nodes[i]
-        changed = f"{percent(abs(growth - 1))} % from that at {sizes[i - 1]}"
+        leaves_node = nodes is not None and nodes[i - 1] == 1 < nodes[i]
+        kind: Literal["falls", "saturation", "cliff", "node-boundary"]
         if most < 1:
-            what = f"throughput falls by {changed}"
+            kind = "falls"
         elif (most - 1) / (factor - 1) < SATURATED_GAIN:
-            what = f"saturation: {factor:g} times the ranks give {growth:.2f} times the throughput "
-            what += f"at {sizes[i - 1]}"
+            kind = "saturation"
         elif _is_cliff(_loss(math.log(most), factor), losses[: i - 1] + losses[i:]):
-            less = percent(1 - growth / factor)
-            what = f"{'node boundary' if at_boundary else 'cliff'}: each rank does {less} % less "
-            what += f"than at {sizes[i - 1]}"
+            kind = "node-boundary" if leaves_node else "cliff"
         else:
             continue
-        found.append((sizes[i], what))
+        found.append(Break(kind, sizes[i], sizes[i - 1], rates[i] / rates[i - 1], factor))
     return found
 
 

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from lockstep.report.check.wording import of_break
 from lockstep.report.compute.scaling import WIDEST, Series
 from lockstep.report.compute.statistics import t_quantile
 from lockstep.report.load.results import Results
@@ -165,7 +166,7 @@ def used_from(ladder: Ladder) -> int:
     """Return the index of the first size used: the last break, if a slope can be had from there."""
     if not ladder.breaks:
         return 0
-    index = ladder.sizes.index(ladder.breaks[-1][0])
+    index = ladder.sizes.index(ladder.breaks[-1].world_size)
     return index if len(ladder.sizes) - index >= LEAST_KNOWN else 0
 
 
@@ -201,10 +202,10 @@ def _found_by_check(ladder: Ladder, at: int) -> Refusal | None:
 
 def _broken(ladder: Ladder, at: int) -> Refusal | None:
     """Return why no curve leads to a size: a break just below it."""
-    for size, what in ladder.breaks:
-        before = ladder.sizes[ladder.sizes.index(size) - 1]
-        if before < at < size or size == ladder.sizes[-1] < at:
-            return Refusal("break", at, (size,), (at,), fact=what)
+    for one in ladder.breaks:
+        size = one.world_size
+        if one.below < at < size or size == ladder.sizes[-1] < at:
+            return Refusal("break", at, (size,), (at,), fact=of_break(one))
     return None
 
 

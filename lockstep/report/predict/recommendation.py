@@ -24,7 +24,7 @@ WORTHWHILE = 0.7
 
 
 @dataclass(frozen=True)
-class Rule:
+class Criterion:
     """What a size must meet: the kind, and its limit as a fraction, seconds or device-hours."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Recommendation:
     why: str
 
 
-def parse(text: str) -> Rule:
+def parse(text: str) -> Criterion:
     """Read a rule as it is typed.
 
     Raises:
@@ -59,13 +59,13 @@ def parse(text: str) -> Rule:
     """
     kind, _, limit = text.partition("=")
     if text == "fastest":
-        return Rule("fastest")
+        return Criterion("fastest")
     if kind == "efficiency":
-        return Rule("efficiency", _fraction(limit, text))
+        return Criterion("efficiency", _fraction(limit, text))
     if kind == "deadline":
-        return Rule("deadline", _seconds(limit, text))
+        return Criterion("deadline", _seconds(limit, text))
     if kind == "budget":
-        return Rule("budget", _positive(limit, text))
+        return Criterion("budget", _positive(limit, text))
     raise ValueError(f"--rule {text} is no rule; give {RULES}")
 
 
@@ -93,33 +93,33 @@ def _seconds(limit: str, text: str) -> float:
     return _positive(limit if seconds is None else str(seconds), text)
 
 
-def recommend(series: Series, rule: Rule, samples: float | None = None) -> Recommendation:
+def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> Recommendation:
     """Return the size that a rule asks for.
 
     Args:
         series: The measured sizes.
-        rule: What to meet.
+        criterion: What to meet.
         samples: Samples of the whole run, where a throughput and no run was measured.
 
     Raises:
         ValueError: A deadline or budget is asked for, and the run's length is not known.
     """
-    if rule.limit is None:
+    if criterion.limit is None:
         best = max(series.points, key=lambda p: (p.rate, -p.world_size))
-        return Recommendation(rule.text, best.world_size, _speedup(best))
-    if rule.kind == "efficiency":
-        return _efficient(series, rule, rule.limit)
+        return Recommendation(criterion.text, best.world_size, _speedup(best))
+    if criterion.kind == "efficiency":
+        return _efficient(series, criterion, criterion.limit)
     times = _run_times_s(series, samples)
-    if rule.kind == "deadline":
-        return _in_time(times, rule, rule.limit)
-    return _in_budget(times, rule, rule.limit)
+    if criterion.kind == "deadline":
+        return _in_time(times, criterion, criterion.limit)
+    return _in_budget(times, criterion, criterion.limit)
 
 
-def _efficient(series: Series, rule: Rule, least: float) -> Recommendation:
+def _efficient(series: Series, criterion: Criterion, least: float) -> Recommendation:
     # The baseline's efficiency is 1 by definition, so that one is always good.
     last = [p for p in series.points if p.parallel_efficiency >= least][-1]
     return Recommendation(
-        rule.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
+        criterion.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
     )
 
 
@@ -158,22 +158,24 @@ def _run_times_s(series: Series, samples: float | None) -> dict[int, float]:
     return times
 
 
-def _in_time(times: dict[int, float], rule: Rule, limit_s: float) -> Recommendation:
+def _in_time(times: dict[int, float], criterion: Criterion, limit_s: float) -> Recommendation:
     good = sorted(size for size, time_s in times.items() if time_s <= limit_s)
     if not good:
-        return Recommendation(rule.text, None, f"the fastest takes {in_words(min(times.values()))}")
-    return Recommendation(rule.text, good[0], f"takes {in_words(times[good[0]])}")
+        return Recommendation(
+            criterion.text, None, f"the fastest takes {in_words(min(times.values()))}"
+        )
+    return Recommendation(criterion.text, good[0], f"takes {in_words(times[good[0]])}")
 
 
-def _in_budget(times: dict[int, float], rule: Rule, limit: float) -> Recommendation:
+def _in_budget(times: dict[int, float], criterion: Criterion, limit: float) -> Recommendation:
     hours = {size: size * time_s / SECONDS_PER_HOUR for size, time_s in times.items()}
     good = [size for size in times if hours[size] <= limit]
     if not good:
         least = trimmed(min(hours.values()))
-        return Recommendation(rule.text, None, f"the cheapest costs {least} device-hours")
+        return Recommendation(criterion.text, None, f"the cheapest costs {least} device-hours")
     best = min(good, key=lambda size: (times[size], size))
     why = f"{trimmed(hours[best])} device-hours, {in_words(times[best])}"
-    return Recommendation(rule.text, best, why)
+    return Recommendation(criterion.text, best, why)
 
 
 def diminishing(series: Series) -> str | None:

@@ -65,11 +65,12 @@ def broken_curve(evidence: Evidence) -> Iterator[Hit]:
         nodes = [point.rows[0].num_nodes or 0 for point in one.points]
         repeats = [point.rates for point in one.points]
         odd = {point.world_size for _, point, _ in _dips(one)}
-        for size, what in breaks(sizes, repeats, nodes if all(nodes) else None):
-            index = sizes.index(size)
-            # Where launches disagree, nobody knows which of them the curve goes through.
-            if size not in odd and not any(map(are_apart, one.points[index - 1 : index + 1])):
-                yield hit("curve", one, size, what=what)
+        for found in breaks(sizes, repeats, nodes if all(nodes) else None):
+            index = sizes.index(found.world_size)
+            # Where launches disagree, it is unknown which of them the curve goes through.
+            apart = any(map(are_apart, one.points[index - 1 : index + 1]))
+            if found.world_size not in odd and not apart:
+                yield hit(found.kind, one, found.world_size, **found.values)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:
