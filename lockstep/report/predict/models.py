@@ -44,11 +44,6 @@ class Fit:
     errors: Mapping[str, float | None]
     freedom: int
 
-    @property
-    def unidentifiable(self) -> list[str]:
-        """Coefficients at their bound of zero."""
-        return [name for name, value in self.coefficients.items() if value == 0]
-
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float] | None:
         """Return a coefficient's Student t interval, or None where it has no standard error."""
         error = self.errors[name]
@@ -144,30 +139,13 @@ def _standard_errors(jacobian: Array, residuals: Array) -> list[float | None]:
     return errors
 
 
-@dataclass(frozen=True)
-class Scalability:
-    """What the Universal Scalability Law derives; None where a coefficient was not found.
+def peak_size(fitted: Fit) -> float | None:
+    """Return where the throughput is largest, sqrt((1 - alpha) / beta); None without a beta.
 
-    Attributes:
-        peak_size: Where the throughput is largest: sqrt((1 - alpha) / beta).
-        limit: Throughput that contention alone allows: gamma / alpha.
-        optimum_size: Where the ideal line meets that limit: 1 / alpha.
+    Gunther 2007, chapter 4.
     """
-
-    peak_size: float | None
-    limit: float | None
-    optimum_size: float | None
-
-
-def scalability(fitted: Fit) -> Scalability:
-    """Return peak, limit and optimum of a USL fit (Gunther 2007, chapter 4).
-
-    Without a beta there is no peak, and without an alpha no limit.
-    """
-    alpha, beta, gamma = (fitted.coefficients[name] for name in ("alpha", "beta", "gamma"))
-    peak = math.sqrt(max(0.0, 1 - alpha) / beta) if beta > 0 else None
-    limit = gamma / alpha if alpha > 0 else None
-    return Scalability(peak, limit, 1 / alpha if alpha > 0 else None)
+    alpha, beta = fitted.coefficients["alpha"], fitted.coefficients["beta"]
+    return math.sqrt(max(0.0, 1 - alpha) / beta) if beta > 0 else None
 
 
 def karp_flatt(speedup: float, factor: float) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.report.check.wording import of_break
 from lockstep.report.compute.scaling import Series
 from lockstep.report.predict.known import Ladder
-from lockstep.report.predict.models import fit_usl, karp_flatt, marginal_efficiencies, scalability
+from lockstep.report.predict.models import fit_usl, karp_flatt, marginal_efficiencies, peak_size
 from lockstep.report.predict.prediction import Candidate, predict
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.predict.unpredictable import FARTHEST, LEAST_SIZES
@@ -66,4 +66,4 @@ def peak(ladder: Ladder) -> float | None:
         return None
     usl = fit_usl(ladder.sizes, ladder.rates)
     interval = usl.interval("beta")
-    return scalability(usl).peak_size if interval and interval[0] > 0 else None
+    return peak_size(usl) if interval and interval[0] > 0 else None

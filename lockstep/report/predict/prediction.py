@@ -16,7 +16,8 @@ smallest, and 1 between sizes; k is Student's t with three degrees of freedom ti
 the largest size the end towards more throughput is cut at linear scaling from there, or, where a
 rank did more at a larger size than at the one before, at the steepest doubling measured.
 
-The errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
+The choice of rules and the form of the interval are a heuristic, not a statistical model. The
+errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
 figures that NUMBERS.md states, from the ladders of all sources but the one predicted
 (`make statistics` prints both).
 """
@@ -121,11 +122,11 @@ def candidates(ladder: Ladder, learned: Learned = LEARNED) -> list[Candidate]:
 
 
 def _candidate(name: str, ladder: Ladder, learned: Learned) -> Candidate:
-    held_out = _held_out(name, ladder)
+    held_out = errors_at_sizes(name, ladder)
     return Candidate(name, held_out, _error(held_out.values(), learned.errors[name]))
 
 
-def _held_out(name: str, ladder: Ladder) -> dict[int, float]:
+def errors_at_sizes(name: str, ladder: Ladder) -> dict[int, float]:
     """Return a rule's error at each size, predicted from those below it."""
     sizes, rates = ladder.sizes, ladder.rates
     found = {}
@@ -141,7 +142,7 @@ def _distance(doublings: float) -> float:
     return (1 + doublings) / 2
 
 
-def _inner(ladder: Ladder) -> list[float]:
+def inner_errors(ladder: Ladder) -> list[float]:
     """Return |log(predicted / measured)| of each inner size, from the sizes on either side."""
     found = []
     for index in range(1, len(ladder.sizes) - 1):
@@ -149,12 +150,6 @@ def _inner(ladder: Ladder) -> list[float]:
         rate = rules.between(ladder.sizes[sides], ladder.rates[sides], ladder.sizes[index])
         found.append(abs(math.log(rate) - math.log(ladder.rates[index])))
     return found
-
-
-def own_errors(ladder: Ladder) -> dict[str, list[float]]:
-    """Return how each rule, `between` among them, erred on the ladder's own sizes."""
-    found = {name: list(_held_out(name, ladder).values()) for name in RULES}
-    return {**found, BETWEEN: _inner(ladder)}
 
 
 def _error(own: Collection[float], elsewhere: float) -> float:
@@ -258,7 +253,7 @@ def _continued(ladder: Ladder, at: int, learned: Learned) -> tuple[str, float, f
     if at < sizes[0]:
         error = _candidate("level", ladder, learned).error
         return "level", error, rules.level(sizes[:1], rates[:1], at)
-    error = _error(_inner(ladder), learned.errors[BETWEEN])
+    error = _error(inner_errors(ladder), learned.errors[BETWEEN])
     return BETWEEN, error, rules.between(sizes, rates, at)
 
 
