@@ -42,7 +42,7 @@ class Case(NamedTuple):
     @property
     def is_broken(self) -> bool:
         """Whether the known sizes end in a break, so that `predict` refuses."""
-        return bool(self.known.breaks) and self.known.breaks[-1][0] == self.known.sizes[-1]
+        return bool(self.known.breaks) and self.known.breaks[-1].world_size == self.known.sizes[-1]
 
     def foretold(self, learned: Learned, share: float = LEVEL) -> Prediction:
         return prediction.foretell(self.known, self.held_out, share, learned)
