@@ -161,7 +161,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     (
         "super-linear", "warning",
         "more than each rank can do alone: a slow baseline, a cache, or other work",
-        "measure the baseline again beside this size, and say which of them it is",
+        "measure the baseline again with this size, and say which of them it is",
         ladders.super_linear,
     ),
     (
@@ -170,7 +170,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "no-baseline", "warning", "losses below it are hidden from every ratio",
-        "measure one rank, or name the baseline beside each ratio", ladders.no_baseline,
+        "measure one rank, or name the baseline next to each ratio", ladders.no_baseline,
     ),
     (
         "break", "warning", "one curve through all points would describe neither side of it",
@@ -296,7 +296,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         "remove the cause and measure the point again", cases.flagged,
     ),
     (
-        "not-measured", "error", "what is hoped for must not stand among what was measured",
+        "not-measured", "error", "what is hoped for must not be mixed with what was measured",
         "keep targets in a file of their own, and measure", cases.not_measured,
     ),
 )  # fmt: skip

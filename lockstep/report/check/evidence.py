@@ -100,7 +100,7 @@ def hit(kind: str, series: Series, *sizes: int, launches: Sequence[str] = (), **
     return Hit(kind, values, (series.case,), sizes, tuple(launches), is_table)
 
 
-def differing(conflict: Conflict) -> Hit:
+def difference(conflict: Conflict) -> Hit:
     """Return what a conflict says of its fact."""
     usual, value = conflict.values
     values = {"fact": conflict.fact, "value": value, "usual": usual, "launch": conflict.usual}

@@ -1,4 +1,5 @@
 """Two sets of results, point by point: `lockstep compare`.
 
-`comparison` matches the points and judges them, `circumstances` says what else differs.
+`pairing` matches the points, `judging` has the rule, `circumstances` finds what else differs,
+`comparison` puts them together, and `compare_wording` has the text.
 """

@@ -52,7 +52,7 @@ class Reference(BaseModel):
     system: str = Field(
         default="*",
         description="host, partition or device that it holds for, or a table's column system; "
-        "* and ? stand for any characters",
+        "* and ? match any characters",
     )
     value: Positive = Field(description="what is expected")
     unit: str = Field(

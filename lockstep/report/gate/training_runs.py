@@ -10,7 +10,7 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.load.sources import CAMPAIGN, IMPORTED, LAUNCHES, read_json
 
 SUMMARY = "summary.json"
-# What makes two runs repeats of one another, beside their ranks: all that changes what is learned.
+# What two runs must agree in to be repeats, in addition to their ranks: what changes the learning.
 FACTORS = (
     "data", "num_synthetic", "precision", "epochs", "local_batch", "global_batch", "lr", "lr_scale",
     "base_batch", "momentum", "weight_decay", "scheduler", "accumulation", "augment", "max_steps",

@@ -59,7 +59,7 @@ def predict(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Predict a world size nobody measured, or say which measured one to take.
+    """Predict a world size that was not measured, or recommend one that was.
 
     DIR is what `lockstep report` reads: a campaign folder, pytest-benchmark files, or a folder
     that `lockstep import` wrote. With --at, one size is predicted with its interval; without it,

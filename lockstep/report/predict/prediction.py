@@ -1,4 +1,4 @@
-"""Predictions of sizes nobody measured: one value, an interval, the rule, or a refusal.
+"""Predictions of sizes that were not measured: a value, an interval and the rule, or a refusal.
 
 A larger size is predicted by one of the `ladder_rules`. Each rule is first tried
 on the ladder itself: the third size is predicted from the first two, the fourth from the first

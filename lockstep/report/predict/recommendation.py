@@ -1,6 +1,6 @@
 """Which world size to take, under a rule, and whether to go on to a larger one.
 
-Only measured sizes (or the rows of an imported table) are recommended: what nobody measured is
+Only measured sizes (or the rows of an imported table) are recommended: another size is
 predicted with an interval, and taken after it was measured.
 """
 

@@ -81,7 +81,7 @@ def cold_start(evidence: Evidence) -> Iterator[Hit]:
 
 
 def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
-    """Rounds of two launches stand in one proportion: the one is the other, multiplied."""
+    """The rounds of two launches are in one proportion: one launch is the other, multiplied."""
     shapes: dict[tuple[object, ...], list[Entry]] = {}
     for entry in evidence.entries:
         rounds = _rounds(entry)

@@ -10,7 +10,7 @@ from lockstep.report.compute.statistics import Interval
 from lockstep.report.predict.models import TOLERANCE, breaks, growth_interval
 from lockstep.vocabulary.formats import percent_span
 
-# Between neighbouring sizes; beyond it a curve is drawn through what nobody measured.
+# Between neighbouring sizes; beyond it a curve is drawn through sizes that were not measured.
 WIDEST_STEP = 2.0
 # By so much a point may lie below the line through its neighbours: a curve that bends downward,
 # as scaling curves do, lies above it.
@@ -89,7 +89,7 @@ def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
     points = series.points
     for left, point, right in zip(points, points[1:], points[2:], strict=False):
         low = point.rate < (1 - OUTLIER) * _between(left, right, point.world_size)
-        # Below all before it, or with all after it as low, stands a break and no odd point.
+        # A point below all before it, or with all after it as low, is a break and no odd point.
         grown = right.rate / point.rate / (right.world_size / point.world_size)
         recovers = point.rate > left.rate and grown > 1 + TOLERANCE
         if low and recovers and not any(map(are_apart, (left, point, right))):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, differing, hit
+from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit
 from lockstep.report.compute.scaling import Point
 from lockstep.report.load import gaps
 from lockstep.report.load.conflicts import BATCHES
@@ -22,14 +22,14 @@ def mixed_provenance(evidence: Evidence) -> Iterator[Hit]:
     """Launches differ in torch, CUDA, NCCL, driver, image or device."""
     for conflict in evidence.results.conflicts:
         if conflict.case is None and conflict.fact != COPY:
-            yield differing(conflict)
+            yield difference(conflict)
 
 
 def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
     """One case name means another workload, precision or scaling in other launches."""
     for conflict in evidence.results.conflicts:
         if conflict.case is not None and conflict.fact not in BATCHES:
-            yield differing(conflict)
+            yield difference(conflict)
 
 
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:

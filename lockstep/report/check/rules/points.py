@@ -1,4 +1,4 @@
-"""Rules about what differs between the world sizes of a study beside the number of ranks."""
+"""Rules about what differs between the world sizes of a study apart from the number of ranks."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Rules about a published table alone: its own ratios, and lines that stand there twice."""
+"""Rules about a published table alone: its own ratios, and lines that occur twice."""
 
 from collections.abc import Iterator, Mapping
 
@@ -55,7 +55,7 @@ def _held_against(
 
 
 def line_twice(evidence: Evidence) -> Iterator[Hit]:
-    """A line of a table stands there twice, equal to a digit that no repeat would be."""
+    """A line of a table occurs twice, equal to a digit that no repeat would be."""
     for one in evidence.series:
         if one.row.origin == "measured":
             continue

@@ -5,7 +5,7 @@ from itertools import permutations
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, differing, hit
+from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
 from lockstep.vocabulary import metrics
@@ -24,7 +24,7 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
     """The batch that strong or weak scaling fixes is another at another size or repeat."""
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
-            yield differing(conflict)
+            yield difference(conflict)
     for one in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
         kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []
@@ -125,10 +125,10 @@ def samples_time(evidence: Evidence) -> Iterator[Hit]:
             if not _is_one(found):
                 yield _stored(entry, "stored-statistic", statistic=statistic, factor=found)
     for one in evidence.ladders:
-        yield from _parted(one)
+        yield from _grows_unlike_speedup(one)
 
 
-def _parted(series: Series) -> Iterator[Hit]:
+def _grows_unlike_speedup(series: Series) -> Iterator[Hit]:
     """Yield a table of times whose throughput grows otherwise than its speed-up does."""
     points = [p for p in series.points if p.time_s and p.throughput_samples_per_s]
     base = series.base.throughput_samples_per_s
@@ -232,7 +232,7 @@ def _twins(evidence: Evidence) -> Iterator[Twin]:
     """Yield tables of time and of throughput of one study, with what their product says.
 
     The product is the samples: over those of the time's own table where it knows them, else over
-    those at the smallest size. Beside it stands how far the size has grown.
+    those at the smallest size. The second number is how far the size has grown.
     """
     cited = [one for one in evidence.ladders if one.row.origin != "measured"]
     pairs = [pair for pair in permutations(cited, 2) if _may_be_twins(evidence, *pair)]
