@@ -227,11 +227,6 @@ def test_what_launches_cannot_show(tmp_path, launches, least, kind):
     assert kinds(*judged(results, strong_efficiency={"2": least})) == [("not-shown", kind)]
 
 
-def test_a_baseline_without_repeat_leaves_no_interval(tmp_path):
-    results = load([strong_tree(tmp_path, {1: (0.1,), 2: (0.05, 0.051)})])
-    assert kinds(*judged(results, strong_efficiency={"2": 0.9})) == [("not-shown", "no-repeat")]
-
-
 def test_a_value_is_the_reports_and_its_interval_judges(tmp_path):
     # Of five launches of two ranks two are twice as slow: the median is 94.8 %, the geometric mean
     # 94.8 / 4^(1/5) = 71.8 %, which the interval is of.
@@ -250,13 +245,6 @@ def test_a_value_is_the_reports_and_its_interval_judges(tmp_path):
         assert one.value == pytest.approx(value)
         centre = value * (mean / 0.948 if unit == "images/s" else 0.948 / mean)
         assert one.low * one.high == pytest.approx(centre**2)
-
-
-def test_two_gpus_slower_than_one_miss_the_target(tmp_path):
-    # 4507 images/s on one GPU, 2505 on two: 27.8 %.
-    results = imported_files(tmp_path, DATA / "epochs_2644.csv", DATA / "epochs_2649.csv")
-    (one,) = judged(results, parallel_efficiency={"2": 0.7})
-    assert (one.verdict, one.value) == ("missed", pytest.approx(0.278, abs=0.0005))
 
 
 def test_a_published_ladder_meets_and_misses_its_targets(tmp_path):
@@ -415,12 +403,6 @@ def test_a_share_is_the_mean_of_the_launches_and_its_interval_ends_within_0_and_
     assert one.value == pytest.approx((0.1 - 0.03 + 0.02) / 3)
     # Standard deviation 0.0656, t of 2 degrees of freedom 4.3027: from -0.13, which no share is.
     assert (one.low, one.high) == (0.0, pytest.approx(0.193, abs=5e-4))
-
-
-def test_a_quantity_that_one_launch_lacks_is_no_value_of_the_point(tmp_path):
-    detailed(tmp_path, mfu=0.6)
-    write(tmp_path, document("w-r9", 2, {"case": record(world_size=2)}))
-    assert kinds(*judged(load([tmp_path]), mfu=0.5)) == [("not-shown", "no-quantity")]
 
 
 def test_a_column_of_a_table_is_a_quantity(tmp_path):
