@@ -17,17 +17,17 @@ OTHER_RULES = {"unequal-threads", "oversubscribed", "loader-oversubscribed", "lo
 
 def fell_back(evidence: Evidence) -> Iterator[Hit]:
     """A case was computed in another precision than the one asked for."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             row = point.rows[0]
             asked = row.factors.get("precision")
             flag = next((flag for flag in point.flags if flag.kind in FELL_BACK), None)
             used = row.checks.get("precision", row.precision)
             if asked not in (None, used) or used != row.precision:
                 wanted = asked or row.precision
-                yield hit("other-precision", one, point.world_size, asked=wanted, used=used)
+                yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
             elif flag:
-                yield hit("flag", one, point.world_size, flag=str(flag))
+                yield hit("flag", series, point.world_size, flag=str(flag))
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
@@ -41,20 +41,20 @@ def same_buckets(evidence: Evidence) -> Iterator[Hit]:
 
 def above_peak(evidence: Evidence) -> Iterator[Hit]:
     """More floating point operations per second than the device has."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
             if found > 1:
-                yield hit("over-peak", one, point.world_size, factor=found)
+                yield hit("over-peak", series, point.world_size, factor=found)
 
 
 def wrong_result(evidence: Evidence) -> Iterator[Hit]:
     """A check of the result, made outside the timed region, did not hold, or the loss rose."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             for row in point.rows:
                 failed = sorted(name for name, held in row.checks.items() if held is False)
-                place = (one, point.world_size)
+                place = (series, point.world_size)
                 if failed:
                     yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
                 if any(row.checks.get(name, 0.0) is None for name in LOSSES):
@@ -70,18 +70,18 @@ def _loss_rose(checks: dict[str, Any]) -> bool:
 
 def flagged(evidence: Evidence) -> Iterator[Hit]:
     """A result carries a flag that no other rule speaks of."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             for flag in point.flags:
                 if flag.kind not in OTHER_RULES | FELL_BACK:
                     names = [row.launch for row in point.rows if flag in row.flags]
-                    yield hit("flag", one, point.world_size, launches=names, flag=str(flag))
+                    yield hit("flag", series, point.world_size, launches=names, flag=str(flag))
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:
     """A table holds what was expected or aimed at."""
-    for one in evidence.series:
-        if one.row.origin == "target":
-            notes = evidence.table(one).get("notes") or [""]
+    for series in evidence.series:
+        if series.row.origin == "target":
+            notes = evidence.table(series).get("notes") or [""]
             said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
-            yield hit("targets", one, note=said)
+            yield hit("targets", series, note=said)

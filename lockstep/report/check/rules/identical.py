@@ -59,8 +59,8 @@ def identical_work(evidence: Evidence) -> Iterator[Hit]:
 def _alike(evidence: Evidence) -> dict[Work, Cases]:
     """Return the cases of equal work, where the gradient buckets are known."""
     found: dict[Work, Cases] = {}
-    for one in evidence.measured:
-        for row in (row for point in one.points for row in point.rows):
+    for series in evidence.measured:
+        for row in (row for point in series.points for row in point.rows):
             if row.details.get("bucket_bytes"):
                 cases = found.setdefault((row.world_size, _work(row)), {})
                 cases.setdefault(row.case, {})[row.launch] = row

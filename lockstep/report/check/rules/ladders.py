@@ -19,18 +19,18 @@ OUTLIER = 0.15
 
 def super_linear(evidence: Evidence) -> Iterator[Hit]:
     """An efficiency above 1 beyond its interval, or by 5 % where there is none."""
-    for one in evidence.ladders:
-        for point in one.points:
+    for series in evidence.ladders:
+        for point in series.points:
             # What `unit` names is no efficiency.
-            if point is one.base or point.parallel_efficiency > UNIT:
+            if point is series.base or point.parallel_efficiency > UNIT:
                 continue
-            grown, factor = _growth(one, point, one.base), point.world_size / one.baseline
+            grown, factor = _growth(series, point, series.base), point.world_size / series.baseline
             span = (grown[0] / factor, grown[1] / factor) if grown else None
             low = span[0] if span else point.parallel_efficiency / (1 + TOLERANCE)
             if low > 1:
                 kind = "efficiency" if span else "efficiency-alone"
                 yield hit(
-                    kind, one, point.world_size, efficiency=point.parallel_efficiency,
+                    kind, series, point.world_size, efficiency=point.parallel_efficiency,
                     span=percent_span(span),
                 )  # fmt: skip
 
@@ -45,41 +45,41 @@ def ladder_gap(evidence: Evidence) -> Iterator[Hit]:
     sizes: dict[str, set[int]] = {}
     for row in evidence.results.rows:  # those in conflict were measured, too
         sizes.setdefault(row.case, set()).add(row.world_size)
-    for one in evidence.ladders:
-        for small, large in pairwise(sorted(sizes[one.case])):
+    for series in evidence.ladders:
+        for small, large in pairwise(sorted(sizes[series.case])):
             if large > WIDEST_STEP * small:
-                yield hit("gap", one, small, large, small=small, large=large)
+                yield hit("gap", series, small, large, small=small, large=large)
 
 
 def no_baseline(evidence: Evidence) -> Iterator[Hit]:
     """The smallest size of a curve is above 1."""
-    for one in evidence.ladders:
-        if one.baseline > 1:
-            yield hit("baseline", one, one.baseline, size=one.baseline)
+    for series in evidence.ladders:
+        if series.baseline > 1:
+            yield hit("baseline", series, series.baseline, size=series.baseline)
 
 
 def broken_curve(evidence: Evidence) -> Iterator[Hit]:
     """Throughput falls, saturates, or drops at one size as it does at no other."""
-    for one in evidence.ladders:
-        sizes = [point.world_size for point in one.points]
-        nodes = [point.rows[0].num_nodes or 0 for point in one.points]
-        repeats = [point.rates for point in one.points]
-        odd = {point.world_size for _, point, _ in _dips(one)}
+    for series in evidence.ladders:
+        sizes = [point.world_size for point in series.points]
+        nodes = [point.rows[0].num_nodes or 0 for point in series.points]
+        repeats = [point.rates for point in series.points]
+        odd = {point.world_size for _, point, _ in _dips(series)}
         for found in breaks(sizes, repeats, nodes if all(nodes) else None):
             index = sizes.index(found.world_size)
             # Where launches disagree, it is unknown which of them the curve goes through.
-            apart = any(map(are_apart, one.points[index - 1 : index + 1]))
+            apart = any(map(are_apart, series.points[index - 1 : index + 1]))
             if found.world_size not in odd and not apart:
-                yield hit(found.kind, one, found.world_size, **found.values)
+                yield hit(found.kind, series, found.world_size, **found.values)
 
 
 def outlier(evidence: Evidence) -> Iterator[Hit]:
     """A point lies well below the line through its neighbours, and the next is well again."""
-    for one in evidence.ladders:
-        for left, point, right in _dips(one):
+    for series in evidence.ladders:
+        for left, point, right in _dips(series):
             expected = _between(left, right, point.world_size)
             yield hit(
-                "odd-point", one, point.world_size, loss=1 - point.rate / expected,
+                "odd-point", series, point.world_size, loss=1 - point.rate / expected,
                 left=left.world_size, right=right.world_size,
             )  # fmt: skip
 

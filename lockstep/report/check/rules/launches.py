@@ -62,29 +62,29 @@ def _listed(value: object) -> list[Any]:
 
 def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:
     """CPU ranks had more threads in one launch than in another."""
-    for one in evidence.series:
-        for flag in one.base.flags:
+    for series in evidence.series:
+        for flag in series.base.flags:
             if flag.kind == "unequal-threads":
-                yield hit("unequal-threads", one, threads=flag.values["threads"])
+                yield hit("unequal-threads", series, threads=flag.values["threads"])
 
 
 def no_repeat(evidence: Evidence) -> Iterator[Hit]:
     """A measured point has one launch."""
-    for one in evidence.measured:
-        sizes = [point.world_size for point in one.points if point.num_launches == 1]
+    for series in evidence.measured:
+        sizes = [point.world_size for point in series.points if point.num_launches == 1]
         if sizes:
-            yield hit("one-launch", one, *sizes, count=len(sizes))
+            yield hit("one-launch", series, *sizes, count=len(sizes))
 
 
 def uneven_repeats(evidence: Evidence) -> Iterator[Hit]:
     """One point of a series has more than twice the launches of another."""
-    for one in evidence.measured:
-        counts = {point.world_size: point.num_launches for point in one.points}
+    for series in evidence.measured:
+        counts = {point.world_size: point.num_launches for point in series.points}
         fewest = min(counts, key=counts.__getitem__)
         most = max(counts, key=counts.__getitem__)
         if counts[most] > UNEVEN * counts[fewest]:
             yield hit(
-                "launch-counts", one, fewest, most, fewest=counts[fewest], at_fewest=fewest,
+                "launch-counts", series, fewest, most, fewest=counts[fewest], at_fewest=fewest,
                 most=counts[most], at_most=most,
             )  # fmt: skip
 
@@ -96,34 +96,39 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
             name, first = conflict.values
             values = {"name": name, "first": first}
             yield Hit("read-twice", values, launches=conflict.launches, path=conflict.where)
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             seen: dict[tuple[Any, ...], list[str]] = {}
             # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
             for row in (row for row in point.rows if row.stddev_step_s is not None):
                 seen.setdefault(_numbers(row), []).append(row.launch)
             for names in seen.values():
                 if len(names) > 1:
-                    yield hit("same-numbers", one, point.world_size, names=names)
+                    yield hit("same-numbers", series, point.world_size, names=names)
 
 
 def other_unit(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             slow, fast = _ends(point)
             if fast.rate > UNIT * slow.rate:
                 yield hit(
-                    "unit", one, point.world_size, fast=fast.launch, slow=slow.launch,
+                    "unit", series, point.world_size, fast=fast.launch, slow=slow.launch,
                     factor=fast.rate / slow.rate,
                 )  # fmt: skip
-    for one in evidence.ladders:
-        for left, right in pairwise(one.points):
+    for series in evidence.ladders:
+        for left, right in pairwise(series.points):
             each = {point.world_size: point.rate / point.world_size for point in (left, right)}
             low, high = sorted(each, key=each.__getitem__)
             if each[high] > UNIT * each[low]:
                 yield hit(
-                    "unit-of-size", one, *each, fast=high, slow=low, factor=each[high] / each[low]
+                    "unit-of-size",
+                    series,
+                    *each,
+                    fast=high,
+                    slow=low,
+                    factor=each[high] / each[low],
                 )
 
 
@@ -169,12 +174,14 @@ def _numbers(row: Row) -> tuple[Any, ...]:
 
 def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
     """A launch times fewer steps than say something about a step."""
-    for one in evidence.measured:
-        found = {point.world_size: min(_steps(row) for row in point.rows) for point in one.points}
+    for series in evidence.measured:
+        found = {
+            point.world_size: min(_steps(row) for row in point.rows) for point in series.points
+        }
         few = {size: steps for size, steps in found.items() if steps < FEWEST_STEPS}
         if few:
             steps = sorted(set(few.values()))
-            yield hit("few-steps", one, *few, steps=steps, fewest=FEWEST_STEPS)
+            yield hit("few-steps", series, *few, steps=steps, fewest=FEWEST_STEPS)
 
 
 def _steps(row: Row) -> int:

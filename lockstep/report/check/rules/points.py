@@ -124,13 +124,13 @@ def uneven_rounds(evidence: Evidence) -> Iterator[Hit]:
     """The launches of a case hold other numbers of rounds, though a fixed number was asked for."""
     if any(_has_goal(launch) for launch in evidence.results.launches):
         return
-    for one in evidence.measured:
-        counts = {point.world_size: [row.rounds for row in point.rows] for point in one.points}
+    for series in evidence.measured:
+        counts = {point.world_size: [row.rounds for row in point.rows] for point in series.points}
         found = {rounds for own in counts.values() for rounds in own if rounds}
         if len(found) > 1:
             most = max(found)
             few = [size for size, own in counts.items() if set(own) != {most}]
-            yield hit("round-counts", one, *few, counts=sorted(found), most=most)
+            yield hit("round-counts", series, *few, counts=sorted(found), most=most)
 
 
 def _has_goal(launch: Launch) -> bool:

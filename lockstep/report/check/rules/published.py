@@ -19,14 +19,14 @@ LARGEST_FRACTION = 2.0
 
 def published_ratio(evidence: Evidence) -> Iterator[Hit]:
     """A table's own column of speed-up or efficiency is not what its values give."""
-    for one in evidence.ladders:
-        computed = {p.world_size: p.speedup for p in one.points}
-        yield from _held_against("speed-up", one, _column(one, SPEEDUPS), computed)
-        computed = {p.world_size: p.parallel_efficiency for p in one.points}
-        published = _column(one, EFFICIENCIES)
+    for series in evidence.ladders:
+        computed = {p.world_size: p.speedup for p in series.points}
+        yield from _held_against("speed-up", series, _column(series, SPEEDUPS), computed)
+        computed = {p.world_size: p.parallel_efficiency for p in series.points}
+        published = _column(series, EFFICIENCIES)
         if max(published.values(), default=0) > LARGEST_FRACTION:
             published = {size: value / 100 for size, value in published.items()}
-        yield from _held_against("efficiency", one, published, computed)
+        yield from _held_against("efficiency", series, published, computed)
 
 
 def _column(series: Series, names: tuple[str, ...]) -> dict[int, float]:
@@ -56,17 +56,17 @@ def _held_against(
 
 def line_twice(evidence: Evidence) -> Iterator[Hit]:
     """A line of a table occurs twice, equal to a digit that no repeat would be."""
-    for one in evidence.series:
-        if one.row.origin == "measured":
+    for series in evidence.series:
+        if series.row.origin == "measured":
             continue
-        unit = TIME_UNITS.get(str(evidence.table(one).get("unit")), 1.0)
-        for point in one.points:
+        unit = TIME_UNITS.get(str(evidence.table(series).get("unit")), 1.0)
+        for point in series.points:
             lines: dict[tuple[str, str], list[str]] = {}
             for row in point.rows:
                 lines.setdefault((_value(row, unit), str(row.details)), []).append(row.launch)
             for (value, _), names in lines.items():
                 if len(names) > 1 and _digits(value) >= DIGITS:
-                    yield hit("same-line", one, point.world_size, names=names)
+                    yield hit("same-line", series, point.world_size, names=names)
 
 
 def _value(row: Row, unit: float) -> str:

@@ -25,13 +25,15 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
             yield difference(conflict)
-    for one in evidence.ladders:
-        name = {"strong": "global_batch", "weak": "local_batch"}.get(one.row.scaling or "")
-        kept = _whole(one) if name == "global_batch" else batches(one, name) if name else []
-        if len(set(kept)) > 1 and not _fixed_local(one):
-            scaling = one.row.scaling
-            yield hit("uneven-batch", one, *_sizes(one), scaling=scaling, fact=name, batches=kept)
-        yield from _uneven_steps(one)
+    for series in evidence.ladders:
+        name = {"strong": "global_batch", "weak": "local_batch"}.get(series.row.scaling or "")
+        kept = _whole(series) if name == "global_batch" else batches(series, name) if name else []
+        if len(set(kept)) > 1 and not _fixed_local(series):
+            scaling = series.row.scaling
+            yield hit(
+                "uneven-batch", series, *_sizes(series), scaling=scaling, fact=name, batches=kept
+            )
+        yield from _uneven_steps(series)
 
 
 def _uneven_steps(series: Series) -> Iterator[Hit]:
@@ -54,18 +56,18 @@ def _samples_per_item(series: Series) -> dict[int, float]:
 
 def sold_as_strong(evidence: Evidence) -> Iterator[Hit]:
     """The local batch is fixed while the total time is compared as strong scaling."""
-    for one in evidence.ladders:
-        times = one.base.time_s is not None and one.row.scaling is None
-        if (one.row.scaling == "strong" or times) and _fixed_local(one):
-            kind = "called-strong" if one.row.scaling else "compared-as-strong"
-            yield hit(kind, one, batches=_whole(one), sizes=_sizes(one))
+    for series in evidence.ladders:
+        times = series.base.time_s is not None and series.row.scaling is None
+        if (series.row.scaling == "strong" or times) and _fixed_local(series):
+            kind = "called-strong" if series.row.scaling else "compared-as-strong"
+            yield hit(kind, series, batches=_whole(series), sizes=_sizes(series))
 
 
 def fixed_epochs(evidence: Evidence) -> Iterator[Hit]:
     """Local batch and epochs are fixed: neither strong nor weak scaling of the step."""
-    for one in evidence.ladders:
-        if one.row.scaling == "fixed-epochs":
-            yield hit("fixed", one, **(_growth(one) | _step_view(one)))
+    for series in evidence.ladders:
+        if series.row.scaling == "fixed-epochs":
+            yield hit("fixed", series, **(_growth(series) | _step_view(series)))
 
 
 def _growth(series: Series) -> dict[str, Any]:
@@ -90,26 +92,26 @@ def _step_view(series: Series) -> dict[str, Any]:
 
 def small_batch(evidence: Evidence) -> Iterator[Hit]:
     """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
-    for one in evidence.ladders:
-        base, last = one.base.step_s, one.points[-1].time_ratio
+    for series in evidence.ladders:
+        base, last = series.base.step_s, series.points[-1].time_ratio
         if base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS:
-            above = [p for p in one.points if p.world_size > one.baseline and p.step_s]
+            above = [p for p in series.points if p.world_size > series.baseline and p.step_s]
             added = [(point.step_s or 0) - base for point in above]
             sizes = [point.world_size for point in above]
-            yield hit("short-steps", one, *sizes, added_s=added, step_s=base, sizes=sizes)
+            yield hit("short-steps", series, *sizes, added_s=added, step_s=base, sizes=sizes)
 
 
 def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
     """The global batch does not divide by the ranks, so that a step trains fewer samples."""
-    for one in evidence.series:
-        for point in one.points:
+    for series in evidence.series:
+        for point in series.points:
             row = point.rows[0]
             named = row.factors.get("global_batch")
             asked = (named if isinstance(named, int) else None) or row.global_batch or 0
             local = row.local_batch or asked // point.world_size
             if asked and asked != local * point.world_size:
                 yield hit(
-                    "truncated", one, point.world_size, asked=asked, size=point.world_size,
+                    "truncated", series, point.world_size, asked=asked, size=point.world_size,
                     local=local, trained=local * point.world_size,
                 )  # fmt: skip
 
@@ -124,8 +126,8 @@ def samples_time(evidence: Evidence) -> Iterator[Hit]:
         for statistic, found in _statistic_factors(entry).items():
             if not _is_one(found):
                 yield _stored(entry, "stored-statistic", statistic=statistic, factor=found)
-    for one in evidence.ladders:
-        yield from _grows_unlike_speedup(one)
+    for series in evidence.ladders:
+        yield from _grows_unlike_speedup(series)
 
 
 def _grows_unlike_speedup(series: Series) -> Iterator[Hit]:
@@ -184,15 +186,15 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
         if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
             size = entry.block["world_size"]
             yield _stored(entry, "stored-doubled", size=size)
-    for one in evidence.series:
-        yield from _doubled_steps(one)
-        for point in one.points:
+    for series in evidence.series:
+        yield from _doubled_steps(series)
+        for point in series.points:
             for row in point.rows:
                 factor = row.details.get("logged_over_true")
                 if isinstance(factor, float) and _is_size(factor, point.world_size, ROUNDED):
                     names = (row.launch,)
                     yield hit(
-                        "logged-doubled", one, point.world_size, launches=names, factor=factor
+                        "logged-doubled", series, point.world_size, launches=names, factor=factor
                     )
     for (time, rate), factors in _twins(evidence):
         for size, (factor, grown) in factors.items():
