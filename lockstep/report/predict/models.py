@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,7 +217,7 @@ class Break:
     factor: float
 
     @property
-    def values(self) -> dict[str, float]:
+    def values(self) -> dict[str, Any]:
         """The numbers of its sentence."""
         change, loss = abs(self.growth - 1), 1 - self.growth / self.factor
         return {

@@ -1,6 +1,7 @@
 """The command `lockstep predict`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,7 @@ def predict(
     return 0
 
 
-def _print(record: dict[str, object], texts: list[str], as_json: bool) -> None:
+def _print(record: Mapping[str, object], texts: list[str], as_json: bool) -> None:
     from lockstep.report.words.lines import sentence
 
     if as_json:
