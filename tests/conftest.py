@@ -4,10 +4,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import fork_server
 import measured as campaigns
 import pytest
 from launched import NO_HYPOTHESIS, SAMPLES, environ
@@ -21,6 +23,7 @@ Ended = subprocess.CompletedProcess[str]
 IN_FILE_ORDER = f"{NO_HYPOTHESIS} -p in_file_order"
 # Enough for ranks that import torch on a machine that does other things as well.
 RANKS_TIMEOUT_S = 300
+STAND_IN = pytest.StashKey[Path]()
 
 
 def pytest_configure() -> None:
@@ -34,6 +37,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"measured", "run_ranks"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import torch once for all processes that the slow tests start, and meanwhile begin."""
+    config = session.config
+    if not config.option.collectonly and any(_is_forked(item) for item in session.items):
+        stack = ExitStack()
+        folder = config._tmp_path_factory.mktemp("fork-server")
+        config.stash[STAND_IN] = stack.enter_context(fork_server.serving(folder))
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a slow test start its processes by the fork server; chaos strikes real interpreters."""
+    with pytest.MonkeyPatch.context() as patch:
+        if _is_forked(item):
+            patch.setattr(sys, "executable", str(item.config.stash[STAND_IN]))
+        return (yield)
+
+
+def _is_forked(item: pytest.Item) -> bool:
+    markers = {marker.name for marker in item.iter_markers()}
+    return "slow" in markers and not markers & {"chaos", "slurm"}
 
 
 @pytest.fixture(scope="session")

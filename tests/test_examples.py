@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ SHORTER = {
     "--repeats 5": "--repeats 5 --dry-run",
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
+    "run smoke": "run smoke --studies weak",
+    "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--global-batch 512": "--global-batch 64",
@@ -163,7 +166,8 @@ def shortened(line):
 
 def run(folder, line):
     """Run a line as it is typed, in a folder of a user who has Lockstep installed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    folders = (Path(sys.executable).parent, sysconfig.get_path("scripts"), os.environ["PATH"])
+    path = os.pathsep.join(map(str, folders))
     return subprocess.run(
         ["bash", "-c", line], cwd=folder, env=environ(ROOT) | {"PATH": path},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
