@@ -38,7 +38,12 @@ def names_it(plant: Planted, found: list[Finding]) -> bool:
 def on_measured(folder: Path) -> None:
     """Print how many defects planted in measured campaigns are named, and what clean ones have."""
     whole = {name: check(gather([folder / name])) for name in campaigns.CAMPAIGNS}
-    accused = sum(one.level == "error" for found in whole.values() for one in found)
+    # A CPU without bf16 emulates it, and the campaign that asks for it has that error rightly.
+    accused = sum(
+        one.level == "error" and one.rule != "precision-fell-back"
+        for found in whole.values()
+        for one in found
+    )
     clean = {one.rule for one in whole["fp32"]}
     edits = [(plant.rule, plant.edit) for plant in ERRORS.values()] + list(WARNED.values())
     named = falsely = 0
