@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from lockstep.report.compute.statistics import (
+    CONFIDENCE,
     Interval,
     Ratio,
     family_error,
@@ -45,18 +46,29 @@ class Judged:
         ratio: Median of B's rates over that of A's; as `judge` returns it, of geometric means.
         interval: Of the ratio, at the family's level; None where no spread is known.
         verdict: `faster`, `slower`, `same`, `not-enough-evidence` or `blocked`.
-        spread: Standard deviation of the logarithm of a launch's rate; None without repeats.
-        smallest_change: The relative difference that these launches show nine times of ten; None
-            without repeats.
+        test: The ratio as Welch's test sees it; None without an interval.
+        error: Error rate at which the interval is drawn.
         blocked_by: Rules of the check whose errors touch the results of a side.
     """
 
     ratio: float
     interval: Interval | None
     verdict: str
-    spread: float | None = None
-    smallest_change: float | None = None
+    test: Ratio | None = None
+    error: float = 1 - CONFIDENCE
     blocked_by: tuple[str, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the logarithm of a launch's rate; None without an interval."""
+        return self.test.spread if self.test else None
+
+    @property
+    def smallest_change(self) -> float | None:
+        """The relative difference that these launches show nine times of ten; None if unknown."""
+        if self.test is None:
+            return None
+        return smallest_change(self.test.error, self.test.freedom, self.error)
 
 
 def judge(
@@ -91,9 +103,7 @@ def _judged(
     if test is None or interval is None:
         means = [fmean(map(math.log, side)) for side in (a, b)]
         return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
-    change = smallest_change(test.error, test.freedom, error)
-    verdict = _verdict(interval, margin)
-    return Judged(math.exp(test.log_ratio), interval, verdict, test.spread, change)
+    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test, error)
 
 
 def _verdict(interval: Interval, margin: float) -> str:
