@@ -186,7 +186,7 @@ def test_every_example_of_the_help_works_on_what_was_measured(measured, example)
         (["--at", 16, "--case", "nothing"], "no series has 'nothing' in its name"),
         (["--rule", "cheap"], "cheap is no rule"),
         (["--rule", "efficiency=80"], "no fraction"),
-        (["--rule", "efficiency=0"], "no positive number"),
+        (["--rule", "efficiency=0"], "no fraction"),
         (["--rule", "deadline=soon"], "no positive number"),
         (["--rule", "budget=1"], "add --samples"),
     ],

@@ -5,6 +5,7 @@ predicted with an interval, and taken after it was measured.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -18,6 +19,12 @@ from lockstep.vocabulary.durations import in_words
 from lockstep.vocabulary.formats import percent, percent_span, ratio_span, trimmed
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
+# Each kind with a limit, and the largest one.
+LIMITED: dict[str, tuple[Kind, float]] = {
+    "efficiency": ("efficiency", 1.0),
+    "deadline": ("deadline", sys.float_info.max),
+    "budget": ("budget", sys.float_info.max),
+}
 RULES = "efficiency=FRACTION, deadline=HH:MM:SS, budget=DEVICE_HOURS or fastest"
 # Under it an added rank, or a further size, is not worth its cost.
 WORTHWHILE = 0.7
@@ -57,40 +64,21 @@ def parse(text: str) -> Criterion:
     Raises:
         ValueError: It is none of `RULES`, or its limit is no positive number.
     """
-    kind, _, limit = text.partition("=")
     if text == "fastest":
         return Criterion("fastest")
-    if kind == "efficiency":
-        return Criterion("efficiency", _fraction(limit, text))
-    if kind == "deadline":
-        return Criterion("deadline", _seconds(limit, text))
-    if kind == "budget":
-        return Criterion("budget", _positive(limit, text))
-    raise ValueError(f"--rule {text} is no rule; give {RULES}")
-
-
-def _positive(limit: str, text: str) -> float:
+    name, _, limit = text.partition("=")
+    if name not in LIMITED:
+        raise ValueError(f"--rule {text} is no rule; give {RULES}")
+    kind, largest = LIMITED[name]
+    seconds = durations.parse(limit) if kind == "deadline" else None
     try:
-        value = float(limit)
+        value = float(limit) if seconds is None else seconds
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"--rule {text}: {limit or 'nothing'} is no positive number; give {RULES}")
-    return value
-
-
-def _fraction(limit: str, text: str) -> float:
-    value = _positive(limit, text)
-    if value > 1:
-        raise ValueError(
-            f"--rule {text}: {limit} is no fraction; give one above 0 and up to 1, as 0.8"
-        )
-    return value
-
-
-def _seconds(limit: str, text: str) -> float:
-    seconds = durations.parse(limit)
-    return _positive(limit if seconds is None else str(seconds), text)
+    if not 0 < value <= largest:
+        allowed = "fraction above 0 and up to 1" if kind == "efficiency" else "positive number"
+        raise ValueError(f"--rule {text}: {limit or 'nothing'} is no {allowed}; give {RULES}")
+    return Criterion(kind, value)
 
 
 def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> Recommendation:
