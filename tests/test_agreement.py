@@ -16,16 +16,16 @@ CASES = """
 import time
 import pytest
 
-def keep(harness, rank_round_s):
-    harness.record(
-        rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
+def keep(lockstep, round_s):
+    lockstep.record(
+        round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
     )
 """
 
 
 def case(name, body):
     """Return the text of one case."""
-    head = f"def test_{name}(harness, workload, precision, global_batch):"
+    head = f"def test_{name}(lockstep, workload, precision, global_batch):"
     lines = ['@pytest.mark.cases("strong")', head, *(f"    {one}" for one in body.splitlines())]
     return "\n".join(lines) + "\n"
 
@@ -40,9 +40,9 @@ def entries(folder):
 @pytest.mark.chaos
 def test_a_case_may_time_twice_and_each_rank_is_heard_each_time(run_ranks, tmp_path):
     twice = case("twice", """\
-harness.time(lambda: None)
-own_s = 0.05 if harness.world.rank == 1 else 0.0
-keep(harness, harness.time(lambda: time.sleep(own_s)))""")  # fmt: skip
+lockstep.time(lambda: None)
+own_s = 0.05 if lockstep.world.rank == 1 else 0.0
+keep(lockstep, lockstep.time(lambda: time.sleep(own_s)))""")  # fmt: skip
     arguments = own_cases(tmp_path, CASES + twice)
     ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
@@ -58,11 +58,11 @@ def test_a_rank_that_leaves_a_case_early_costs_a_time_out_and_not_the_session(
     leaves = case(
         "leaves",
         f"""\
-if harness.world.rank == {who}:
+if lockstep.world.rank == {who}:
     pytest.skip("no bf16 here")
-harness.exchange("room", 1)""",
+lockstep.world.control.settle_all("room", 1, len)""",
     )
-    good = case("good", "keep(harness, harness.time(int))")
+    good = case("good", "keep(lockstep, lockstep.time(int))")
     arguments = own_cases(tmp_path, CASES + leaves + good)
     limits = ["--comm-timeout=3", "--case-budget=200"]
     ended = run_ranks([[*arguments, *limits]] * 2, tmp_path, PYTHONPATH=str(tmp_path))
@@ -80,8 +80,8 @@ def test_a_collective_too_many_that_nobody_waits_for_fails_its_own_case(run_rank
     surplus = case(
         "surplus",
         """\
-keep(harness, harness.time(int))
-if harness.world.rank == 1:
+keep(lockstep, lockstep.time(int))
+if lockstep.world.rank == 1:
     PENDING.append(distributed.all_reduce(torch.full((4,), 1000.0), async_op=True))""",
     )
     # The sum would be that of rank 0's ones and rank 1's thousands of the case before.
@@ -91,7 +91,7 @@ if harness.world.rank == 1:
 ones = torch.ones(4)
 distributed.all_reduce(ones)
 assert ones.tolist() == [2.0] * 4
-keep(harness, harness.time(int))""",
+keep(lockstep, lockstep.time(int))""",
     )
     head = "import torch\nfrom torch import distributed\nPENDING = []\n"
     arguments = own_cases(tmp_path, head + CASES + surplus + good)
@@ -109,12 +109,12 @@ keep(harness, harness.time(int))""",
 @pytest.mark.chaos
 def test_sends_and_receives_count_as_collectives_but_in_a_group_of_their_own(run_ranks, tmp_path):
     pipeline = """\
-ones, rank = torch.ones(4), harness.world.rank
+ones, rank = torch.ones(4), lockstep.world.rank
 if rank > 0:
     distributed.recv(ones, rank - 1, group=group)
 if rank < 2:
     distributed.send(ones, rank + 1, group=group)
-keep(harness, harness.time(int))"""
+keep(lockstep, lockstep.time(int))"""
     own = case("own", f"group = distributed.new_group()\n{pipeline}")
     joint = case("joint", f"group = None\n{pipeline}")
     head = "import torch\nfrom torch import distributed\n"
@@ -134,10 +134,10 @@ def test_what_no_journal_can_keep_fails_its_case_alone(run_ranks, tmp_path):
     unfit = case(
         "unfit",
         """\
-keep(harness, harness.time(int))
-harness.benchmark.extra_info["x"] = float("nan")""",
+keep(lockstep, lockstep.time(int))
+lockstep.benchmark.extra_info["x"] = float("nan")""",
     )
-    good = case("good", "keep(harness, harness.time(int))")
+    good = case("good", "keep(lockstep, lockstep.time(int))")
     arguments = own_cases(tmp_path, CASES + unfit + good)
     ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
@@ -153,12 +153,12 @@ harness.benchmark.extra_info["x"] = float("nan")""",
 def test_what_is_put_into_a_record_after_the_case_is_not_written(run_ranks, tmp_path):
     late = """
 @pytest.fixture
-def late(harness):
+def late(lockstep):
     yield
-    harness.benchmark.extra_info["x"] = float("nan")
+    lockstep.benchmark.extra_info["x"] = float("nan")
 """
-    good = case("good", "keep(harness, harness.time(int))")
-    spoilt = good.replace("good(harness", "spoilt(late, harness")
+    good = case("good", "keep(lockstep, lockstep.time(int))")
+    spoilt = good.replace("good(lockstep", "spoilt(late, lockstep")
     arguments = own_cases(tmp_path, CASES + late + spoilt + good)
     ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
@@ -173,13 +173,13 @@ def test_what_is_nested_too_deeply_fails_its_case_alone(run_ranks, tmp_path, dep
     deep = case(
         "deep",
         f"""\
-keep(harness, harness.time(int))
+keep(lockstep, lockstep.time(int))
 found = []
 for _ in range({depth}):
     found = [found]
-harness.benchmark.extra_info["x"] = found""",
+lockstep.benchmark.extra_info["x"] = found""",
     )
-    good = case("good", "keep(harness, harness.time(int))")
+    good = case("good", "keep(lockstep, lockstep.time(int))")
     arguments = own_cases(tmp_path, CASES + deep + good)
     ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout
@@ -204,7 +204,7 @@ except ValueError as first:
     except OSError as second:
         raise first from second""",
     )
-    good = case("good", "keep(harness, harness.time(int))")
+    good = case("good", "keep(lockstep, lockstep.time(int))")
     arguments = own_cases(tmp_path, CASES + ring + good)
     (ended,) = run_ranks([[*arguments, "--case-budget=20"]], tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 1, ended.stdout
@@ -212,7 +212,7 @@ except ValueError as first:
 
 
 def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
+    arguments = own_cases(tmp_path, CASES + case("good", "keep(lockstep, lockstep.time(int))"))
     (tmp_path / "rank_0_alone").mkdir()
     (tmp_path / "rank_0_alone" / "mymodel.py").write_text(
         "from lockstep import workloads\n"
@@ -232,7 +232,7 @@ def test_what_one_rank_cannot_measure_all_refuse_and_say(run_ranks, tmp_path):
 
 @pytest.mark.chaos
 def test_a_rank_that_refuses_alone_before_it_joins_says_so(run_ranks, tmp_path):
-    arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
+    arguments = own_cases(tmp_path, CASES + case("good", "keep(lockstep, lockstep.time(int))"))
     zero, one = run_ranks(
         [[*arguments, "--comm-timeout=5"], [*arguments, "--rounds=0"]],
         tmp_path,
@@ -247,7 +247,7 @@ def test_a_rank_that_refuses_alone_before_it_joins_says_so(run_ranks, tmp_path):
 def test_a_case_is_the_same_from_whichever_folder_an_installed_suite_is_started(
     run_ranks, tmp_path
 ):
-    arguments = own_cases(tmp_path, CASES + case("good", "keep(harness, harness.time(int))"))
+    arguments = own_cases(tmp_path, CASES + case("good", "keep(lockstep, lockstep.time(int))"))
     installed = tmp_path / "site" / "packages"
     installed.mkdir(parents=True)
     shutil.move(tmp_path / "lockstep", installed)

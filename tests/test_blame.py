@@ -1,10 +1,13 @@
 """Who is blamed: what a rank did itself before what it suffered, equal on all ranks."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lockstep.launch import blame
+from lockstep.launch import blame, verdict
+from lockstep.launch.verdict import NO_CASE, Facts, Verdict
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
 PASSED = {"outcome": "passed", "reason": ""}
@@ -84,32 +87,67 @@ def test_a_culprit_comes_first_however_many_ranks_it_left_waiting():
     assert lines[-1] == "and 4 ranks more"
 
 
+FACTS = Facts(RANKS, "", 60.0, 2.5, None)
+WENT_WELL = PASSED | {"collectives": 3, "left": [], "next": "x", "case": "x", "free_bytes": 9}
+
+
+def ends(*changes):
+    return [None if change is None else WENT_WELL | change for change in changes]
+
+
+def at(*cases):
+    return ends(*(None if case is None else {"next": case} for case in cases))
+
+
 @pytest.mark.parametrize(
-    ("cases", "expected"),
+    ("cases", "code", "ending"),
     [
-        (["x"], None),
-        (["x", "x", "x"], None),
-        (["x", "y", "x", "z"], (76, "rank 1 on n0 (cuda:1) is at y while rank 0 is at x; ")),
-        (["x", None, "y"], (76, "rank 2 on n0 (cuda:2) is at y while rank 0 is at x; ")),
-        ([None, None, "x", "y"], (76, "rank 3 on n0 (cuda:3) is at y while rank 2 is at x; ")),
-        (
-            ["x", "x", None],
-            (70, "rank 2 on n0 (cuda:2), awaited at x, did not come within 2.5 s; see its log"),
-        ),
-        (
-            [None, "x", None, None],
-            (70, "rank 0 on n0 (cuda:0) and 2 more, awaited at x, did not come within 2.5 s; "),
-        ),
+        (at("x"), None, ""),
+        (at("x", "x", "x"), None, ""),
+        (at("x", "y", "x", "z"), 76, "rank 1 on n0 (cuda:1) is at y while rank 0 is at x; "),
+        (at("x", None, "y"), 76, "rank 2 on n0 (cuda:2) is at y while rank 0 is at x; "),
+        (at("x", NO_CASE), 76, "rank 1 on n0 (cuda:1) is at the end of its launch while rank 0"),
+        (at("x", "x", None), 70, "rank 2 on n0 (cuda:2), awaited at x, did not come within 2.5 s"),
+        (at("x", None, None), 70, "rank 1 on n0 (cuda:1) and 1 more, awaited at x, did not come"),
     ],
 )
-def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, expected):
-    found = blame.parted(cases, RANKS, 2.5)
-    if expected is None:
-        assert found is None
-    else:
-        code, reason = expected
-        assert found[0] == code
-        assert found[1].startswith(reason)
+def test_ranks_at_two_cases_are_out_of_step_and_silent_ones_are_lost(cases, code, ending):
+    settled = verdict.of_leaving(cases, FACTS)
+    assert (settled.code, settled.ending[: len(ending)]) == (code, ending)
+    assert (settled.code is None) == (settled.outcome == "passed" and not settled.ending)
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "code", "words"),
+    [
+        (ends({}, {}), "passed", None, ""),
+        (ends({"outcome": "skipped", "reason": "no bf16"}), "skipped", None, "no bf16"),
+        (ends({}, {"outcome": "failed", "reason": "no"}), "failed", None, "rank 1 on n0 (cuda:1):"),
+        (ends({}, {"outcome": "skipped", "reason": "no"}), "failed", None, "rank 1 on n0 (cuda:1)"),
+        (ends({}, {"collectives": 4}), "failed", None, "rank 1 on n0 (cuda:1) has called 4 "),
+        (ends({}, None), "failed", 70, "rank 1 on n0 (cuda:1) did not answer in time"),
+    ],
+)
+def test_a_phase_comes_to_what_its_worst_rank_does(given, outcome, code, words):
+    facts = replace(FACTS, case="x")
+    for judge in (verdict.of_phase, verdict.of_set_up, verdict.of_leaving):
+        settled = judge(given, facts)
+        assert (settled.outcome, settled.code) == (outcome, code)
+        assert settled.reason.startswith(words)
+        assert Verdict.from_json(json.loads(json.dumps(settled.to_json()))) == settled
+
+
+def test_set_up_finds_the_least_room_and_ranks_that_run_another_case_after_all():
+    room = verdict.of_set_up(ends({}, {"free_bytes": 5}, {}), FACTS).room
+    assert (room.rank, room.host, room.free_bytes) == (1, "n0", 5)
+    settled = verdict.of_set_up(ends({}, {"case": "y"}), FACTS)
+    assert (settled.outcome, settled.code) == ("failed", 76)
+
+
+def test_a_rank_without_its_process_group_makes_all_build_it_again():
+    gone = ends({}, {"left": [{"kind": "process_group"}]})
+    assert verdict.of_leaving(gone, FACTS).needs_group
+    assert not verdict.of_leaving(ends({}, {}), FACTS).needs_group
 
 
 @pytest.mark.parametrize(

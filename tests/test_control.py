@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from figures_exchanges import CountingStore
 from torch.distributed import HashStore, TCPStore
 
-from lockstep.world.control import Control, LostError
+from lockstep.world.control import Control, LostError, Waits
 
 SHORT_S = 0.5
 
@@ -166,23 +167,25 @@ def test_inside_a_case_rank_0_decides_at_its_deadline_and_the_others_wait_a_seco
         control.deadline = time.monotonic() + 3 * SHORT_S
     start = time.monotonic()
     assert (
-        at_once([zero, one], lambda control: control.exchange("call", "here"))
+        at_once([zero, one], lambda c: c.settle("call", "here", list, Waits.AFTER_PHASE))
         == [["here", "here", None]] * 2
     )
     with pytest.raises(LostError, match=r"^rank 2 on \S+: rank 0 did not answer within "):
-        two.exchange("other", "here")
+        two.settle("other", "here", list, Waits.AFTER_PHASE)
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize(("is_verdict", "found"), [(True, [0, 1]), (False, [0, None])])
-def test_only_a_verdict_is_waited_for_until_the_case_must_be_over(server, is_verdict, found):
+@pytest.mark.parametrize(
+    ("waits", "found"), [(Waits.AFTER_PHASE, [0, 1]), (Waits.IN_BODY, [0, None])]
+)
+def test_only_the_end_of_a_phase_is_waited_for_until_the_case_must_be_over(server, waits, found):
     zero, late = ranks(server, 2, SHORT_S)
     for control in (zero, late):
         control.deadline = time.monotonic() + 6 * SHORT_S
 
     def act(control):
         time.sleep(3 * SHORT_S * control.rank)
-        return control.exchange("call", control.rank, is_verdict=is_verdict)
+        return control.settle("call", control.rank, list, waits)
 
     assert at_once([zero, late], act) == [found] * 2
 
@@ -196,7 +199,7 @@ def test_a_rank_0_that_failed_on_its_way_is_not_waited_for_until_the_case_must_b
         if control is one:
             with pytest.raises(LostError, match=r"^rank 1 on \S+: rank 0 did not answer within "):
                 control.exchange("support", 1)
-        return control.exchange("setup", control.rank, is_verdict=True)
+        return control.settle("setup", control.rank, list, Waits.AFTER_PHASE)
 
     start = time.monotonic()
     assert at_once([zero, one], act) == [[0, 1]] * 2
@@ -219,6 +222,28 @@ def test_every_exchange_between_cases_runs_in_a_bound_of_its_own_and_none_within
     zero.deadline = one.deadline = time.monotonic() + 30
     at_once([zero, one], lambda control: control.exchange("c", 1))
     assert seen == ["begins", "ends"] * 2
+
+
+def test_rank_0_may_be_slow_to_conclude_once_it_has_come_to_the_end_of_a_case(server):
+    zero, one = ranks(server, 2, SHORT_S)
+    for control in (zero, one):
+        control.deadline = time.monotonic() + SHORT_S
+
+    def slow(given):
+        time.sleep(SHORT_S + 1.2)  # beyond what the ranks have to end a phase
+        return len(given)
+
+    assert at_once([zero, one], lambda c: c.settle("enter", 1, slow, Waits.AFTER_CASE)) == [2, 2]
+
+
+def test_ranks_above_0_read_the_conclusion_alone_whatever_the_others_gave(server):
+    controls = ranks(server, 4, 30)
+    for control in controls:
+        control.store = CountingStore(control.store)
+    at_once(controls, lambda c: c.settle("call", "x" * 10_000, lambda given: len(given)))
+    zero, *others = [control.store.bytes_read for control in controls]
+    assert zero > 4 * 10_000
+    assert others == [len("[[], 4]")] * 3
 
 
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):

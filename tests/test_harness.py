@@ -10,7 +10,10 @@ import pytest
 import torch
 from launched import suite
 
-from lockstep.measure.harness import Goal, Harness, _slowdown_flags, _straggler_flags
+from lockstep.measure import result
+from lockstep.measure.harness import Harness
+from lockstep.measure.result import Part
+from lockstep.measure.rounds import Goal
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.flags import flag
 from lockstep.vocabulary.record import KEY
@@ -31,26 +34,32 @@ SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(alone_s, flags):
-    assert _straggler_flags(alone_s, list("abcd")) == flags
+    assert result.straggler_flags(alone_s, list("abcd")) == flags
 
 
-@pytest.mark.parametrize("said", [False, np.False_, torch.tensor(False)], ids=type)
-def test_a_check_that_says_false_fails_its_case(said):
-    own = SimpleNamespace(time=lambda step: [[1.0]], _batches=lambda samples: [samples])
+@pytest.mark.parametrize("answer", [False, np.False_, torch.tensor(False)], ids=type)
+def test_a_check_that_says_false_fails_its_case(answer):
+    own = SimpleNamespace(time=lambda step: [1.0], world=SimpleNamespace(world_size=1))
     with pytest.raises(RuntimeError, match="the check of the measured step"):
-        Harness.measure(own, lambda: None, samples=1, check=lambda: said)
+        Harness.measure(own, lambda: None, samples=1, check=lambda: answer)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, True, "32", None])
+def test_a_count_of_samples_that_is_none_is_refused_before_the_rounds(samples):
+    own = SimpleNamespace(world=SimpleNamespace(world_size=1))
+    with pytest.raises(ValueError, match="no whole number of 1 or more"):
+        Harness.measure(own, lambda: None, samples=samples)
 
 
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():
-    own = SimpleNamespace(goal=Goal(margin=0.01, confidence=0.99), measures=True)
-    assert Harness._goal_flags(own, [[1.0]]) == [flag("no-margin", goal=0.01)]
+    goal = Goal(margin=0.01, confidence=0.99)
+    assert result.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]
 
 
 def test_a_device_that_held_its_clocks_back_is_named_with_its_host():
-    cool = {"peak_bytes": 1, "slowdowns": [], "host": "a"}
-    hot = {"peak_bytes": 1, "slowdowns": ["power brake", "hardware slowdown"], "host": "b"}
-    assert _slowdown_flags([cool, hot]) == [
-        flag("throttled", rank=1, host="b", reasons=["power brake", "hardware slowdown"])
+    hot = Part([1.0], slowdowns=["hardware slowdown", "power brake"])
+    assert result.slowdown_flags([Part([1.0]), hot], ["a", "b"]) == [
+        flag("throttled", rank=1, host="b", reasons=["hardware slowdown", "power brake"])
     ]
 
 
@@ -120,9 +129,9 @@ negative = lambda: make(samples_per_item=-1)
 
 @pytest.mark.cases("weak")
 @pytest.mark.parametrize("slip", ["half", "floats", "no_unit", "negative", "healthy"])
-def test_slip(harness, slip, workload, precision, local_batch):
+def test_slip(lockstep, slip, workload, precision, local_batch):
     measure_training(
-        harness, workload=f"slips:{slip}", precision=precision, local_batch=local_batch
+        lockstep, workload=f"slips:{slip}", precision=precision, local_batch=local_batch
     )
 """
 

@@ -559,8 +559,8 @@ FAULTY = """
 import pytest
 
 @pytest.mark.cases("weak")
-def test_faulty(harness, workload, precision, local_batch):
-    assert harness.world.rank != 1, "a fault of rank 1"
+def test_faulty(lockstep, workload, precision, local_batch):
+    assert lockstep.world.rank != 1, "a fault of rank 1"
 """
 
 
@@ -640,29 +640,29 @@ import signal
 import time
 import pytest
 
-def measure(harness):
-    rounds = harness.time(lambda: None)
-    harness.record(rounds, workload="none", scaling=None, sample_unit="none", samples_per_step=1)
+def measure(lockstep):
+    rounds = lockstep.time(lambda: None)
+    lockstep.record(rounds, workload="none", scaling=None, sample_unit="none", samples_per_step=1)
 
 @pytest.mark.cases("weak")
-def test_a_good_one(harness, workload, precision, local_batch):
-    measure(harness)
+def test_a_good_one(lockstep, workload, precision, local_batch):
+    measure(lockstep)
 
 @pytest.mark.cases("weak")
-def test_b_dies(harness, workload, precision, local_batch):
-    if harness.world.rank == 0:
+def test_b_dies(lockstep, workload, precision, local_batch):
+    if lockstep.world.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    measure(harness)
+    measure(lockstep)
 
 @pytest.mark.cases("weak")
-def test_c_hangs(harness, workload, precision, local_batch):
-    if harness.world.rank == 1:
+def test_c_hangs(lockstep, workload, precision, local_batch):
+    if lockstep.world.rank == 1:
         time.sleep(1000)
-    measure(harness)
+    measure(lockstep)
 
 @pytest.mark.cases("weak")
-def test_d_last(harness, workload, precision, local_batch):
-    measure(harness)
+def test_d_last(lockstep, workload, precision, local_batch):
+    measure(lockstep)
 """
 
 

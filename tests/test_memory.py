@@ -5,9 +5,7 @@ import functools
 import os
 import subprocess
 import sys
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,7 +14,6 @@ from cluster import missing
 
 from lockstep import workloads
 from lockstep.machine import memory
-from lockstep.measure import step_cases
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 CPU = torch.device("cpu")
@@ -108,35 +105,14 @@ def test_a_host_without_control_groups_leaves_all_it_has(monkeypatch, tmp_path):
     assert memory.left_in_groups() == []
 
 
-def test_what_the_last_case_left_in_a_cycle_is_free_before_the_ranks_meet():
-    class Left:
-        """What is reached from itself alone."""
-
-    left = Left()
-    left.own = left
-    seen = weakref.ref(left)
-    del left
-    met = []
-
-    def exchange(_, own):
-        met.append(seen())
-        return [own]
-
-    step_cases._skip_unless_supported(SimpleNamespace(device=CPU, exchange=exchange), "fp32")
-    assert met == [None]
-
-
-def test_what_fits_is_let_through_and_what_does_not_names_the_rank(monkeypatch):
-    def exchange(_, own):
-        return [own, [{"a model": 3 * 2**30, "a batch": 2**30}, 3 * 2**30, "n2"]]
-
-    memory.refuse_beyond(lambda _, own: [own], {"a model": 5}, CPU, 1)
+def test_what_fits_is_let_through_and_what_does_not_names_the_rank_with_the_least_room():
+    room = memory.least_room([4 * 2**30, 3 * 2**30], ["n1", "n2"])
+    needed = {"a model": 3 * 2**30}
+    memory.refuse_beyond(room, needed, CPU)
     needs = r"^rank 1 on n2 needs 3\.0 GiB for a model and 1\.0 GiB for a batch, but "
-    with pytest.raises(ValueError, match=rf"{needs}its share .* is 3\.0 GiB; choose a smaller"):
-        memory.refuse_beyond(exchange, {"a model": 0}, CPU, 1)
-    monkeypatch.setattr(memory, "free_bytes", lambda device, ranks_per_node: 1)
-    with pytest.raises(ValueError, match=rf"{needs}3\.0 GiB of its GPU are free; choose a smaller"):
-        memory.refuse_beyond(exchange, {"a model": 0}, torch.device("cuda"), 1)
+    for device, left in ((CPU, "its share .* is"), (torch.device("cuda"), "")):
+        with pytest.raises(ValueError, match=rf"{needs}{left} ?3\.0 GiB"):
+            memory.refuse_beyond(room, needed | {"a batch": 2**30}, device)
 
 
 def test_what_a_batch_keeps_for_the_next_one_has_memory():

@@ -30,8 +30,8 @@ import pytest
 from lockstep.measure.step_cases import measure_training
 
 @pytest.mark.cases("bucket")
-def test_mine(harness, workload, precision, bucket_cap_mb, local_batch):
-    measure_training(harness, workload=workload, precision=precision, local_batch=local_batch)
+def test_mine(lockstep, workload, precision, bucket_cap_mb, local_batch):
+    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
 """
 # Another host's name, as a resumed job on another node has it.
 MOVED = "import socket\nsocket.gethostname = lambda: 'node-b'\n"

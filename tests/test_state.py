@@ -44,8 +44,8 @@ SLIPS = {
 @pytest.mark.parametrize(
     "number, slip", list(enumerate(slip for name in SLIPS for slip in (name, "healthy")))
 )
-def test_case(harness, number, slip, workload, precision, local_batch):
-    measure_training(harness, workload=workload, precision=precision, local_batch=local_batch)
+def test_case(lockstep, number, slip, workload, precision, local_batch):
+    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
     SLIPS[slip]()
 """
 # slip -> kind, whether it is put back

@@ -118,31 +118,39 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
     )
 
 
-def parted(
-    cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
-) -> tuple[int, str] | None:
-    """Return the exit code and the reason why ranks cannot begin a case; None where they can.
+def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rank is about to run another case than the first; nothing where none is.
 
-    The list alone decides: a rank that came too late finds itself silent in it, as all others do.
+    Args:
+        cases: What each rank is about to run; None where it was silent.
+        ranks: The ranks' part of the provenance.
+    """
+    first = next(rank for rank, case in enumerate(cases) if case is not None)
+    for rank, case in enumerate(cases):
+        if case not in (None, cases[first]):
+            return (
+                f"{where(rank, ranks)} is at {case} while rank {first} is at {cases[first]}; "
+                "nothing measured from here on could be trusted"
+            )
+    return ""
+
+
+def absent(
+    cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
+) -> str:
+    """Return which ranks did not come to a case; nothing where all did.
 
     Args:
         cases: What each rank is about to run; None where it was silent.
         ranks: The ranks' part of the provenance.
         timeout_s: How long they were waited for.
     """
-    first = next(rank for rank, case in enumerate(cases) if case is not None)
-    case = cases[first]
-    astray = (rank for rank, other in enumerate(cases) if other not in (None, case))
-    if (rank := next(astray, None)) is not None:
-        return EXIT_OUT_OF_STEP, (
-            f"{where(rank, ranks)} is at {cases[rank]} while rank {first} is at {case}; nothing "
-            "measured from here on could be trusted"
-        )
-    silent = [rank for rank, other in enumerate(cases) if other is None]
+    silent = [rank for rank, case in enumerate(cases) if case is None]
     if not silent:
-        return None
+        return ""
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
-    return EXIT_LOST, (
+    case = next(case for case in cases if case is not None)
+    return (
         f"{where(silent[0], ranks)}{more}, awaited at {case}, did not come within "
         f"{timeout_s:g} s; see its log"
     )

@@ -7,9 +7,7 @@ options; else `lockstep.plugin` brings them after the collection, and the defaul
 
 import argparse
 import difflib
-import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -20,9 +18,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lockstep.launch import options, refusals, session
+from lockstep.launch import ending, options, refusals, session
+from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
-from lockstep.launch.session import EXIT_IO, EXIT_STOPPED
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
 from lockstep.vocabulary import journal, sizes
@@ -30,9 +28,7 @@ from lockstep.vocabulary.errors import AgreedError
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, STUDIES, sized_name
 from lockstep.world import process_group as world
-from lockstep.world.watchdog import GRACE_S
 
-LAST_WORD_S = 2 * GRACE_S
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
 # Plugins of pytest that write a file without being asked.
 WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
@@ -43,6 +39,8 @@ SETTINGS = pytest.StashKey[options.Settings]()
 SESSION = pytest.StashKey[session.LaunchSession]()
 SKIPPED = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[list[pytest.Item]]()
+# The case that follows an item; None after the last.
+NEXT = pytest.StashKey[str | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -148,7 +146,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     code = getattr(excinfo.value, "returncode", None)
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         return  # the launch ends in order, and rank 0 says why
-    if not _is_voice() and code not in (session.EXIT_USAGE, session.EXIT_MACHINE):
+    if not _is_voice() and code not in (EXIT_USAGE, EXIT_MACHINE):
         _say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
@@ -177,14 +175,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'pip install "lockstep-bench[bench]" brings what measuring needs'
-        _exit(RuntimeError(f"{error}; {todo}"), session.EXIT_MACHINE)
+        _exit(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # refused alike on all ranks, so none takes the store from another
             del config.stash[SESSION]
         if isinstance(error, ValueError):
             _refuse(error)
-        _exit(error, session.EXIT_MACHINE)
+        _exit(error, EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured] + chosen
 
@@ -235,11 +233,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    item.stash[NEXT] = case_of(nextitem) if nextitem else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest skips a marked case, or the ranks lose count
 def pytest_runtest_setup(item: pytest.Item) -> None:
     launch = _launch_of(item)
     if launch is not None:
-        launch.enter(case_of(item))
+        launch.cases.begin(case_of(item))
         if launch.ending:
             raise item.session.Interrupted(launch.ending.reason)
     elif is_measured(item) and _is_worker(item.config):
@@ -262,59 +265,47 @@ def pytest_runtest_makereport(
     report = yield
     launch = _launch_of(item)
     if launch is not None:
-        _judge(launch, item, report)
+        _settle(launch, item, report)
         if call.excinfo:
             _forget(call.excinfo.value)
-        if call.when == "teardown":
-            launch.leave()
         if launch.ending:
             item.session.shouldstop = launch.ending.reason
     return report
 
 
-def _judge(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
-    """Give a phase of the case the outcome that holds on all ranks, and keep what it decides."""
+def _settle(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
+    """Give a phase of the case the outcome that holds on all ranks."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    own, is_first, case = report.outcome, not launch.case_failed, case_of(item)
-    entry: dict[str, Any] = {}
-    if report.when == "call" and own == "passed":
-        entry, problem = _record(launch, item, benchmark)
-        if problem:
-            report.outcome, report.longrepr = "failed", problem
-    report.outcome, reason = launch.verdict(str(report.when), report.outcome, _reason(report))
-    if report.outcome == "skipped":
-        launch.pending = {"kind": "skip", "case": case, "reason": reason}
-    elif report.outcome == "failed":
-        if is_first:
-            launch.keeper.keep({"kind": "fail", "case": case, "reason": reason})
+    own, reason, cases = report.outcome, _reason(report), launch.cases
+    if report.when == "setup":
+        settled = cases.end_set_up(own, reason)
+    elif report.when == "call":
+        if own == "passed" and launch.settings.journal_path and not cases.current.part:
+            own, reason = "failed", "it recorded nothing; call lockstep.measure"
+        settled = cases.end_call(own, reason, lambda: _entry(launch, item, benchmark))
+    else:
+        settled = cases.leave(own, reason, item.stash[NEXT])
+    if settled.outcome == "failed":
         _drop_timings(benchmark)
-        if launch.world.world_size > 1 or own == "passed":
-            report.longrepr = reason
-    elif entry:
-        launch.pending = entry
+        if launch.world.world_size > 1 or report.outcome == "passed":
+            report.longrepr = settled.reason
+    report.outcome = settled.outcome
 
 
-def _record(
+def _entry(
     launch: session.LaunchSession, item: pytest.Item, benchmark: Any
 ) -> tuple[dict[str, Any], str]:
     """Return what the journal is to keep of a case that passed, and why it cannot, if so."""
-    if not _measured(benchmark):
-        return (
-            {},
-            "it recorded nothing; call lockstep.measure" if launch.settings.journal_path else "",
-        )
+    if benchmark is None or not benchmark.stats:  # under --benchmark-disable
+        return {}, ""
     stats, size = benchmark.stats, launch.world.world_size
-    stats.name, stats.fullname = (sized_name(one, size) for one in (stats.name, stats.fullname))
+    stats.name, stats.fullname = (sized_name(name, size) for name in (stats.name, stats.fullname))
     params = {"params": params_of(item)} if stats.params else {}
     entry = {"kind": "case", "case": case_of(item), "benchmark": stats.as_dict() | params}
     try:
         return journal.fixed(entry), ""
     except (TypeError, ValueError) as error:
         return {}, f"the journal cannot keep what it recorded: {error}"
-
-
-def _measured(benchmark: Any) -> bool:
-    return benchmark is not None and bool(benchmark.stats)
 
 
 def _forget(error: BaseException | None) -> None:
@@ -358,7 +349,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     skipped = session.config.stash.get(SKIPPED, [])
     if launch is None and skipped and not _is_voice():
         _say_own(f"skips all that it could measure: {skipped[0]}")
-    if launch is not None and not _write_json(session.config, launch):
+    if launch is not None and not ending.write_json(session.config, launch):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
     with warnings.catch_warnings():
@@ -367,83 +358,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
             return (yield)
         finally:
             if launch is not None:
-                _leave(session.config, launch)
-
-
-def _write_json(config: pytest.Config, launch: session.LaunchSession) -> bool:
-    """Write the JSON in pytest-benchmark's place, and return whether that went well.
-
-    It would write none where a resume has nothing left to measure, and empties an older one before
-    it knows that the disk has room.
-    """
-    path = launch.settings.result_path
-    if launch.keeper.journal is None or path is None or (path.exists() and not path.is_file()):
-        return True  # what is no file, such as /dev/stdout, cannot be replaced
-    benchmarks: Any = config.pluginmanager.get_plugin("pytest-benchmark")
-    benchmarks.json = None
-    kept = launch.keeper.journal.path
-    try:
-        if journal.outcomes(kept):
-            journal.write_result(kept, path.resolve())
-            benchmarks.logger.info(f"Wrote benchmark data in: {path}", purple=True)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        sys.stderr.write("\n")  # after the line of dots
-        _say(
-            f"--benchmark-json {path} cannot be written: {why}; the cases are kept in {kept}: "
-            f"run again with --resume --journal={kept}"
-        )
-        return False
-    return True
-
-
-def _leave(config: pytest.Config, launch: session.LaunchSession) -> None:
-    _flush(config)
-    if launch.ending is None and launch.keeper.broken:
-        launch.end(EXIT_IO, launch.keeper.broken)
-    if launch.ending is None:
-        launch.part()
-    if launch.ending:
-        _end(launch)
-    launch.close()
-
-
-def _end(launch: session.LaunchSession) -> NoReturn:
-    """End this process with the code that says why, whatever the ranks still wait for."""
-    assert launch.ending is not None
-    code = launch.ending.code
-    try:
-        if code == EXIT_STOPPED:
-            # Once one rank has ended, a launcher kills those still on their way out, and with them
-            # the exit code. All that is to be written is: they end at once, together.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            launch.close()
-        else:
-            _last_word(launch)
-    finally:
-        os._exit(code)
-
-
-def _last_word(launch: session.LaunchSession) -> None:
-    """Say why, also where there is no summary, and let rank 0 and the watchdogs go first."""
-    assert launch.ending is not None
-    launch.watchdog.arm(launch.patience_s)  # nobody may read what is said here
-    launch.ending.say()
-    time.sleep(GRACE_S if launch.is_voice else LAST_WORD_S)
-    launch.watchdog.close(launch.end_s)
-
-
-def _flush(config: pytest.Config) -> None:
-    """Let out what rank 0 says: a launcher ends all ranks as soon as one has ended."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.flush()
-
-
-@pytest.fixture
-def harness(request: pytest.FixtureRequest, benchmark: Any) -> Harness:
-    """Return the same as `lockstep` does."""
-    return harness_of(request.node, benchmark)
+                ending.leave(session.config, launch)
 
 
 def harness_of(item: pytest.Item, benchmark: Any) -> Harness:
@@ -455,7 +370,7 @@ def _refuse(error: ValueError) -> NoReturn:
     """End the session with one sentence, said by rank 0 alone."""
     if _is_voice():
         raise pytest.UsageError(str(error)) from error
-    _exit(error, session.EXIT_USAGE)
+    _exit(error, EXIT_USAGE)
 
 
 def _exit(error: Exception, returncode: int) -> NoReturn:

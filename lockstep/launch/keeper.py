@@ -2,16 +2,17 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.launch.options import Settings
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.errors import AgreedError, RankError
+from lockstep.vocabulary.flags import flag
 from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import SCHEMA_VERSION
+from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 from lockstep.world.control import Control
 from lockstep.world.watchdog import stacks_file
 
@@ -173,3 +174,56 @@ class Keeper:
         except OSError as error:
             # The others learn of it with the case's last verdict.
             self.broken = f"the journal {self.journal.path} cannot be written: {error.strerror}"
+
+
+@dataclass
+class CaseEnd:
+    """How a case ends, as the journal is to hold it: once, and on rank 0 alone.
+
+    Attributes:
+        keeper: Writes it.
+        case: The case.
+        pending: What is written unless the case still fails; empty while there is nothing.
+        is_kept: Whether it is written.
+    """
+
+    keeper: Keeper
+    case: str
+    pending: dict[str, Any] = field(default_factory=dict)
+    is_kept: bool = False
+
+    def skip(self, reason: str) -> None:
+        """Note that the case is skipped."""
+        self.pending = {"kind": "skip", "case": self.case, "reason": reason}
+
+    def fail(self, reason: str) -> None:
+        """Write that the case has failed; its first failure counts."""
+        self._keep({"kind": "fail", "case": self.case, "reason": reason})
+
+    def finish(self, left: Sequence[Mapping[str, Any]]) -> bool:
+        """Write what the case left behind, and how it ended; return whether that is new.
+
+        Args:
+            left: The facts of `state.LeftBehind`, each with its rank.
+        """
+        for each in left:
+            self.keeper.keep({"kind": "left", "case": self.case, "left": each})
+        if not self.pending or self.is_kept:
+            return False
+        _flag(self.pending, left)
+        self._keep(self.pending)
+        return True
+
+    def _keep(self, end: Mapping[str, Any]) -> None:
+        if not self.is_kept:
+            self.is_kept = True
+            self.keeper.keep(end)
+
+
+def _flag(end: dict[str, Any], left: Sequence[Mapping[str, Any]]) -> None:
+    """Flag a case that was measured in another state than its launch has."""
+    block = end.get("benchmark", {}).get("extra_info", {}).get(KEY, {})
+    for each in left:
+        facts = {name: each[name] for name in ("rank", "before", "after")} | {"what": each["kind"]}
+        made = flag("left-behind" if each["is_restored"] else "left-in-place", **facts)
+        block.setdefault("flags", []).append(made.to_dict())

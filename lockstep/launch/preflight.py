@@ -127,6 +127,14 @@ def _refuse_difference(
         )
 
 
+def gather_unsupported(world: World, control: Control) -> dict[str, str]:
+    """Return precision -> why the first rank that lacks it cannot compute in it; equal on all."""
+    from lockstep.measure.train_step import unsupported_here
+
+    there = control.exchange_all("unsupported", unsupported_here(world.device))
+    return {name: reason for rank in reversed(there) for name, reason in rank.items()}
+
+
 def gather_provenance(world: World, control: Control, seed: int) -> dict[str, Any]:
     """Return the launch's provenance, every rank's part in it, equal on all ranks."""
     own = provenance.rank_facts(world.rank, world.local_rank, world.device)

@@ -120,7 +120,7 @@ def refuse_own_rounds(items: Iterable[pytest.Item], world_size: int) -> None:
         if (is_case or world_size > 1) and "benchmark" in _parameters(item):
             raise ValueError(
                 f"{item.nodeid} asks for `benchmark`, whose rounds each rank would choose for "
-                "itself; ask for `harness` and time with harness.time(step)"
+                "itself; ask for `lockstep` and time with lockstep.time(step)"
             )
 
 

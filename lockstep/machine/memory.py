@@ -2,13 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
-
-from lockstep.vocabulary.host import hostname
 
 if TYPE_CHECKING:
     import torch
@@ -23,32 +22,44 @@ _CGROUP_FILES = {
 }
 
 
-def refuse_beyond(
-    exchange: Callable[[str, Any], list[Any]],
-    needed: Mapping[str, int],
-    device: "torch.device",
-    ranks_per_node: int,
-) -> None:
+@dataclass(frozen=True)
+class Room:
+    """The least that any rank may still take of memory.
+
+    Attributes:
+        rank: The rank that has it.
+        host: Its host.
+        free_bytes: Of its device on a GPU, of its share on a host.
+    """
+
+    rank: int
+    host: str
+    free_bytes: int
+
+
+def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
+    """Return the least of what the ranks may still take, from each rank's."""
+    rank = min(range(len(free_bytes)), key=free_bytes.__getitem__)
+    return Room(rank, hosts[rank], free_bytes[rank])
+
+
+def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device") -> None:
     """Refuse on all ranks, before any of it is made, what one of them has no room for.
 
     Args:
-        exchange: Takes a name and this rank's value, returns every rank's.
-        needed: What for -> bytes, of this rank.
+        room: The least of all ranks'.
+        needed: What for -> bytes, equal on all ranks.
         device: Where it is to be.
-        ranks_per_node: Ranks that share a host's memory.
 
     Raises:
         ValueError: It does not fit.
     """
-    free = free_bytes(device, ranks_per_node)
-    there = exchange(f"room for {', '.join(needed)}", [dict(needed), free, hostname()])
-    for rank, (wanted, left, host) in enumerate(there):
-        if sum(wanted.values()) > left:
-            parts = " and ".join(f"{size / GIB:.1f} GiB for {w}" for w, size in wanted.items())
-            raise ValueError(
-                f"rank {rank} on {host} needs {parts}, but {_room(device, left)}; choose a smaller "
-                "model, a smaller batch or less data"
-            )
+    if sum(needed.values()) > room.free_bytes:
+        parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
+        raise ValueError(
+            f"rank {room.rank} on {room.host} needs {parts}, but {_room(device, room.free_bytes)}; "
+            "choose a smaller model, a smaller batch or less data"
+        )
 
 
 def _room(device: "torch.device", left: int) -> str:

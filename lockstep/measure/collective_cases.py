@@ -4,11 +4,13 @@ Message size is nccl-tests' S: the buffer of all-reduce, broadcast and reduce; t
 buffer of all-gather; the whole input of reduce-scatter (doc/PERFORMANCE.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lockstep.measure import result
 from lockstep.measure.harness import Harness
+from lockstep.measure.result import Part
 from lockstep.vocabulary import metrics
 
 if TYPE_CHECKING:
@@ -74,20 +76,32 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     part_elements = max(1, message_bytes // ITEM_BYTES // n)
     whole = torch.zeros(part_elements * n, device=harness.device)
     part = torch.zeros(part_elements, device=harness.device)
-    _check(harness, "before", chosen, whole, part)
+    is_right = [_is_right(harness, chosen, whole, part)]
     whole.zero_()  # zeros stay zeros however often they are summed
     part.zero_()
-    rank_round_s = harness.time(lambda: chosen.call(whole, part))
-    _check(harness, "after", chosen, whole, part)
+    round_s = harness.time(lambda: chosen.call(whole, part))
+    is_right.append(_is_right(harness, chosen, whole, part))
     used_bytes = whole.numel() * ITEM_BYTES
+
+    def conclude(parts: Sequence[Part]) -> dict[str, Any]:
+        wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
+        if wrong:
+            raise RuntimeError(
+                f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} holds a wrong result, expected "
+                f"{chosen.expected_values(n)}"
+            )
+        time_s = result.step_s(parts, harness.plan.steps_per_round)
+        return {"details": _bandwidth(collective, used_bytes, n, time_s)}
+
     harness.record(
-        rank_round_s,
+        round_s,
+        own=is_right,
+        conclude=conclude,
         workload=collective,
         scaling=None,
         sample_unit="bytes",
         samples_per_step=used_bytes,
         checks={"result_is_right": True},
-        details=_bandwidth(collective, used_bytes, n, harness.step_s(rank_round_s)),
     )
 
 
@@ -103,10 +117,10 @@ def _bandwidth(
     }
 
 
-def _check(
-    harness: Harness, when: str, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
-) -> None:
-    """Run the collective once on known values; every rank learns whether all results are right."""
+def _is_right(
+    harness: Harness, chosen: Collective, whole: "torch.Tensor", part: "torch.Tensor"
+) -> bool:
+    """Run the collective once on known values, and return whether this rank's result is right."""
     rank, n = harness.world.rank, harness.world.world_size
     whole.fill_(rank + 1)
     part.fill_(rank + 1)
@@ -114,9 +128,4 @@ def _check(
     found = (whole if chosen.result == "whole" else part).view(-1)
     expected = found.new_tensor(chosen.expected_values(n))
     is_right = bool((found.view(len(expected), -1) == expected[:, None]).all())
-    holds_result = rank == 0 or not chosen.root_only
-    answers = harness.exchange(f"check {when}", is_right or not holds_result)
-    if not all(answers):
-        raise RuntimeError(
-            f"rank {answers.index(False)} holds a wrong result, expected {expected.tolist()}"
-        )
+    return is_right or (chosen.root_only and rank > 0)

@@ -1,54 +1,27 @@
-"""What a case gets from us: timed rounds, agreement between ranks, and a place for its record."""
+"""What a test measures with: timed rounds, and a place for what they gave."""
 
-import gc
-import math
 import reprlib
-import time
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.machine import memory, nvml
-from lockstep.measure import timing
-from lockstep.vocabulary import metrics
-from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.host import hostname
-from lockstep.vocabulary.record import KEY, CaseRecord, problem
+from lockstep.machine import memory
+from lockstep.measure import result, timing
+from lockstep.measure.result import Case, Conclusion, Part
+from lockstep.measure.rounds import Goal, Rounds, Step
+from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.record import KEY
 from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
 
-
-# A precision that is asked for is given up after so many times the fixed rounds.
-MAX_BATCHES = 20
-# Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
-LEAST_ALONE = 8
-# The untimed run of the first case takes no longer.
-WARM_UP_S = 30.0
-# A rank that computes so much longer than the others sets the pace of all.
-STRAGGLER_RATIO = 1.15
-
-
 # What a page says of a step that is not the suite's.
 OWN_BASIS = {"data, model and optimizer": "those of your own test"}
-
-
-@dataclass(frozen=True)
-class Goal:
-    """When a case has enough rounds.
-
-    Attributes:
-        margin: Largest relative margin of error of the mean round, such as 0.01.
-        confidence: Of that margin, such as 0.95.
-    """
-
-    margin: float
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -58,40 +31,40 @@ class Harness:
     Attributes:
         world: The ranks and this rank's device.
         size: Rounds, steps and batches.
-        case: The case's id.
+        name: The test's name, without its parameters.
+        number: Of the case in this session, from 1.
         factors: The case's parameters, name -> value.
         study: The study the case belongs to.
-        cores_on_host: Cores that the ranks of this host may run on together.
         seed: Seed of parameters and data.
         data_root: Folder for data files.
-        flags: What is already known against any result of this launch.
-        goal: When there are enough rounds; None for the fixed number.
         benchmark: pytest-benchmark's fixture.
         clock: The timer through which pytest-benchmark sees our durations.
+        case: What the launch and the case tell each other.
+        cores_on_host: Cores that the ranks of this host may run on together.
+        flags: What is already known against any result of this launch.
+        goal: When there are enough rounds; None for the fixed number.
         rank_hosts: Host of each rank.
-        position: Place of the case in the launch's order.
-        source_sha256: Digest of what the case measures, see `CaseRecord.workload_sha256`.
-        is_first: Whether it is the first case that this session measures.
-        slowed: Flags of devices that held their clocks back at the end of a batch of rounds.
+        unsupported: Precision -> why a rank of this launch cannot compute in it.
+        facts: Further fields of `CaseRecord`, which the launch knows.
     """
 
     world: World
     size: Size
-    case: str
+    name: str
+    number: int
     factors: dict[str, Any]
     study: str
-    cores_on_host: int
     seed: int
     data_root: "Path"
-    flags: "tuple[Flag, ...]"
-    goal: Goal | None
     benchmark: Any
     clock: timing.ReplayClock
-    rank_hosts: tuple[str, ...] = ()
-    position: int | None = None
-    source_sha256: str | None = None
-    is_first: bool = False
-    slowed: "list[Flag]" = field(default_factory=list)
+    case: Case
+    cores_on_host: int = 1
+    flags: Sequence[Flag] = ()
+    goal: Goal | None = None
+    rank_hosts: Sequence[str] = ()
+    unsupported: Mapping[str, str] | None = None
+    facts: Mapping[str, Any] | None = None
 
     @property
     def device(self) -> "torch.device":
@@ -110,118 +83,40 @@ class Harness:
             return self.size
         return replace(self.size, rounds=1, warmup_rounds=0, steps_per_round=1)
 
-    def exchange(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value.
+    @property
+    def rounds(self) -> Rounds:
+        """What times the rounds of this case."""
+        is_first = self.number == 1 and self.measures
+        goal = self.goal if self.measures else None
+        return Rounds(self.world, str(self.number), self.plan, goal, is_first, self.case.slowdowns)
 
-        Raises:
-            RuntimeError: A rank did not answer.
-        """
-        return self.world.control.exchange_all(f"{self.case}/{name}", value)
-
-    def time(self, step: "Callable[[], Any]") -> list[list[float]]:
+    def time(self, step: Step) -> list[float]:
         """Warm up, then time the rounds of a step: a fixed number, or batches until the goal.
 
         Returns:
-            Seconds per round and rank, shape (num_ranks, num_rounds), equal on all ranks.
+            This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
-        if self.is_first and self.measures:
-            self._warm_up(step)
-        gc.collect()  # what the last case left is not this one's peak
-        memory.reset_peak(self.device)
-        warmup = self.plan.warmup_rounds
-        begun = time.monotonic()
-        rank_round_s = self._batch(step, 0, warmup)
-        for number in range(1, MAX_BATCHES):
-            if not self._wants_more(rank_round_s, time.monotonic() - begun, number):
-                break
-            begun = time.monotonic()
-            more = self._batch(step, number, 0)
-            rank_round_s = [old + new for old, new in zip(rank_round_s, more, strict=True)]
-        return rank_round_s
+        return self.rounds.time(step)
 
-    def _warm_up(self, step: "Callable[[], Any]") -> None:
-        """Run the launch's first case once for nothing, or it alone would pay for a cold process.
-
-        Its own warm-up rounds follow. Rank 0 decides when it has taken its share of the budget.
-        """
-        left_s = self.world.control.left_s()
-        end = time.monotonic() + min(WARM_UP_S, WARM_UP_S if left_s is None else left_s / 4)
-        for number in range(self.plan.warmup_rounds + self.plan.rounds):
-            timing.time_rounds(
-                self.world, step, rounds=1, steps_per_round=self.plan.steps_per_round
-            )
-            if not self.exchange(f"warm up {number}", time.monotonic() < end)[0]:
-                break
-
-    def _batch(self, step: "Callable[[], Any]", number: int, warmup: int) -> list[list[float]]:
-        own = timing.time_rounds(
-            self.world,
-            step,
-            rounds=warmup + self.plan.rounds,
-            steps_per_round=self.plan.steps_per_round,
-        )
-        slowdowns = nvml.slowdowns(self.device)  # before the device cools down
-        told = {"rounds": own[warmup:], "slowdowns": slowdowns, "host": hostname()}
-        ranks = self.exchange(f"rounds {number}", told)
-        self.slowed.extend(_slowdown_flags(ranks))
-        return [rank["rounds"] for rank in ranks]
-
-    def _wants_more(self, rank_round_s: list[list[float]], batch_s: float, number: int) -> bool:
-        """Return whether another batch is to come; equal on all ranks, for rank 0 decides."""
-        if self.goal is None or not self.measures:
-            return False
-        left_s = self.world.control.left_s()
-        has_time = left_s is None or left_s > 2 * batch_s
-        wants = has_time and self._margin(rank_round_s) > self.goal.margin
-        return bool(self.exchange(f"more {number}", wants)[0])
-
-    def _margin(self, rank_round_s: list[list[float]]) -> float:
-        assert self.goal is not None
-        return metrics.relative_margin(metrics.slowest_rank(rank_round_s), self.goal.confidence)
-
-    def _goal_flags(self, rank_round_s: list[list[float]]) -> list[Flag]:
-        if self.goal is None or not self.measures:
-            return []
-        rounds = len(rank_round_s[0])
-        if rounds < 2:
-            return [flag("no-margin", goal=self.goal.margin)]
-        margin = self._margin(rank_round_s)
-        if margin <= self.goal.margin:
-            return []
-        return [flag("wide-margin", margin=margin, rounds=rounds, goal=self.goal.margin)]
-
-    def alone(self, step: "Callable[[], Any]") -> tuple[list[list[float]], list[Flag]]:
+    def alone(self, step: Step) -> list[float]:
         """Time a step that waits for no other rank, to find the one that the others wait for.
 
         Returns:
-            Each rank's seconds of each step, shape (num_ranks, num_steps), empty where nothing is
-            measured; flags.
+            This rank's seconds of each step, shape (num_steps,); empty where nothing is measured.
         """
-        if not self.measures:
-            return [], []
-        steps = self.plan.steps_per_round  # as the step is timed, or more of its launch would show
-        step()  # the first one after synchronised steps allocates anew
-        rounds = math.ceil(LEAST_ALONE / steps)
-        own = timing.time_steps(self.world, step, rounds=rounds, steps_per_round=steps)
-        there = self.exchange("alone", [own, hostname()])
-        alone_s = [steps_s for steps_s, _ in there]
-        return alone_s, _straggler_flags(list(map(median, alone_s)), [host for _, host in there])
-
-    def step_s(self, rank_round_s: list[list[float]]) -> float:
-        """Return the median over rounds of the slowest rank's seconds per step."""
-        return median(metrics.slowest_rank(rank_round_s)) / self.plan.steps_per_round
+        return self.rounds.alone(step) if self.measures else []
 
     def measure(
         self,
-        step: "Callable[[], Any]",
+        step: Step,
         *,
         samples: int,
         ddp: Any = None,
         check: "Callable[[], Any] | None" = None,
         scaling: str = "weak",
         unit: str = "samples",
-        factors: "Mapping[str, Any] | None" = None,
-    ) -> CaseRecord:
+        factors: Mapping[str, Any] | None = None,
+    ) -> list[float]:
         """Measure a step of one's own on every rank, and keep the result.
 
         Args:
@@ -237,135 +132,122 @@ class Harness:
             factors: What else tells this case from others, name -> value.
 
         Returns:
-            What is kept, of all ranks.
+            This rank's seconds per round, shape (num_rounds,).
 
         Raises:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
             RuntimeError: The check returned what is false.
         """
-        if scaling not in ("weak", "strong"):
-            raise ValueError(f"scaling={scaling!r} is not weak or strong")
-        batches = self._batches(samples)
-        rank_round_s = self.time(step)
-        said = None if check is None else check()
-        if said is not None and not said:  # NumPy and torch have a False of their own
-            raise RuntimeError(f"the check of the measured step returned {said}")
-        details, stragglers = self._without_sync(ddp, step)
+        _refuse(scaling, samples, ddp, self.world.world_size)
+        round_s = self.time(step)
+        answer = None if check is None else check()
+        if answer is not None and not answer:  # NumPy and torch have a False of their own
+            raise RuntimeError(f"the check of the measured step returned {answer}")
+        alone_s, details = [], {"basis": OWN_BASIS}  # type: tuple[list[float], dict[str, Any]]
+        if hasattr(ddp, "no_sync"):
+            with ddp.no_sync():
+                alone_s = self.alone(step)
+            details |= _buckets(ddp)
         own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
-        return own.record(
-            rank_round_s,
+        own.record(
+            round_s,
+            alone_s=alone_s,
+            own=samples,
+            conclude=_batches,
             workload=self.name,
             scaling=scaling,
             sample_unit=unit,
-            samples_per_step=sum(batches),
-            local_batch=samples if len(set(batches)) == 1 else None,
-            global_batch=sum(batches),
             checks={} if check is None else {"own_check": True},
-            details=details | {"basis": OWN_BASIS},
-            flags=stragglers,
+            details=details,
         )
+        return round_s
 
-    def _without_sync(
-        self, ddp: Any, step: "Callable[[], Any]"
-    ) -> tuple[dict[str, Any], list[Flag]]:
-        """Time the step without gradient synchronisation; return details and flags."""
-        # A model may be wrapped only where there are other ranks.
-        if ddp is None or (self.world.world_size == 1 and not hasattr(ddp, "no_sync")):
-            return {}, []
-        if not hasattr(ddp, "no_sync"):
-            raise ValueError(
-                f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave "
-                "ddp out"
-            )
-        with ddp.no_sync():
-            alone_s, stragglers = self.alone(step)
-        return _ddp_details(ddp, alone_s), stragglers
-
-    def _batches(self, samples: object) -> list[int]:
-        """Return every rank's samples of a step.
-
-        Raises:
-            ValueError: A rank's are no whole number of 1 or more.
-        """
-        is_count = type(samples) is int and samples >= 1
-        batches = self.exchange("samples", samples if is_count else reprlib.repr(samples))
-        for rank, batch in enumerate(batches):
-            if isinstance(batch, str):
-                raise ValueError(
-                    f"samples is {batch} on rank {rank}, which is no whole number of 1 or more; "
-                    "give those of a step on this rank, such as len(batch)"
-                )
-        return batches
-
-    @property
-    def name(self) -> str:
-        """The test's name, without its parameters."""
-        return self.case.partition("/")[2].partition("[")[0]
-
-    def record(self, rank_round_s: list[list[float]], **facts: Any) -> CaseRecord:
-        """Keep the case's result and show its rounds to pytest-benchmark.
+    def record(
+        self,
+        round_s: list[float],
+        *,
+        alone_s: Sequence[float] = (),
+        own: Any = None,
+        conclude: Conclusion | None = None,
+        **facts: Any,
+    ) -> None:
+        """Hand over what this rank measured; once the case has ended, rank 0 keeps all ranks'.
 
         Args:
-            rank_round_s: What `time` returned.
+            round_s: What `time` returned.
+            alone_s: What `alone` returned.
+            own: What else `conclude` is to know of this rank, as JSON can hold it.
+            conclude: Called on rank 0 with what every rank has handed over.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
-
-        Raises:
-            ValueError: A count, a unit or a round is none, see `record.problem`.
         """
-        flags = [*self.flags, *facts.pop("flags", []), *self._goal_flags(rank_round_s)]
-        flags += dict.fromkeys(self.slowed)
-        peaks = self.exchange("memory", memory.peak_bytes(self.device) or 0)
-        record = CaseRecord(
+        slowdowns = sorted(self.case.slowdowns)
+        peak_bytes = memory.peak_bytes(self.device)
+        self.case.part = Part(round_s, list(alone_s), slowdowns, peak_bytes, own)
+        self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
+        if self.world.rank > 0:
+            self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used
+
+    def _conclude(
+        self, parts: Sequence[Part], conclude: Conclusion | None, facts: Mapping[str, Any]
+    ) -> None:
+        """Make the record of all ranks' parts, and show its rounds to pytest-benchmark."""
+        found = dict(conclude(parts)) if conclude else {}
+        known = {**facts, **found, **(self.facts or {})}
+        made = result.make(
+            parts,
+            self.rank_hosts,
+            self.goal if self.measures else None,
             study=self.study,
             world_size=self.world.world_size,
             num_nodes=self.world.num_nodes,
             factors=self.factors,
             steps_per_round=self.plan.steps_per_round,
-            rank_round_s=rank_round_s,
-            peak_memory_bytes=[peak or None for peak in peaks],
-            flags=[one.to_dict() for one in flags],
-            rank_hosts=list(self.rank_hosts),
-            position=self.position,
-            workload_sha256=self.source_sha256,
-            **facts,
+            **known
+            | {
+                "details": facts.get("details", {}) | found.get("details", {}),
+                "flags": [*self.flags, *facts.get("flags", [])],
+            },
         )
-        if wrong := problem(record):
-            raise ValueError(f"the result cannot be kept: {wrong}")
-        self.benchmark.extra_info[KEY] = record.to_dict()
-        self.clock.load(record.round_s)
-        self.benchmark.pedantic(_nothing, rounds=len(record.round_s), iterations=1)
-        return record
+        self.benchmark.extra_info[KEY] = made.to_dict()
+        self._show(made.round_s)
 
-
-def _ddp_details(ddp: Any, alone_s: list[list[float]]) -> dict[str, Any]:
-    from lockstep.measure.train_step import bucket_bytes, gradient_bytes
-
-    return {
-        "bucket_bytes": bucket_bytes(ddp),
-        "gradient_bytes": gradient_bytes(ddp),
-        "alone_step_s": list(map(median, alone_s)),
-        "rank_alone_s": alone_s,
-    }
+    def _show(self, round_s: list[float]) -> None:
+        self.clock.load(round_s)
+        self.benchmark.pedantic(_nothing, rounds=len(round_s), iterations=1)
 
 
 def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
 
 
-def _slowdown_flags(ranks: list[dict[str, Any]]) -> list[Flag]:
-    """Name the devices whose clocks were held back when the rounds ended."""
-    return [
-        flag("throttled", rank=number, host=rank["host"], reasons=list(rank["slowdowns"]))
-        for number, rank in enumerate(ranks)
-        if rank["slowdowns"]
-    ]
+def _refuse(scaling: str, samples: object, ddp: Any, world_size: int) -> None:
+    """Refuse what `Harness.measure` cannot take, before anything is timed."""
+    if scaling not in ("weak", "strong"):
+        raise ValueError(f"scaling={scaling!r} is not weak or strong")
+    if type(samples) is not int or samples < 1:
+        raise ValueError(
+            f"samples is {reprlib.repr(samples)}, which is no whole number of 1 or more; give "
+            "those of a step on this rank, such as len(batch)"
+        )
+    # A model may be wrapped only where there are other ranks.
+    if ddp is not None and world_size > 1 and not hasattr(ddp, "no_sync"):
+        raise ValueError(
+            f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave ddp "
+            "out"
+        )
 
 
-def _straggler_flags(alone_s: list[float], hosts: list[str]) -> list[Flag]:
-    if len(alone_s) < 2:
-        return []
-    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
-    ratio = alone_s[slowest] / median(alone_s[:slowest] + alone_s[slowest + 1 :])
-    if ratio <= STRAGGLER_RATIO:
-        return []
-    return [flag("straggler", rank=slowest, host=hosts[slowest], ratio=ratio)]
+def _buckets(ddp: Any) -> dict[str, Any]:
+    from lockstep.measure.train_step import buckets
+
+    return buckets(ddp)
+
+
+def _batches(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the batches of a user's own step, which need not be equal on all ranks."""
+    batches = [part.own for part in parts]
+    return {
+        "samples_per_step": sum(batches),
+        "local_batch": batches[0] if len(set(batches)) == 1 else None,
+        "global_batch": sum(batches),
+    }

@@ -76,9 +76,9 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
     )
     batches = iter(loader)
     checks = _check(batches, len(share), len(images), harness.device)
-    rank_round_s = harness.time(lambda: _to(harness.device, next(batches)))
+    round_s = harness.time(lambda: _to(harness.device, next(batches)))
     harness.record(
-        rank_round_s,
+        round_s,
         workload=dataset,
         scaling=None,
         local_batch=local_batch,

@@ -1,15 +1,12 @@
 """How a training step is measured: build, warm up, time, then check that it trained."""
 
-import gc
 import math
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
 from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.sizes import check_global_batch
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
@@ -52,9 +49,13 @@ def measure_training(
             would hold, or `make_batch` returned another number of items than asked.
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
     """
-    from lockstep.measure.train_step import StepConfig
+    import pytest
 
-    _skip_unless_supported(harness, precision)
+    from lockstep.measure.train_step import StepConfig, buckets, parameter_checksum
+
+    # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
+    if reason := (harness.unsupported or {}).get(precision):
+        pytest.skip(reason)
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
@@ -68,16 +69,19 @@ def measure_training(
     )
     step, inputs, targets = _build(harness, model, config, local_batch)
     loss_first = float(step.run(inputs, targets))
-    rank_round_s = harness.time(lambda: step.run(inputs, targets))
-    checks = _check(harness, step, loss_first, float(step.run(inputs, targets)))
+    round_s = harness.time(lambda: step.run(inputs, targets))
+    loss_last = float(step.run(inputs, targets))
+    checksum = parameter_checksum(step.ddp)
     with step.ddp.no_sync():
-        alone_s, stragglers = harness.alone(lambda: step.run(inputs, targets))
+        alone_s = harness.alone(lambda: step.run(inputs, targets))
     harness.record(
-        rank_round_s,
+        round_s,
+        alone_s=alone_s,
+        own={"first": loss_first, "last": loss_last, "parameters": checksum},
+        conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
-        checks=checks,
-        details=_details(step, alone_s),
-        flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision), *stragglers],
+        details={**buckets(step.ddp), "basis": BASIS},
+        flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **_facts(harness, model, precision, local_batch),
     )
 
@@ -97,19 +101,6 @@ def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int
     }
 
 
-def _skip_unless_supported(harness: Harness, precision: str) -> None:
-    import pytest
-
-    from lockstep.measure.train_step import unsupported
-
-    gc.collect()  # what the last case left is free once all ranks have done so
-    # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
-    found = harness.exchange("support", {"reason": unsupported(precision, harness.device)})
-    reasons = [rank["reason"] for rank in found if rank["reason"]]
-    if reasons:
-        pytest.skip(reasons[0])
-
-
 def _build(
     harness: Harness, model: "Workload", config: Any, local_batch: int
 ) -> "tuple[TrainStep, torch.Tensor, torch.Tensor]":
@@ -117,92 +108,59 @@ def _build(
 
     from lockstep.measure.train_step import TrainStep
 
-    memory.refuse_beyond(
-        harness.exchange,
-        {
-            f"the model {model.name}": model_bytes(model, config.momentum > 0),
-            f"its batch of {local_batch}": batch_bytes(model, local_batch),
-        },
-        harness.device,
-        harness.world.ranks_per_node,
-    )
+    needed = {
+        f"the model {model.name}": model_bytes(model, config.momentum > 0),
+        f"its batch of {local_batch}": batch_bytes(model, local_batch),
+    }
+    if harness.case.room:
+        memory.refuse_beyond(harness.case.room, needed, harness.device)
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)
     step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
     generator = torch.Generator(harness.device)
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
-    _refuse_other_batch(harness, model, local_batch, len(inputs))
+    if len(inputs) != local_batch:  # throughput counts what was asked for
+        raise ValueError(
+            f"make_batch of workload {model.name} was asked for {local_batch} items and returned "
+            f"{len(inputs)} on rank {harness.world.rank}; return as many items as its first "
+            "argument says"
+        )
     return step, inputs, targets
 
 
-def _refuse_other_batch(harness: Harness, model: "Workload", asked: int, returned: int) -> None:
-    """Refuse a batch of another size than asked for: throughput counts what was asked."""
-    for rank, given in enumerate(harness.exchange("batch", returned)):
-        if given != asked:
-            raise ValueError(
-                f"make_batch of workload {model.name} was asked for {asked} items and returned "
-                f"{given} on rank {rank}; return as many items as its first argument says"
-            )
-
-
-def _check(
-    harness: Harness, step: "TrainStep", loss_first: float, loss_last: float
-) -> dict[str, Any]:
-    """Return what the ranks found, or raise: a fast wrong case is a failed case."""
-    from lockstep.measure.train_step import parameter_checksum
-
-    found = harness.exchange(
-        "checks",
-        {
-            "first": loss_first,
-            "last": loss_last,
-            "parameters": parameter_checksum(step.ddp),
-            "host": hostname(),
-        },
-    )
-    first = sum(rank["first"] for rank in found) / len(found)
-    last = sum(rank["last"] for rank in found) / len(found)
+def _checks(harness: Harness, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks found, or raise: a fast wrong case is a failed case."""
+    first = sum(own["first"] for own in ranks) / len(ranks)
+    last = sum(own["last"] for own in ranks) / len(ranks)
     if not (math.isfinite(first) and math.isfinite(last)):
         raise RuntimeError(
-            f"the loss is not finite on {_where_not_finite(found)}: {first} at the first step, "
-            f"{last} at the last"
+            f"the loss is not finite on {_where_not_finite(harness, ranks)}: {first} at the first "
+            f"step, {last} at the last"
         )
     if harness.measures and last >= first:
         raise RuntimeError(f"the loss did not fall: {first:.4f} at the first step, {last:.4f} last")
-    other = [rank for rank, one in enumerate(found) if one["parameters"] != found[0]["parameters"]]
+    other = [rank for rank, own in enumerate(ranks) if own["parameters"] != ranks[0]["parameters"]]
     if other:
         raise RuntimeError(
-            f"{_listed(found, other)} holds other parameters than rank 0 on {found[0]['host']} "
-            "after equal updates"
+            f"{_listed(harness, other)} holds other parameters than rank 0 on "
+            f"{harness.rank_hosts[0]} after equal updates"
         )
     return {"loss_first": first, "loss_last": last, "parameters_equal": True}
 
 
-def _where_not_finite(found: list[dict[str, Any]]) -> str:
+def _where_not_finite(harness: Harness, ranks: list[dict[str, Any]]) -> str:
     """Return the ranks whose loss was first not finite; one step later all ranks have its NaN."""
     for name in ("first", "last"):
-        ranks = [rank for rank, one in enumerate(found) if not math.isfinite(one[name])]
-        if ranks:
-            return "every rank" if len(ranks) == len(found) else _listed(found, ranks)
+        bad = [rank for rank, own in enumerate(ranks) if not math.isfinite(own[name])]
+        if bad:
+            return "every rank" if len(bad) == len(ranks) else _listed(harness, bad)
     return "the mean of all ranks"
 
 
-def _listed(found: list[dict[str, Any]], ranks: list[int]) -> str:
+def _listed(harness: Harness, ranks: list[int]) -> str:
     more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
-    return f"rank {ranks[0]} on {found[ranks[0]]['host']}{more}"
-
-
-def _details(step: "TrainStep", alone_s: list[list[float]]) -> dict[str, Any]:
-    from lockstep.measure.train_step import bucket_bytes, gradient_bytes
-
-    return {
-        "bucket_bytes": bucket_bytes(step.ddp),
-        "gradient_bytes": gradient_bytes(step.ddp),
-        "alone_step_s": list(map(median, alone_s)),
-        "rank_alone_s": alone_s,
-        "basis": BASIS,
-    }
+    return f"rank {ranks[0]} on {harness.rank_hosts[ranks[0]]}{more}"
 
 
 def _flop_per_sample(model: "Workload") -> float | None:

@@ -269,6 +269,17 @@ def gradient_bytes(model: nn.Module) -> int:
     )
 
 
+def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """Return what a record holds of DDP's all-reduce: its buckets and its bytes."""
+    return {"bucket_bytes": bucket_bytes(ddp), "gradient_bytes": gradient_bytes(ddp)}
+
+
+def unsupported_here(device: torch.device) -> dict[str, str]:
+    """Return precision -> why this rank's hardware cannot compute in it."""
+    reasons = {precision: unsupported(precision, device) for precision in PRECISIONS}
+    return {precision: reason for precision, reason in reasons.items() if reason}
+
+
 def parameter_checksum(model: nn.Module) -> str:
     """Return the SHA-256 of the parameters' bytes, buffers left aside; synchronises the device."""
     digest = hashlib.sha256()

@@ -51,6 +51,7 @@ from lockstep.trainer.plan import (
 )
 from lockstep.vocabulary import locks
 from lockstep.vocabulary.errors import RankError
+from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.journal import write_atomically
 from lockstep.workloads.costs import batch_bytes, model_bytes
 from lockstep.world import process_group as world
@@ -194,8 +195,10 @@ class Trainer:
             self._refuse_beyond(self.device, on_device)
 
     def _refuse_beyond(self, device: torch.device, needed: Mapping[str, int]) -> None:
-        exchange = self.world.control.exchange_all
-        memory.refuse_beyond(exchange, needed, device, self.world.ranks_per_node)
+        free_bytes = memory.free_bytes(device, self.world.ranks_per_node)
+        there = self.world.control.exchange_all("room", [free_bytes, hostname()])
+        room = memory.least_room([free for free, _ in there], [host for _, host in there])
+        memory.refuse_beyond(room, needed, device)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, write the results, return the summary."""

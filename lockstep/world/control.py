@@ -1,6 +1,7 @@
 """The control plane: what the ranks tell each other through the store.
 
 Never through a process group: ranks that are out of step there exchange data silently, or hang.
+In every exchange each rank gives rank 0 one value, rank 0 concludes, and all read its conclusion.
 """
 
 import json
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from lockstep.vocabulary.errors import RankError
@@ -25,6 +27,19 @@ VERDICT_S = 1.0
 
 class LostError(RuntimeError):
     """Rank 0 or the store is gone: nothing more can be agreed on."""
+
+
+class Waits(Enum):
+    """How long the ranks wait for each other in an exchange while a case runs.
+
+    A time-out is what a phase of the case may have waited for another rank before, so the end of
+    a phase is waited for until the case must be over. As a case is left, rank 0 may take long to
+    write it down, once it has come.
+    """
+
+    IN_BODY = auto()
+    AFTER_PHASE = auto()
+    AFTER_CASE = auto()
 
 
 class Control:
@@ -51,96 +66,70 @@ class Control:
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
-        # In the latest exchange, as all ranks were told; rank 0 where it told nothing.
+        # In the latest exchange, as rank 0 saw it; rank 0 itself where it did not answer.
         self._silent: set[int] = set()
 
-    def exchange(self, name: str, value: Any, *, is_verdict: bool = False) -> list[Any]:
-        """Give this rank's value, return every rank's, in the order of ranks.
+    def settle(
+        self,
+        name: str,
+        value: Any,
+        judge: Callable[[list[Any]], Any],
+        waits: Waits = Waits.IN_BODY,
+    ) -> Any:
+        """Give rank 0 this rank's value, and return what it concludes from the values of all.
 
         Rank 0 alone decides who was there: it collects until the time-out, or the end of the case
-        that runs, and publishes the list, so all ranks see the same one. A rank that did not
-        answer stands as None. What was said in an earlier exchange of the same name is no answer.
+        that runs. Ranks other than 0 read the conclusion and nothing else, so that what they read
+        does not grow with their number. A value of an earlier exchange of the same name does not
+        count as an answer.
 
         Args:
             name: The ranks that mean the same exchange name it alike, and use it equally often.
             value: JSON-serialisable, not None, a few KiB at most.
-            is_verdict: Wait for all until the case must be over: the time-out is what a phase of
-                the case may have waited for another rank before.
+            judge: Called on rank 0 with every rank's value in the order of ranks, None for a rank
+                that did not answer; returns what JSON can hold.
+            waits: How long the ranks wait while a case runs.
 
         Raises:
-            LostError: Rank 0 published no list in time, or the store is gone.
+            LostError: Rank 0 published no conclusion in time, or the store is gone.
         """
         if self.world_size == 1:
-            return [value]
+            return judge([value])
         with self.bounded() if self.deadline is None else nullcontext():
-            return self._exchange(name, value, is_verdict)
+            return self._settle(name, value, judge, waits)
 
-    def _exchange(self, name: str, value: Any, is_verdict: bool) -> list[Any]:
-        self._uses[name] += 1
-        name = f"{name}/{self._uses[name]}"
-        with self._naming_a_lost_store():
-            self.store.set(f"{name}/{self.rank}", json.dumps(value))
-            if self.rank == 0:
-                values = self._collect(name, self._end_of_rank_0(is_verdict))
-            else:
-                values = self._await_list(name, is_verdict)
-        self._silent = {rank for rank, given in enumerate(values) if given is None}
-        return values
-
-    def exchange_all(self, name: str, value: Any) -> list[Any]:
-        """Return every rank's value, as `exchange` does.
+    def settle_all(self, name: str, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
+        """Return rank 0's conclusion, as `settle` does, where every rank gave a value.
 
         Raises:
-            LostError: As `exchange` does.
-            RuntimeError: A rank did not answer.
+            LostError: As `settle` does.
+            RankError: A rank did not answer.
         """
-        values = self.exchange(name, value)
-        silent = [rank for rank, given in enumerate(values) if given is None]
-        if silent:
+        settled = self.settle(name, value, lambda given: None if None in given else judge(given))
+        if self._silent:
+            silent = sorted(self._silent)
             named = ", ".join(map(str, silent[:8]))
             raise RankError(f"rank {named} did not answer in {name!r}", *silent)
-        return values
+        return settled
 
-    def _end_of_rank_0(self, is_verdict: bool) -> float:
-        """Return until when rank 0 collects, on its monotonic clock."""
-        now = time.monotonic()
-        if self.deadline is None:
-            return now + self._timeout_s
-        if is_verdict:
-            return max(self.deadline, now + VERDICT_S / 2)
-        return min(self.deadline - VERDICT_S / 2, now + self._timeout_s)
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """Return every rank's value on every rank; None for a rank that did not answer.
 
-    def _end_of_others(self, is_verdict: bool) -> float:
-        """Return until when the others wait for rank 0, on their monotonic clocks."""
-        end = time.monotonic() + self._timeout_s * TIMEOUTS_FOR_RANK_0
-        if self.deadline is None:
-            return end
-        return self.deadline + VERDICT_S if is_verdict else min(self.deadline, end)
+        For what is exchanged once in a launch: what each rank reads grows with their number.
 
-    def _collect(self, name: str, end: float) -> list[Any]:
-        """Return what the ranks gave until then, and tell them."""
-        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
-        if not self._wait(keys, end):
-            keys = [key if self.store.check([key]) else "" for key in keys]
-        given = iter(self.store.multi_get([key for key in keys if key]))
-        values = [json.loads(next(given)) if key else None for key in keys]
-        self.store.set(f"{name}/all", json.dumps(values))
-        return values
+        Raises:
+            LostError: As `settle` does.
+        """
+        return list(self.settle(name, value, list))
 
-    def _await_list(self, name: str, is_verdict: bool) -> list[Any]:
-        begun, end = time.monotonic(), self._end_of_others(is_verdict)
-        # Within a case rank 0 may have failed on its way here, and be at the verdict already: it is
-        # waited for as it waits for the others, or they would come too late to that verdict.
-        is_alike = self.deadline is not None and not is_verdict
-        if (is_alike and not self._wait([f"{name}/0"], self._end_of_rank_0(is_verdict))) or (
-            not self._wait([f"{name}/all"], end)
-        ):
-            self._silent = {0}
-            raise LostError(
-                f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
-                f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
-            )
-        return list(json.loads(self.store.get(f"{name}/all")))
+    def exchange_all(self, name: str, value: Any) -> list[Any]:
+        """Return every rank's value on every rank, as `exchange` does.
+
+        Raises:
+            LostError: As `settle` does.
+            RankError: A rank did not answer.
+        """
+        return list(self.settle_all(name, value, list))
 
     def left_s(self) -> float | None:
         """Return the seconds that the case that runs still has; None between cases."""
@@ -149,7 +138,7 @@ class Control:
     def part(self, patience_s: float = 0.0) -> list[int]:
         """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
 
-        Where a rank was silent just before, nobody waits for it again.
+        Where a rank was silent just before, the others do not wait for it again.
 
         Args:
             patience_s: How long a rank waits for rank 0 at least, and rank 0 a third of it.
@@ -163,15 +152,89 @@ class Control:
         if not self._silent and self.world_size > 1:
             # What runs as a session ends, on one rank, takes its time where nothing is measured.
             self._timeout_s = max(self._timeout_s, patience_s / TIMEOUTS_FOR_RANK_0)
-            self._exchange("leaving", "here", is_verdict=False)
+            self._settle("leaving", "here", lambda _: "all", Waits.IN_BODY)
         with self._naming_a_lost_store():
             if self.rank > 0:
                 self.store.set(f"left/{self.rank}", "")
                 return sorted(self._silent)
-            given = {rank: f"left/{rank}" for rank in range(1, self.world_size)}
-            if left := [key for rank, key in given.items() if rank not in self._silent]:
-                self._wait(left, time.monotonic() + self._timeout_s)
+            others = [rank for rank in range(1, self.world_size) if rank not in self._silent]
+            if others:
+                keys = [f"left/{rank}" for rank in others]
+                self._wait(keys, time.monotonic() + self._timeout_s)
         return sorted(self._silent)
+
+    def _settle(
+        self, name: str, value: Any, judge: Callable[[list[Any]], Any], waits: Waits
+    ) -> Any:
+        self._uses[name] += 1
+        name = f"{name}/{self._uses[name]}"
+        with self._naming_a_lost_store():
+            self.store.set(f"{name}/{self.rank}", json.dumps(value))
+            if self.rank > 0:
+                silent, settled = self._await_conclusion(name, waits)
+                self._silent = set(silent)
+                return settled
+            values = self._collect(name, self._end_of_rank_0(waits))
+            self._silent = {rank for rank, given in enumerate(values) if given is None}
+        conclusion = json.dumps([sorted(self._silent), judge(values)])
+        with self._naming_a_lost_store():
+            self.store.set(f"{name}/all", conclusion)
+        return json.loads(conclusion)[1]
+
+    def _end_of_rank_0(self, waits: Waits) -> float:
+        """Return until when rank 0 collects, on its monotonic clock."""
+        now = time.monotonic()
+        if self.deadline is None:
+            return now + self._timeout_s
+        if waits is Waits.IN_BODY:
+            return min(self.deadline - VERDICT_S / 2, now + self._timeout_s)
+        return max(self.deadline, now + VERDICT_S / 2)
+
+    def _collect(self, name: str, end: float) -> list[Any]:
+        """Return what the ranks gave until then; None for those that gave nothing."""
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        if not self._wait(keys, end):
+            keys = [key if self.store.check([key]) else "" for key in keys]
+        given = iter(self.store.multi_get([key for key in keys if key]))
+        return [json.loads(next(given)) if key else None for key in keys]
+
+    def _await_conclusion(self, name: str, waits: Waits) -> tuple[list[int], Any]:
+        """Return which ranks were silent, and what rank 0 concludes."""
+        begun = time.monotonic()
+        arrival = self._end_of_arrival(waits)
+        if (arrival is not None and not self._wait([f"{name}/0"], arrival)) or (
+            not self._wait([f"{name}/all"], self._end_of_others(waits))
+        ):
+            self._silent = {0}
+            raise LostError(
+                f"{self._me()}: rank 0 did not answer within {time.monotonic() - begun:.1f} s in "
+                f"exchange {name!r}; see rank 0's log, or give the ranks a longer time-out"
+            )
+        silent, settled = json.loads(self.store.get(f"{name}/all"))
+        return silent, settled
+
+    def _end_of_arrival(self, waits: Waits) -> float | None:
+        """Return until when rank 0 is to have come, on this rank's clock; None where it may wait.
+
+        Within a case rank 0 may have failed on its way here, and be at the end of the phase: it is
+        waited for as it waits for the others, or they would come too late to that end.
+        """
+        if self.deadline is None or waits is Waits.AFTER_PHASE:
+            return None
+        if waits is Waits.AFTER_CASE:
+            return self.deadline + VERDICT_S
+        return self._end_of_rank_0(waits)
+
+    def _end_of_others(self, waits: Waits) -> float:
+        """Return until when the others wait for rank 0's conclusion, on their monotonic clocks."""
+        patience_s = self._timeout_s * TIMEOUTS_FOR_RANK_0
+        now = time.monotonic()
+        if self.deadline is None:
+            return now + patience_s
+        if waits is Waits.IN_BODY:
+            return min(self.deadline, now + patience_s)
+        end = self.deadline + VERDICT_S
+        return end if waits is Waits.AFTER_PHASE else max(end, now) + patience_s
 
     @contextmanager
     def _naming_a_lost_store(self) -> Iterator[None]:

@@ -216,7 +216,7 @@ def another_order(folder: Path) -> Seen:
 
 
 def calibrates(folder: Path) -> Seen:
-    return refused(folder, "calibrate", "test_d_calibrates.* asks for `benchmark`.*harness.time")
+    return refused(folder, "calibrate", "test_d_calibrates.* asks for `benchmark`.*lockstep.time")
 
 
 def set_up_raises(folder: Path) -> Seen:

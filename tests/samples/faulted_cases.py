@@ -100,13 +100,13 @@ def _agree(number, world_size):
     assert _sum(number) == number * world_size, f"ranks of other cases answer to {number}"
 
 
-def _measure(harness, number):
-    _agree(number, harness.world.world_size)
-    rank_round_s = harness.time(lambda: _sum(number))
-    harness.record(
+def _measure(lockstep, number):
+    _agree(number, lockstep.world.world_size)
+    rank_round_s = lockstep.time(lambda: _sum(number))
+    lockstep.record(
         rank_round_s, workload="none", scaling=None, sample_unit="none", samples_per_step=1
     )
-    _agree(number + 1, harness.world.world_size)
+    _agree(number + 1, lockstep.world.world_size)
 
 
 @pytest.fixture
@@ -117,22 +117,22 @@ def breaks():
 
 
 @pytest.mark.cases("weak")
-def test_a_before(harness, workload, precision, local_batch):
-    _measure(harness, 10)
+def test_a_before(lockstep, workload, precision, local_batch):
+    _measure(lockstep, 10)
 
 
 @pytest.mark.cases("weak")
-def test_b_breaks(breaks, harness, workload, precision, local_batch):
+def test_b_breaks(breaks, lockstep, workload, precision, local_batch):
     _break("before")
     if not (IS_FAULTY and FAULT in INSTEAD):
-        _agree(20, harness.world.world_size)
-    _measure(harness, 30)
+        _agree(20, lockstep.world.world_size)
+    _measure(lockstep, 30)
     _break("after")
 
 
 @pytest.mark.cases("weak")
-def test_c_after(harness, workload, precision, local_batch):
-    _measure(harness, 40)
+def test_c_after(lockstep, workload, precision, local_batch):
+    _measure(lockstep, 40)
 
 
 if FAULT == "module" and IS_FAULTY:
@@ -141,12 +141,12 @@ if FAULT == "module" and IS_FAULTY:
 if FAULT == "collect" and IS_FAULTY:
 
     @pytest.mark.cases("weak")
-    def test_d_on_this_rank_alone(harness, workload, precision, local_batch):
-        _measure(harness, 50)
+    def test_d_on_this_rank_alone(lockstep, workload, precision, local_batch):
+        _measure(lockstep, 50)
 
 
 if FAULT == "calibrate":
 
     @pytest.mark.cases("weak")
-    def test_d_calibrates(benchmark, harness, workload, precision, local_batch):
+    def test_d_calibrates(benchmark, lockstep, workload, precision, local_batch):
         benchmark(lambda: _sum(60))

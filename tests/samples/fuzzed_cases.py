@@ -105,27 +105,27 @@ def _check(case, name, world, found):
 
 
 @pytest.fixture
-def part(request, harness):
+def part(request, lockstep):
     """The phases of one case on this rank, of which set-up and teardown are its own."""
     case = int(request.node.originalname.removeprefix("test_"))
-    _phase(case, PHASES[0], harness.world)
-    yield lambda name: _phase(case, name, harness.world)
-    _phase(case, PHASES[-1], harness.world)
+    _phase(case, PHASES[0], lockstep.world)
+    yield lambda name: _phase(case, name, lockstep.world)
+    _phase(case, PHASES[-1], lockstep.world)
 
 
-def _measure(part, harness, workload, precision, local_batch):
+def _measure(part, lockstep, workload, precision, local_batch):
     part("before")
-    rank_round_s = harness.time(lambda: None)
+    rank_round_s = lockstep.time(lambda: None)
     part("after")
-    harness.record(
+    lockstep.record(
         rank_round_s, workload="none", scaling=None, sample_unit="samples", samples_per_step=1
     )
 
 
 def _case(number):
     @pytest.mark.cases("weak")
-    def case(part, harness, workload, precision, local_batch):
-        _measure(part, harness, workload, precision, local_batch)
+    def case(part, lockstep, workload, precision, local_batch):
+        _measure(part, lockstep, workload, precision, local_batch)
 
     return case
 

@@ -55,38 +55,38 @@ def _communicate_slowly(monkeypatch, ranks):
     monkeypatch.setattr(train_step, "DistributedDataParallel", wrapped)
 
 
-def _measure(harness, scenario, precision, local_batch):
+def _measure(lockstep, scenario, precision, local_batch):
     workload = f"injected_cases:injected:scenario={scenario}"
-    measure_training(harness, workload=workload, precision=precision, local_batch=local_batch)
+    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_nothing(harness, workload, precision, local_batch):
-    _measure(harness, "nothing", precision, local_batch)
+def test_nothing(lockstep, workload, precision, local_batch):
+    _measure(lockstep, "nothing", precision, local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_straggler(harness, workload, precision, local_batch):
-    _measure(harness, "straggler", precision, local_batch)
+def test_straggler(lockstep, workload, precision, local_batch):
+    _measure(lockstep, "straggler", precision, local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_in_turn(harness, workload, precision, local_batch):
-    _measure(harness, "in_turn", precision, local_batch)
+def test_in_turn(lockstep, workload, precision, local_batch):
+    _measure(lockstep, "in_turn", precision, local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_hook_on_all(monkeypatch, harness, workload, precision, local_batch):
+def test_hook_on_all(monkeypatch, lockstep, workload, precision, local_batch):
     _communicate_slowly(monkeypatch, (0, 1))
-    _measure(harness, "hook_on_all", precision, local_batch)
+    _measure(lockstep, "hook_on_all", precision, local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_hook_on_one(monkeypatch, harness, workload, precision, local_batch):
+def test_hook_on_one(monkeypatch, lockstep, workload, precision, local_batch):
     _communicate_slowly(monkeypatch, (1,))
-    _measure(harness, "hook_on_one", precision, local_batch)
+    _measure(lockstep, "hook_on_one", precision, local_batch)
 
 
 @pytest.mark.cases("weak")
-def test_compute(harness, workload, precision, local_batch):
-    _measure(harness, "compute", precision, local_batch)
+def test_compute(lockstep, workload, precision, local_batch):
+    _measure(lockstep, "compute", precision, local_batch)

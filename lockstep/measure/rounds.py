@@ -1,0 +1,143 @@
+"""How many rounds a case has: a warm-up, a fixed number, or batches until they are precise enough.
+
+The ranks agree here on what only one of them can know: rank 0's clock and the rounds of all.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.machine import memory, nvml
+from lockstep.measure import timing
+from lockstep.vocabulary import metrics
+from lockstep.vocabulary.sizes import Size
+from lockstep.world.process_group import World
+
+# A precision that is asked for is given up after so many times the fixed rounds.
+MAX_BATCHES = 20
+# Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
+LEAST_ALONE = 8
+# The untimed run of the first case takes no longer.
+WARM_UP_S = 30.0
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a case has enough rounds.
+
+    Attributes:
+        margin: Largest relative margin of error of the mean round, such as 0.01.
+        confidence: Of that margin, such as 0.95.
+    """
+
+    margin: float
+    confidence: float
+
+    def margin_of(self, rank_round_s: list[list[float]]) -> float:
+        """Return the relative margin of rounds, shape (num_ranks, num_rounds)."""
+        return metrics.relative_margin(metrics.slowest_rank(rank_round_s), self.confidence)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Times the rounds of one case on this rank.
+
+    Attributes:
+        world: The ranks and this rank's device.
+        case: Names the exchanges between the ranks.
+        plan: Rounds and steps.
+        goal: When there are enough rounds; None for the fixed number.
+        is_first: Whether the case is to be run once for nothing before.
+        slowdowns: Why the device held its clocks back; each batch adds to it as it ends.
+    """
+
+    world: World
+    case: str
+    plan: Size
+    goal: Goal | None
+    is_first: bool
+    slowdowns: set[str]
+
+    def time(self, step: Step) -> list[float]:
+        """Warm up, then return this rank's seconds per round, shape (num_rounds,)."""
+        if self.is_first:
+            self.warm_up(step)
+        gc.collect()  # what the last case left is not this one's peak
+        memory.reset_peak(self.world.device)
+        begun = time.monotonic()
+        own_round_s = self._batch(step, warmup=self.plan.warmup_rounds)
+        if self.goal is None:
+            return own_round_s
+        seen = [[] for _ in range(self.world.world_size)]  # type: list[list[float]]
+        batch = own_round_s
+        for number in range(1, MAX_BATCHES):
+            if not self._wants_more(number, batch, seen, time.monotonic() - begun):
+                break
+            begun = time.monotonic()
+            batch = self._batch(step)
+            own_round_s = own_round_s + batch
+        return own_round_s
+
+    def alone(self, step: Step) -> list[float]:
+        """Return this rank's seconds of each step, shape (num_steps,), of one that waits for none.
+
+        Each step is timed as freely as in a round: synchronised ones would show their launch.
+        """
+        step()  # the first one after synchronised steps allocates anew
+        steps = self.plan.steps_per_round
+        rounds = math.ceil(LEAST_ALONE / steps)
+        return timing.time_steps(self.world, step, rounds=rounds, steps_per_round=steps)
+
+    def warm_up(self, step: Step) -> None:
+        """Run the launch's first case once for nothing, or it alone would pay for a cold process.
+
+        Its own warm-up rounds follow. Rank 0 decides how much of it has room in the case's budget.
+        """
+        left_s = self.world.control.left_s()
+        limit_s = WARM_UP_S if left_s is None else min(WARM_UP_S, left_s / 4)
+        wanted = self.plan.warmup_rounds + self.plan.rounds
+        begun = time.monotonic()
+        self._run(step, 1)
+        first_s = time.monotonic() - begun
+        room = int(limit_s / max(first_s, 1e-9))
+        more = min(wanted, room) - 1
+        self._run(step, self._settle("warm up", more, lambda given: given[0]))
+
+    def _run(self, step: Step, rounds: int) -> list[float]:
+        steps = self.plan.steps_per_round
+        return timing.time_rounds(self.world, step, rounds=rounds, steps_per_round=steps)
+
+    def _batch(self, step: Step, warmup: int = 0) -> list[float]:
+        round_s = self._run(step, warmup + self.plan.rounds)
+        self.slowdowns.update(nvml.slowdowns(self.world.device))  # before the device cools down
+        return round_s[warmup:]
+
+    def _wants_more(
+        self, number: int, batch: list[float], seen: list[list[float]], batch_s: float
+    ) -> bool:
+        """Return whether another batch is to come, as rank 0 decides.
+
+        Args:
+            number: How many batches there were.
+            batch: This rank's rounds of the latest.
+            seen: On rank 0, all ranks' rounds of those before; the latest is added.
+            batch_s: Seconds that the latest took.
+        """
+
+        def judge(batches: list[list[float]]) -> bool:
+            assert self.goal is not None
+            for rounds, more in zip(seen, batches, strict=True):
+                rounds.extend(more)
+            left_s = self.world.control.left_s()
+            has_time = left_s is None or left_s > 2 * batch_s
+            return has_time and self.goal.margin_of(seen) > self.goal.margin
+
+        return bool(self._settle(f"more {number}", batch, judge))
+
+    def _settle(self, name: str, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
+        return self.world.control.settle_all(f"{self.case}/{name}", value, judge)
