@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import figures_control  # noqa: E402, this script's own folder
+import figures_exchanges  # noqa: E402
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
@@ -36,6 +37,12 @@ POINTS = (1_000, 10_000)
 SAME_CASES = "tests/samples/same_cases.py"
 # A ratio within a launch of six steps a case is noisy.
 FIRST_REPEATS = 9
+# Starts of pytest with the plugin, and as many without.
+NUM_STARTS = 20
+ENTRY_POINT = (
+    "from importlib.metadata import entry_points\n"
+    "print(*(e.name for e in entry_points(group='pytest11') if e.value == 'lockstep.plugin'))"
+)
 
 
 @dataclass(frozen=True)
@@ -171,6 +178,46 @@ def control(bench: Bench) -> list[Figure]:
     return [Figure(name, values, figures_control.GOAL_MS, note)]
 
 
+def exchanges(bench: Bench) -> list[Figure]:
+    """How often do the ranks meet in a training case, and how much does each of them read?"""
+    found = [figures_exchanges.count(n) for n in figures_exchanges.WORLD_SIZES]
+    smallest, *_, largest = found
+    read = "; ".join(
+        f"{one.world_size} ranks: rank 0 {one.bytes_of_rank_0:,.0f}, another "
+        f"{one.bytes_of_another:,.0f}, all {one.bytes_of_all:,.0f}"
+        for one in found
+    )
+    sizes = f"{largest.world_size} ranks / {smallest.world_size}"
+    per_rank = [one.bytes_of_all / one.world_size for one in (smallest, largest)]
+    return [
+        Figure("exchanges a training case", [one.num_exchanges for one in found], 3.0),
+        Figure(
+            f"bytes that a rank other than 0 reads a case, {sizes}",
+            [largest.bytes_of_another / smallest.bytes_of_another],
+            1.0,
+            read,
+        ),
+        Figure(f"bytes that all read a case, by rank, {sizes}", [per_rank[1] / per_rank[0]], 1.1),
+    ]
+
+
+def plugin(bench: Bench) -> list[Figure]:
+    """What does the plugin's entry point cost a session of pytest that does not use it?"""
+    (bench.folder / "test_plain.py").write_text("def test_plain():\n    pass\n", encoding="utf-8")
+    plain = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(bench.folder / "test_plain.py"))
+    without = (*plain, "-p", "no:lockstep.plugin")
+    if not bench.output(("-c", ENTRY_POINT)).strip():
+        sys.stderr.write("plugin: left out, for lockstep is not installed here\n")
+        return []
+    for command in (plain, without):
+        bench.output(command)
+    pairs = [(bench.wall_s(plain), bench.wall_s(without)) for _ in range(NUM_STARTS)]
+    with_it, without_it = (median(times) for times in zip(*pairs, strict=True))
+    cost_ms = (with_it - without_it) * 1e3
+    note = f"{NUM_STARTS} starts each in turn, {with_it:.4g} s with it, {without_it:.4g} s without"
+    return [Figure("ms that the entry point costs a session", [cost_ms], 5.0, note)]
+
+
 def cases(bench: Bench) -> list[Figure]:
     """What do twenty cases in one launch cost, beside a launch for each?"""
     values = []
@@ -291,6 +338,8 @@ def image(bench: Bench) -> list[Figure]:
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
     "control": control,
+    "exchanges": exchanges,
+    "plugin": plugin,
     "cases": cases,
     "first": first,
     "start": start,
