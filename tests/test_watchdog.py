@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.launch import session
 from lockstep.launch.options import Settings
-from lockstep.world.process_group import Placement
+from lockstep.world.placement import Placement
 from lockstep.world.watchdog import GRACE_S, Watchdog, stacks_file
 
 ROOT = Path(__file__).parents[1]

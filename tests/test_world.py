@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.world import process_group as world
-from lockstep.world.process_group import Placement, placement
+from lockstep.world.placement import Placement, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -123,7 +123,7 @@ def test_ranks_are_shared_out_over_the_nodes_where_only_ntasks_was_given():
         "SLURM_NTASKS": "4",
         "SLURM_NNODES": "2",
     }
-    assert world.placement(environ).ranks_per_node == 2
+    assert placement(environ).ranks_per_node == 2
 
 
 def test_the_usable_cores_are_those_of_the_affinity_mask():

@@ -17,7 +17,7 @@ import psutil
 from lockstep import content
 from lockstep.campaign.next import Facts
 from lockstep.vocabulary import commands
-from lockstep.world import process_group as world
+from lockstep.world.placement import STORE_VARIABLES, VARIABLES
 
 # What every rank imports beyond what a login node has.
 NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
@@ -149,7 +149,7 @@ def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict
         environ: This process's variables.
         threads_per_rank: CPU threads of a rank, as it will tell torch when it joins.
     """
-    outer = {"LOCKSTEP_LAUNCHER", *world.STORE_VARIABLES, *world.VARIABLES["torchrun"]}
+    outer = {"LOCKSTEP_LAUNCHER", *STORE_VARIABLES, *VARIABLES["torchrun"]}
     kept = {
         name: value
         for name, value in environ.items()

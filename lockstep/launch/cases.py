@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.launch import verdict
 from lockstep.launch.blame import EXIT_LOST
-from lockstep.launch.ending import EXIT_FAILED, EXIT_IO, EXIT_STOPPED
+from lockstep.launch.ending import EXIT_FAILED, EXIT_IO, EXIT_STOPPED, Ending
 from lockstep.launch.keeper import CaseEnd
+from lockstep.launch.options import Settings
 from lockstep.launch.verdict import NO_CASE, Ends, Facts, Outcome, Verdict
 from lockstep.machine import memory
 from lockstep.measure.result import Case, Part
@@ -90,8 +91,8 @@ class Cases:
                 free_bytes = memory.free_bytes(world_.device, world_.ranks_per_node)
             except RuntimeError as error:  # of CUDA, for what was called before
                 outcome, reason = "failed", str(error)
-        end = self._end(outcome, reason) | {"case": self.name, "free_bytes": free_bytes}
-        settled = self._settle("setup", end, verdict.of_set_up)
+        end = self.end(outcome, reason) | {"case": self.name, "free_bytes": free_bytes}
+        settled = self.settle("setup", end, verdict.of_set_up)
         self.current.room = settled.room
         return self._note(settled)
 
@@ -106,13 +107,16 @@ class Cases:
 
         def judge(ends: Ends, facts: Facts) -> Verdict:
             settled = verdict.of_phase(ends, facts)
-            if settled.outcome == "passed" and (problem := self._conclude(ends, entry)):
-                return Verdict("failed", problem)
-            return settled
+            if settled.outcome != "passed":
+                return settled
+            problem = _conclude(self.current, ends)
+            if not problem:
+                self._kept.pending, problem = entry()
+            return Verdict("failed", problem) if problem else settled
 
         part = self.current.part
-        end = self._end(outcome, reason) | {"part": asdict(part) if part else None}
-        settled = self._settle("call", end, judge)
+        end = self.end(outcome, reason) | {"part": asdict(part) if part else None}
+        settled = self.settle("call", end, judge)
         self.current = Case()  # which may keep the case's model
         return self._note(settled)
 
@@ -126,43 +130,40 @@ class Cases:
             reason: Why, if it did not pass.
             next_name: The case that follows; None after the last.
         """
-        end = self._end(outcome, reason) | {"next": next_name or NO_CASE, "left": self._left()}
+        left = _left_behind(self._state)
+        end = self.end(outcome, reason) | {"next": next_name or NO_CASE, "left": left}
         control, patience_s = self.launch.control, self.launch.patience_s
         # A slow disk is no fault of the case, whose time may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
-        settled = self._settle("enter", end, self._judge_leaving, Waits.AFTER_CASE)
+        settled = self.settle("enter", end, self._judge_leaving, Waits.AFTER_CASE)
         control.deadline = None
         self.launch.watchdog.arm(patience_s)
         if self.launch.ending:
             self._note(settled)  # where it was lost before rank 0 could write
-        if self.launch.ending is None and (self.has_failed or settled.needs_group):
-            self._recover()
-        self._note_step()
+        elif self.has_failed or settled.needs_group:
+            _recover(self, self._num_groups)
+            self._num_groups += 1
+        self.is_in_step = _is_in_order(self.launch.ending)
         return settled
 
     def _enter_first(self, name: str) -> None:
         """Shake hands before the first case: every rank must be about to run the same one."""
-        end = self._end("passed", "") | {"next": name, "left": []}
-        self._settle("enter", end, self._judge_leaving)
-        self._note_step()
+        end = self.end("passed", "") | {"next": name, "left": []}
+        self.settle("enter", end, self._judge_leaving)
+        self.is_in_step = _is_in_order(self.launch.ending)
 
-    def _end(self, outcome: Outcome, reason: str) -> dict[str, Any]:
-        if outcome == "failed" and self.launch.world.backend != "gloo":
-            self._say(reason)
+    def end(self, outcome: Outcome, reason: str) -> dict[str, Any]:
+        """Return what every rank gives as a phase ends, whichever that is."""
+        launch = self.launch
+        if outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
+            _say(launch.where(launch.world.rank), reason)
         return {
             "outcome": outcome,
             "reason": reason[-MAX_REASON_CHARACTERS:],
             "collectives": world.num_collectives(),
         }
 
-    def _say(self, reason: str) -> None:
-        """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
-        if not self.launch.is_voice:
-            last = reason.strip().splitlines()[-1:] or ["no reason given"]
-            sys.stderr.write(f"lockstep: {self.launch.where(self.launch.world.rank)}: {last[0]}\n")
-            sys.stderr.flush()
-
-    def _settle(
+    def settle(
         self,
         phase: str,
         end: dict[str, Any],
@@ -211,22 +212,6 @@ class Cases:
             self._kept.fail(settled.reason)
         return settled
 
-    def _conclude(self, ends: Ends, entry: Entry) -> str:
-        """Make the result of all ranks' parts on rank 0; return why it is none, if so."""
-        parts = [Part(**end["part"]) for end in ends if end and end["part"]]
-        if self.current.conclude and len(parts) == len(ends):
-            try:
-                self.current.conclude(parts)
-            except (ValueError, RuntimeError, TypeError) as error:
-                return f"{type(error).__name__}: {error}"
-        self._kept.pending, problem = entry()
-        return problem
-
-    def _left(self) -> list[dict[str, Any]]:
-        """Return what the case that ends leaves behind on this rank, put back where that can be."""
-        gc.collect()  # what it held is free for the next case once all ranks are there
-        return [asdict(each) for each in self._state.left_behind()] if self._state else []
-
     def _judge_leaving(self, ends: Ends, facts: Facts) -> Verdict:
         settled = verdict.of_leaving(ends, facts)
         if self.name:
@@ -238,44 +223,75 @@ class Cases:
             ]
             self.num_left -= self._kept.finish(left)
         assert ends[0] is not None
-        if ends[0]["next"] != NO_CASE and self._is_stop_asked():
-            settled = settled.ends(EXIT_STOPPED, self._progress())
+        settings = self.launch.settings
+        if ends[0]["next"] != NO_CASE and _is_stop_asked(settings):
+            stopped = _progress(settings, self.num_expected, self.num_left)
+            settled = settled.ends(EXIT_STOPPED, stopped)
         return settled
 
-    def _is_stop_asked(self) -> bool:
-        # Rank 0 looks for all: a shared file system may show the others an older folder.
-        path = self.launch.settings.stop_file
-        # Unlike Path.exists, this raises for no path: the other ranks wait for an answer.
-        return path is not None and os.path.exists(path)  # noqa: PTH110
 
-    def _progress(self) -> str:
-        settings = self.launch.settings
-        path, done = settings.journal_path, self.num_expected - self.num_left
-        return (
-            f"{settings.stop_file} exists: {done} of {self.num_expected} cases are finished, "
-            f"{self.num_left} left; remove it and run again"
-            f"{f' with --resume --journal={path}' if path else ''}"
-        )
+def _conclude(case: Case, ends: Ends) -> str:
+    """Make the result of all ranks' parts on rank 0; return why there is none, if so."""
+    parts = [Part(**end["part"]) for end in ends if end and end["part"]]
+    if case.conclude and len(parts) == len(ends):
+        try:
+            case.conclude(parts)
+        except (ValueError, RuntimeError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
 
-    def _note_step(self) -> None:
-        ending = self.launch.ending
-        self.is_in_step = ending is None or ending.code == EXIT_STOPPED
 
-    def _recover(self) -> None:
-        """Build the process group again, or end the launch for its launcher to start it again."""
-        launch = self.launch
-        if launch.world.world_size == 1 and world.has_group():
-            if reason := _lost_device(launch.world):
-                who = launch.where(launch.world.rank)
-                lost = f"{who} has lost its device with a failed case ({reason})"
-                launch.end(EXIT_FAILED, f"{lost}; run again with --resume")
-        elif launch.world.backend != "gloo":
-            launch.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
-        else:
-            problem = _rebuilding_problem(launch.world, self._num_groups)
-            self._num_groups += 1
-            outcome: Outcome = "failed" if problem else "passed"
-            self._settle("rebuilt", self._end(outcome, problem), verdict.of_rebuilding)
+def _recover(cases: Cases, epoch: int) -> None:
+    """Build the process group again, or end the launch for its launcher to start it again.
+
+    Args:
+        cases: Those of the launch.
+        epoch: How many process groups there were before.
+    """
+    launch = cases.launch
+    if launch.world.world_size == 1 and world.has_group():
+        if reason := _lost_device(launch.world):
+            who = launch.where(launch.world.rank)
+            lost = f"{who} has lost its device with a failed case ({reason})"
+            launch.end(EXIT_FAILED, f"{lost}; run again with --resume")
+    elif launch.world.backend != "gloo":
+        launch.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
+    else:
+        problem = _rebuilding_problem(launch.world, epoch)
+        outcome: Outcome = "failed" if problem else "passed"
+        cases.settle("rebuilt", cases.end(outcome, problem), verdict.of_rebuilding)
+
+
+def _left_behind(state: "State | None") -> list[dict[str, Any]]:
+    """Return what the case that ends leaves behind on this rank, put back where that can be."""
+    gc.collect()  # what it held is free for the next case once all ranks are there
+    return [asdict(each) for each in state.left_behind()] if state else []
+
+
+def _say(who: str, reason: str) -> None:
+    """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
+    last = reason.strip().splitlines()[-1:] or ["no reason given"]
+    sys.stderr.write(f"lockstep: {who}: {last[0]}\n")
+    sys.stderr.flush()
+
+
+def _is_in_order(ending: Ending | None) -> bool:
+    return ending is None or ending.code == EXIT_STOPPED
+
+
+def _is_stop_asked(settings: Settings) -> bool:
+    # Rank 0 looks for all: a shared file system may show the others an older folder.
+    # Unlike Path.exists, this raises for no path: the other ranks wait for an answer.
+    return settings.stop_file is not None and os.path.exists(settings.stop_file)  # noqa: PTH110
+
+
+def _progress(settings: Settings, num_expected: int, num_left: int) -> str:
+    path = settings.journal_path
+    return (
+        f"{settings.stop_file} exists: {num_expected - num_left} of {num_expected} cases are "
+        f"finished, {num_left} left; remove it and run again"
+        f"{f' with --resume --journal={path}' if path else ''}"
+    )
 
 
 def _lost_device(world_: world.World) -> str:

@@ -9,29 +9,23 @@ import argparse
 import difflib
 import re
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Generator
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from lockstep.launch import ending, options, refusals, session
+from lockstep.launch import ending, options, refusals, session, voice
 from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
 from lockstep.vocabulary import journal, sizes
-from lockstep.vocabulary.errors import AgreedError
 from lockstep.vocabulary.host import hostname
 from lockstep.vocabulary.record import KEY, STUDIES, sized_name
-from lockstep.world import process_group as world
-
-REFUSAL_S = 6.0  # rank 0 may still be importing torch
-# Plugins of pytest that write a file without being asked.
-WRITERS = ("LFPlugin", "NFPlugin", "StepwisePlugin")
+from lockstep.world.placement import placement
 
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
@@ -51,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    if not _is_voice():
+    if not voice.is_voice():
         leave_files(config)
 
 
@@ -60,52 +54,21 @@ def pytest_configure(config: pytest.Config) -> None:
     for study in STUDIES:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
-    if not _is_voice():
-        _silence(config)
-    if config.pluginmanager.hasplugin("dsession") and not _is_alone():
+    if not voice.is_voice():
+        voice.silence(config)
+    if config.pluginmanager.hasplugin("dsession") and not voice.is_alone():
         # pytest-xdist would start its workers before the ranks could refuse it.
         config.pluginmanager.unregister(name="dsession")
-
-
-def _place() -> world.Placement | None:
-    """Return this rank's place; None where joining will refuse what its launcher has set."""
-    try:
-        return world.placement()
-    except ValueError:
-        return None
-
-
-def _is_voice() -> bool:
-    """Return whether this rank prints, whichever launcher started it."""
-    place = _place()
-    return place is None or place.rank == 0  # somebody must say what is refused
-
-
-def _is_alone() -> bool:
-    place = _place()
-    return place is not None and place.world_size == 1
-
-
-def _silence(config: pytest.Config) -> None:
-    """Leave printing and writing to rank 0."""
-    config.pluginmanager.unregister(name="terminalreporter")
-    benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
-    if benchmarks is not None:
-        benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
-        benchmarks.quiet = True
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ in WRITERS:
-            config.pluginmanager.unregister(plugin)
 
 
 def pytest_collection(session: pytest.Session) -> None:
     # Once files are collected, pytest would show a wrong option as an error of each of them.
     try:
         options.check(session.config.option)
-        if world.placement().world_size > 1:
+        if placement().world_size > 1:
             refusals.refuse_options(session.config)
     except ValueError as error:
-        _refuse(error)
+        voice.refuse(error)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -133,9 +96,11 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let a silenced rank say what it cannot collect, for its end would be an exit code alone."""
     report = yield
-    if report.outcome == "failed" and not _is_voice():
+    if report.outcome == "failed" and not voice.is_voice():
         lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E  ")]
-        _say_own(f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}")
+        voice.say_own(
+            f"cannot collect {report.nodeid}: {lines[-1][1:].strip() if lines else 'error'}"
+        )
     elif report.outcome == "skipped":
         collector.config.stash.setdefault(SKIPPED, []).append(f"{report.nodeid}: {_reason(report)}")
     return report
@@ -146,25 +111,25 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     code = getattr(excinfo.value, "returncode", None)
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         return  # the launch ends in order, and rank 0 says why
-    if not _is_voice() and code not in (EXIT_USAGE, EXIT_MACHINE):
-        _say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    if not voice.is_voice() and code not in (EXIT_USAGE, EXIT_MACHINE):
+        voice.say_own(f"ended the session: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 def pytest_internalerror(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Say what broke outside a case, as a signal's handler may: a silenced rank shows nothing."""
-    _say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
+    voice.say_own(f"broke outside a case: {excinfo.typename}: {excinfo.value}".rstrip(": "))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     measured = [item for item in items if is_measured(item)]
     try:
-        refusals.refuse_own_rounds(items, world.placement().world_size)
+        refusals.refuse_own_rounds(items, placement().world_size)
         left_out = config.stash.get(DESELECTED, [])
         if left_out or measured:
             refusals.refuse_selection(config, left_out, _settings(config).labels)
         if measured:
-            if world.placement().world_size > 1:  # for hooks that came late
+            if placement().world_size > 1:  # for hooks that came late
                 refusals.refuse_options(config)
             refusals.refuse_ignored(config)
         else:
@@ -175,14 +140,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen = _begin(config, chosen)
     except ImportError as error:
         todo = 'pip install "lockstep-bench[bench]" brings what measuring needs'
-        _exit(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
+        voice.end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
             launch.close()  # refused alike on all ranks, so none takes the store from another
             del config.stash[SESSION]
         if isinstance(error, ValueError):
-            _refuse(error)
-        _exit(error, EXIT_MACHINE)
+            voice.refuse(error)
+        voice.end_session(error, EXIT_MACHINE)
     config.hook.pytest_deselected(items=[item for item in measured if item not in chosen])
     items[:] = [item for item in items if item not in measured] + chosen
 
@@ -203,7 +168,7 @@ def _explain_empty(config: pytest.Config, items: list[pytest.Item]) -> None:
     known = sorted({word for name in names for word in re.findall(r"[A-Za-z]\w*", name)})
     closest = difflib.get_close_matches(keyword, known, n=1)
     hint = f"; closest: {closest[0]}" if closest else ""
-    _refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
+    voice.refuse(ValueError(f"no case matches -k {keyword}{hint}; list all with --collect-only -q"))
 
 
 def _begin(config: pytest.Config, expected: list[pytest.Item]) -> list[pytest.Item]:
@@ -347,8 +312,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     launch = session.config.stash.get(SESSION, None)
     skipped = session.config.stash.get(SKIPPED, [])
-    if launch is None and skipped and not _is_voice():
-        _say_own(f"skips all that it could measure: {skipped[0]}")
+    if launch is None and skipped and not voice.is_voice():
+        voice.say_own(f"skips all that it could measure: {skipped[0]}")
     if launch is not None and not ending.write_json(session.config, launch):
         session.exitstatus = EXIT_IO
     # That nothing was measured is a warning, which as an error would hide what failed.
@@ -364,38 +329,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 def harness_of(item: pytest.Item, benchmark: Any) -> Harness:
     """Return what a case measures with: the world, the rounds, and a place for its record."""
     return item.config.stash[SESSION].harness(item, benchmark)
-
-
-def _refuse(error: ValueError) -> NoReturn:
-    """End the session with one sentence, said by rank 0 alone."""
-    if _is_voice():
-        raise pytest.UsageError(str(error)) from error
-    _exit(error, EXIT_USAGE)
-
-
-def _exit(error: Exception, returncode: int) -> NoReturn:
-    if not _is_voice():
-        rank, named = world.placement().rank, getattr(error, "ranks", ())
-        if rank in named:  # no other rank may know it
-            _say(str(error))
-        # A launcher ends all ranks as soon as one has ended: rank 0 needs the time to say why.
-        time.sleep(REFUSAL_S)
-        # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
-        # there, had no such reason to end.
-        if not (isinstance(error, AgreedError) or named):
-            _say(f"rank {rank} on {hostname()}: {error}")
-    pytest.exit(str(error), returncode=returncode)
-
-
-def _say_own(words: str) -> None:
-    """Say what only this rank may know, in a line of its own: rank 0 may be within one of dots."""
-    sys.stderr.write("\n")
-    _say(f"rank {world.placement().rank} on {hostname()}: {words}")
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"lockstep: {sentence}\n")
-    sys.stderr.flush()
 
 
 def _settings(config: pytest.Config) -> options.Settings:

@@ -35,6 +35,7 @@ from lockstep.vocabulary import sizes
 from lockstep.vocabulary.flags import Flag
 from lockstep.world import process_group as world
 from lockstep.world.control import TIMEOUTS_FOR_RANK_0, Control, LostError
+from lockstep.world.placement import Placement, is_launched, placement
 from lockstep.world.watchdog import GRACE_S, Watchdog
 
 MIN_PATIENCE_S = 60.0
@@ -105,7 +106,7 @@ class LaunchSession:
             are to run: a random one, so that no case is always the first of its launch.
         """
         preflight.compare(self.control, [case_of(item) for item in items], self.settings)
-        preflight.refuse_alike(self.control, self._problem(items))
+        preflight.refuse_alike(self.control, _problem(items, self.world.world_size))
         self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
         self.unsupported = preflight.gather_unsupported(self.world, self.control)
@@ -202,18 +203,6 @@ class LaunchSession:
             "a thread, or what runs as pytest or Python ends, keeps it: its stacks follow"
         )
 
-    def _problem(self, items: list[pytest.Item]) -> str:
-        """Return what this rank cannot measure, and why; empty where it can all."""
-        rows = [params_of(item) for item in items if has_size(item)]
-        try:
-            for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
-                sizes.check_global_batch(batch, self.world.world_size)
-            for spec in {row["workload"] for row in rows if "workload" in row}:
-                workloads.make(spec)
-        except ValueError as error:
-            return str(error)
-        return ""
-
     def _before(self) -> preflight.Before:
         """Return what the journal to resume holds; nothing for a fresh launch."""
         path = self.settings.journal_path
@@ -251,6 +240,19 @@ class LaunchSession:
         return blame.where(rank, self.provenance["ranks"])
 
 
+def _problem(items: list[pytest.Item], world_size: int) -> str:
+    """Return what a rank cannot measure, and why; empty where it can measure all."""
+    rows = [params_of(item) for item in items if has_size(item)]
+    try:
+        for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
+            sizes.check_global_batch(batch, world_size)
+        for spec in {row["workload"] for row in rows if "workload" in row}:
+            workloads.make(spec)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def join(settings: Settings) -> LaunchSession:
     """Join the other ranks of this launch.
 
@@ -258,7 +260,7 @@ def join(settings: Settings) -> LaunchSession:
         ValueError: The launcher's variables or an option's value are wrong.
         RuntimeError: The ranks do not meet, or a GPU is missing.
     """
-    place = world.placement()
+    place = placement()
     watchdog = Watchdog(None)
     # One after the other it may wait for the store, for rank 0, and for the process group.
     watchdog.arm(2 * patience_s(settings))
@@ -280,11 +282,11 @@ def patience_s(settings: Settings) -> float:
     return max(MIN_PATIENCE_S, TIMEOUTS_FOR_RANK_0 * settings.timeout_s)
 
 
-def end_s(settings: Settings, place: world.Placement) -> float | None:
+def end_s(settings: Settings, place: Placement) -> float | None:
     """Return how long a rank may take to end, which its launcher waits for.
 
     None for a process that nobody started as a rank: it may be a notebook, which goes on after its
     measurement.
     """
-    is_rank = place.world_size > 1 or world.is_launched()
+    is_rank = place.world_size > 1 or is_launched()
     return patience_s(settings) if is_rank else None

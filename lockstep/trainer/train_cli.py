@@ -21,8 +21,8 @@ from lockstep.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from lockstep.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
 from lockstep.vocabulary.host import die_with_parent
 from lockstep.vocabulary.sizes import PRECISIONS
-from lockstep.world import process_group as world
-from lockstep.world.process_group import VARIABLES, usable_cores
+from lockstep.world.placement import VARIABLES, refuse_apart
+from lockstep.world.process_group import usable_cores
 
 # Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
 # the 1,440 training digits into whole batches.
@@ -118,7 +118,7 @@ def train(world_size: int, **options: Any) -> None:
     if is_launched(os.environ):
         _train_as_rank(config)
         return
-    world.refuse_apart(os.environ)
+    refuse_apart(os.environ)
     Batch.of(config, world_size)
     launch(config, world_size)
 

@@ -56,6 +56,7 @@ from lockstep.vocabulary.journal import write_atomically
 from lockstep.workloads.costs import batch_bytes, model_bytes
 from lockstep.world import process_group as world
 from lockstep.world.control import Control
+from lockstep.world.placement import placement
 
 SUMMARY_SCHEMA = 1
 
@@ -72,7 +73,7 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
         DivergedError: The loss of a step is not finite.
         RuntimeError: A device, the data, the storage or the other ranks failed.
     """
-    place = world.placement()
+    place = placement()
     try:
         with _system_errors():
             joined = world.join(

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,53 @@ class Waits(Enum):
     IN_BODY = auto()
     AFTER_PHASE = auto()
     AFTER_CASE = auto()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Until when the ranks wait in one exchange, in seconds of this rank's monotonic clock.
+
+    Attributes:
+        deadline: When the case that runs must be over; None between cases.
+        timeout_s: How long rank 0 waits for the slowest rank between cases.
+        waits: How long they wait while a case runs.
+    """
+
+    deadline: float | None
+    timeout_s: float
+    waits: Waits
+
+    def of_rank_0(self) -> float:
+        """Return until when rank 0 collects."""
+        now = time.monotonic()
+        if self.deadline is None:
+            return now + self.timeout_s
+        if self.waits is Waits.IN_BODY:
+            return min(self.deadline - VERDICT_S / 2, now + self.timeout_s)
+        return max(self.deadline, now + VERDICT_S / 2)
+
+    def of_arrival(self) -> float | None:
+        """Return until when rank 0 is to have come; None where the others do not ask.
+
+        Within a case rank 0 may have failed on its way here, and be at the end of the phase: it is
+        waited for as it waits for the others, or they would come too late to that end.
+        """
+        if self.deadline is None or self.waits is Waits.AFTER_PHASE:
+            return None
+        if self.waits is Waits.AFTER_CASE:
+            return self.deadline + VERDICT_S
+        return self.of_rank_0()
+
+    def of_others(self) -> float:
+        """Return until when the others wait for rank 0's conclusion."""
+        patience_s = self.timeout_s * TIMEOUTS_FOR_RANK_0
+        now = time.monotonic()
+        if self.deadline is None:
+            return now + patience_s
+        if self.waits is Waits.IN_BODY:
+            return min(self.deadline, now + patience_s)
+        end = self.deadline + VERDICT_S
+        return end if self.waits is Waits.AFTER_PHASE else max(end, now) + patience_s
 
 
 class Control:
@@ -168,27 +216,19 @@ class Control:
     ) -> Any:
         self._uses[name] += 1
         name = f"{name}/{self._uses[name]}"
+        limits = Limits(self.deadline, self._timeout_s, waits)
         with self._naming_a_lost_store():
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
             if self.rank > 0:
-                silent, settled = self._await_conclusion(name, waits)
+                silent, settled = self._await_conclusion(name, limits)
                 self._silent = set(silent)
                 return settled
-            values = self._collect(name, self._end_of_rank_0(waits))
+            values = self._collect(name, limits.of_rank_0())
             self._silent = {rank for rank, given in enumerate(values) if given is None}
         conclusion = json.dumps([sorted(self._silent), judge(values)])
         with self._naming_a_lost_store():
             self.store.set(f"{name}/all", conclusion)
         return json.loads(conclusion)[1]
-
-    def _end_of_rank_0(self, waits: Waits) -> float:
-        """Return until when rank 0 collects, on its monotonic clock."""
-        now = time.monotonic()
-        if self.deadline is None:
-            return now + self._timeout_s
-        if waits is Waits.IN_BODY:
-            return min(self.deadline - VERDICT_S / 2, now + self._timeout_s)
-        return max(self.deadline, now + VERDICT_S / 2)
 
     def _collect(self, name: str, end: float) -> list[Any]:
         """Return what the ranks gave until then; None for those that gave nothing."""
@@ -198,12 +238,12 @@ class Control:
         given = iter(self.store.multi_get([key for key in keys if key]))
         return [json.loads(next(given)) if key else None for key in keys]
 
-    def _await_conclusion(self, name: str, waits: Waits) -> tuple[list[int], Any]:
+    def _await_conclusion(self, name: str, limits: Limits) -> tuple[list[int], Any]:
         """Return which ranks were silent, and what rank 0 concludes."""
         begun = time.monotonic()
-        arrival = self._end_of_arrival(waits)
+        arrival = limits.of_arrival()
         if (arrival is not None and not self._wait([f"{name}/0"], arrival)) or (
-            not self._wait([f"{name}/all"], self._end_of_others(waits))
+            not self._wait([f"{name}/all"], limits.of_others())
         ):
             self._silent = {0}
             raise LostError(
@@ -212,29 +252,6 @@ class Control:
             )
         silent, settled = json.loads(self.store.get(f"{name}/all"))
         return silent, settled
-
-    def _end_of_arrival(self, waits: Waits) -> float | None:
-        """Return until when rank 0 is to have come, on this rank's clock; None where it may wait.
-
-        Within a case rank 0 may have failed on its way here, and be at the end of the phase: it is
-        waited for as it waits for the others, or they would come too late to that end.
-        """
-        if self.deadline is None or waits is Waits.AFTER_PHASE:
-            return None
-        if waits is Waits.AFTER_CASE:
-            return self.deadline + VERDICT_S
-        return self._end_of_rank_0(waits)
-
-    def _end_of_others(self, waits: Waits) -> float:
-        """Return until when the others wait for rank 0's conclusion, on their monotonic clocks."""
-        patience_s = self._timeout_s * TIMEOUTS_FOR_RANK_0
-        now = time.monotonic()
-        if self.deadline is None:
-            return now + patience_s
-        if waits is Waits.IN_BODY:
-            return min(self.deadline, now + patience_s)
-        end = self.deadline + VERDICT_S
-        return end if waits is Waits.AFTER_PHASE else max(end, now) + patience_s
 
     @contextmanager
     def _naming_a_lost_store(self) -> Iterator[None]:

@@ -1,0 +1,145 @@
+"""The place of this process among the ranks, as the variables of its launcher say.
+
+Ranks come from torchrun's variables. A scheduler's are read only where the job script says so by
+`LOCKSTEP_LAUNCHER=slurm|openmpi|pmi`: inside an interactive allocation a plain `pytest bench/`
+would otherwise wait for ranks that nobody started.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+# launcher -> variable of (rank, local rank, world size, ranks per node)
+VARIABLES = {
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "pmi": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"),
+}
+
+# launcher -> the command that sets them
+COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "openmpi": "mpirun", "pmi": "mpiexec"}
+# What a job script says of the store that it serves: where, and what this step's keys begin with
+STORE_VARIABLES = ("LOCKSTEP_STORE", "LOCKSTEP_STORE_PREFIX")
+SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of one rank, as in torch.distributed."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    ranks_per_node: int = 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of hosts, the last of which may be only partly used."""
+        return -(-self.world_size // self.ranks_per_node)
+
+
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
+    """Return this process's place, world size 1 if no launcher started it.
+
+    Raises:
+        ValueError: A launcher's variables are missing, not integers, or contradict each other.
+    """
+    launcher = environ.get("LOCKSTEP_LAUNCHER", "torchrun")
+    if launcher not in VARIABLES:
+        raise ValueError(
+            f"LOCKSTEP_LAUNCHER={launcher!r} is not one of {', '.join(VARIABLES)}; unset it"
+        )
+    rank, local_rank, world_size, ranks_per_node = VARIABLES[launcher]
+    if launcher == "torchrun" and rank not in environ and world_size not in environ:
+        _refuse_without_srun(environ, hint="start with srun and LOCKSTEP_LAUNCHER=slurm")
+        refuse_apart(environ)
+        return Placement()
+    if launcher == "slurm":
+        _refuse_without_srun(environ, hint="start with srun")
+    size = integer(environ, world_size)
+    per_node = _ranks_per_node(environ, ranks_per_node, size)
+    found = Placement(integer(environ, rank), integer(environ, local_rank), size, per_node)
+    if not (0 <= found.rank < size and 0 <= found.local_rank < per_node <= size):
+        raise _wrong(
+            environ,
+            f"{rank}={found.rank}, {local_rank}={found.local_rank}, {world_size}={size} and "
+            f"{per_node} ranks per node contradict each other",
+        )
+    return found
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun or a job script started this process, and waits for its end."""
+    return "TORCHELASTIC_RUN_ID" in environ or "LOCKSTEP_LAUNCHER" in environ
+
+
+def _refuse_without_srun(environ: Mapping[str, str], hint: str) -> None:
+    """Refuse one process of its own inside an allocation that was made for several tasks.
+
+    An interactive shell may be the one task of a step, with the variables of the whole allocation.
+    """
+    num_tasks = environ.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in environ and _tasks_of_step(environ) == "1" != num_tasks:
+        raise ValueError(
+            f"SLURM_NTASKS={num_tasks}, but this process is task 0 of 1; {hint}, or unset "
+            "SLURM_NTASKS to measure one rank"
+        )
+
+
+def refuse_apart(environ: Mapping[str, str]) -> None:
+    """Refuse tasks of one step that would not know of each other, and each measure one rank.
+
+    Raises:
+        ValueError: srun started several, and nobody said that they are ranks.
+    """
+    num_tasks = _tasks_of_step(environ)
+    if "SLURM_JOB_ID" in environ and num_tasks != "1":
+        raise ValueError(
+            f"srun started {num_tasks} tasks, but LOCKSTEP_LAUNCHER is not set, so each would "
+            "work alone; set LOCKSTEP_LAUNCHER=slurm, or start one task"
+        )
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> str:
+    """Return how many tasks srun started together; a process in no step is alone."""
+    return environ.get("SLURM_STEP_NUM_TASKS", "1")
+
+
+def _ranks_per_node(environ: Mapping[str, str], name: str, size: int) -> int:
+    """Return ranks per host; Slurm does not say where only --ntasks was given."""
+    if name in environ:
+        return integer(environ, name)
+    num_nodes = integer(environ, "SLURM_NNODES") if "SLURM_NNODES" in environ else 1
+    return -(-size // max(1, num_nodes))
+
+
+def integer(environ: Mapping[str, str], name: str) -> int:
+    """Return a launcher's variable as a number.
+
+    Raises:
+        ValueError: It is not set, or is none.
+    """
+    value = environ.get(name)
+    if value is None:
+        fact = f"{name} is not set although a launcher's other variables are"
+        raise _wrong(environ, fact, ", or unset them for world size 1")
+    try:
+        return int(value)
+    except ValueError:
+        fact = f"{name}={value[:SHOWN_CHARACTERS]!r} is not an integer"
+        raise _wrong(environ, fact) from None
+
+
+def _wrong(environ: Mapping[str, str], fact: str, instead: str = "") -> ValueError:
+    """Return the refusal of a launcher's variables, with what was seen of each launcher's."""
+    names = ["LOCKSTEP_LAUNCHER", *chain(*VARIABLES.values()), "SLURM_NNODES"]
+    seen = [f"{name}={environ[name][:SHOWN_CHARACTERS]!r}" for name in names if name in environ]
+    command = COMMANDS[environ.get("LOCKSTEP_LAUNCHER", "torchrun")]
+    return ValueError(f"{fact}; start with {command}{instead} (seen: {', '.join(seen)})")
