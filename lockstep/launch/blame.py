@@ -97,10 +97,10 @@ def late(
 
 
 def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rank called other collectives than rank 0; nothing where none did.
+    """Return which rank called other collectives than rank 0; empty where all agree.
 
-    A collective that nobody waits for does not fail where it is called: the next case would meet
-    it in place of its own. gloo counts sends and receives alike, and does not tell them apart.
+    A collective whose result no rank waits for does not fail where it is called: the next case
+    would meet it in place of its own. gloo counts sends and receives alike, and does not tell them apart.
 
     Args:
         found: How many collectives each rank has called, as "collectives"; None where it was
@@ -119,7 +119,7 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
 
 
 def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rank is about to run another case than the first; nothing where none is.
+    """Return which rank is about to run another case than the first; empty where all agree.
 
     Args:
         cases: What each rank is about to run; None where it was silent.
@@ -138,7 +138,7 @@ def astray(cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]]) -> s
 def absent(
     cases: Sequence[str | None], ranks: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> str:
-    """Return which ranks did not come to a case; nothing where all did.
+    """Return which ranks did not come to a case; empty where all did.
 
     Args:
         cases: What each rank is about to run; None where it was silent.

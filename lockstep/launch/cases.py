@@ -231,7 +231,7 @@ class Cases:
 
 
 def _conclude(case: Case, ends: Ends) -> str:
-    """Make the result of all ranks' parts on rank 0; return why there is none, if so."""
+    """Make the result of all ranks' parts on rank 0; return why that fails, or nothing."""
     parts = [Part(**end["part"]) for end in ends if end and end["part"]]
     if case.conclude and len(parts) == len(ends):
         try:
@@ -304,7 +304,7 @@ def _lost_device(world_: world.World) -> str:
 
 
 def _rebuilding_problem(world_: world.World, epoch: int) -> str:
-    """Build the process group again; return why that cannot be, or nothing."""
+    """Build the process group again; return why that fails, or nothing."""
     try:
         world.rebuild(world_, epoch)
     except RuntimeError as error:

@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         voice.end_session(RuntimeError(f"{error}; {todo}"), EXIT_MACHINE)
     except (ValueError, RuntimeError, OSError) as error:
         if launch := config.stash.get(SESSION, None):
-            launch.close()  # refused alike on all ranks, so none takes the store from another
+            launch.close()  # all ranks refuse alike, so no rank loses the store early
             del config.stash[SESSION]
         if isinstance(error, ValueError):
             voice.refuse(error)
@@ -338,7 +338,7 @@ def _settings(config: pytest.Config) -> options.Settings:
 
 
 def _option(config: pytest.Config) -> Any:
-    """Return the session's options; ours have their defaults where nobody could give them."""
+    """Return the session's options; ours have their defaults in a session that began without them."""
     if not config.stash.get(CAME_LATE, False):
         return config.option
     return argparse.Namespace(**vars(config.option) | options.defaults())

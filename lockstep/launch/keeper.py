@@ -1,4 +1,4 @@
-"""What a launch writes: its journal and its JSON, and the folder of stacks beside them."""
+"""What a launch writes: its journal and its JSON, and the folder of stacks next to them."""
 
 import tempfile
 import time
@@ -48,7 +48,7 @@ class Keeper:
             This rank's file of stacks, or None where nothing is kept.
 
         Raises:
-            AgreedError: A path is none that can be written.
+            AgreedError: A path cannot be written.
             RankError: A rank cannot write there.
         """
         path, result = self.settings.journal_path, self.settings.result_path
@@ -57,7 +57,7 @@ class Keeper:
         if result is not None:
             self._agree("--benchmark-json", result, lambda: self._check_writable(result))
         self._agree("--journal", path, lambda: self._open_journal(path))
-        # Ranks that were told no path have each made up one of its own, by the time.
+        # Without an option for it each rank has made up a path of its own, by the time.
         there = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
         seen: list[Path] = []
         self._agree("stacks beside --journal", path, lambda: seen.append(self._shared(path, there)))
@@ -120,7 +120,7 @@ class Keeper:
             return
         if path.exists():
             path.open("ab").close()
-            # another will be made beside it, to take its place
+            # another will be made in its folder, to take its place
             tempfile.NamedTemporaryFile(dir=path.resolve().parent).close()
             return
         target = path.resolve()  # of a link to what is not there yet, which stays

@@ -1,4 +1,4 @@
-"""The options of a launch: what pytest is told, checked, and equal on all ranks."""
+"""The options of a launch: what a user may ask of pytest, checked, and equal on all ranks."""
 
 import argparse
 import os
@@ -138,7 +138,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def defaults() -> dict[str, Any]:
-    """Return the options of a command line that gives none, name -> value."""
+    """Return the options of an empty command line, name -> value."""
     return {
         name.removeprefix("--").replace("-", "_"): arguments.get(
             "default", False if arguments.get("action") == "store_true" else None
@@ -248,7 +248,7 @@ def part(option: Any) -> tuple[int, int] | None:
 
 
 def _journal_path(option: Any) -> Path | None:
-    """Return where finished cases go: as asked, beside the JSON, or a folder of their own."""
+    """Return where finished cases go: as asked, next to the JSON, or a folder of their own."""
     if option.benchmark_disable:
         return None
     if option.journal:

@@ -58,7 +58,7 @@ def refuse_alike(control: Control, problem: str) -> None:
         problem: This rank's, as a sentence; empty where it has none.
 
     Raises:
-        AgreedError: The first problem, with its rank and host where others have none or another.
+        AgreedError: The first problem, with its rank and host where the ranks differ in it.
         RuntimeError: A rank did not answer.
     """
     there = control.exchange_all("problems", [problem, hostname()])
@@ -143,7 +143,7 @@ def gather_provenance(world: World, control: Control, seed: int) -> dict[str, An
         rank["clock_offset_s"] = round(rank["clock_s"] - ranks[0]["clock_s"], 3)
     ranks = [{name: rank[name] for name in rank if name != "clock_s"} for rank in ranks]
     refuse_shared_devices(ranks)
-    # Rank 0's view of the software stands for all; hashing the image once is enough.
+    # Rank 0's view of the software counts for all; hashing the image once is enough.
     launch = provenance.launch_facts(seed, sys.argv) if world.rank == 0 else {}
     launch = control.exchange("software", launch)[0]
     return provenance.launch_provenance(launch, ranks) | {

@@ -1,4 +1,4 @@
-"""What a session refuses: what several ranks cannot be told, and what would be left aside.
+"""What a session refuses: options that several ranks cannot take, or that would have no effect.
 
 Each refusal rests on the command line and the installed plugins, which are equal on all ranks.
 """
@@ -45,7 +45,7 @@ IN_A_WORKER = "-n would measure several cases at once, each slowed down by the o
 
 
 def refuse_options(config: pytest.Config) -> None:
-    """Refuse what several ranks cannot be told.
+    """Refuse options that several ranks cannot take.
 
     Raises:
         ValueError: The first such option, why, and what to do.

@@ -285,8 +285,8 @@ def patience_s(settings: Settings) -> float:
 def end_s(settings: Settings, place: Placement) -> float | None:
     """Return how long a rank may take to end, which its launcher waits for.
 
-    None for a process that nobody started as a rank: it may be a notebook, which goes on after its
-    measurement.
+    None for a process that no launcher started as a rank: it may be a notebook, which goes on
+    after its measurement.
     """
     is_rank = place.world_size > 1 or is_launched()
     return patience_s(settings) if is_rank else None

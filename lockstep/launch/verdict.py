@@ -10,7 +10,7 @@ from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP
 from lockstep.machine.memory import Room, least_room
 
 Outcome = Literal["passed", "failed", "skipped"]
-# In the place of a case, what a rank is about to run that has none left.
+# What a rank that has no case left names as its next one.
 NO_CASE = "the end of its launch"
 # What each rank gives as a phase ends; None in its place where it did not answer.
 Ends = Sequence[Mapping[str, Any] | None]

@@ -9,6 +9,7 @@ import pytest
 from lockstep.launch.ending import EXIT_USAGE
 from lockstep.vocabulary.errors import AgreedError
 from lockstep.vocabulary.host import hostname
+from lockstep.world.control import LostError
 from lockstep.world.placement import Placement, placement
 
 REFUSAL_S = 6.0  # rank 0 may still be importing torch
@@ -65,7 +66,9 @@ def end_session(error: Exception, returncode: int) -> NoReturn:
         time.sleep(REFUSAL_S)
         # Where nothing was agreed on, and no rank is named, this one may be alone: rank 0, still
         # there, had no such reason to end.
-        if not (isinstance(error, AgreedError) or named):
+        if isinstance(error, LostError):  # which says which rank lost rank 0
+            _say(str(error))
+        elif not (isinstance(error, AgreedError) or named):
             _say(f"rank {rank} on {hostname()}: {error}")
     pytest.exit(str(error), returncode=returncode)
 

@@ -76,7 +76,7 @@ def make(
         facts: Further fields of `CaseRecord`.
 
     Raises:
-        ValueError: A count, a unit or a round is none, see `record.problem`.
+        ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
     rank_round_s = [part.round_s for part in parts]
     alone_s = [part.alone_s for part in parts if part.alone_s]

@@ -84,11 +84,11 @@ class Rounds:
         return own_round_s
 
     def alone(self, step: Step) -> list[float]:
-        """Return this rank's seconds of each step, shape (num_steps,), of one that waits for none.
+        """Return this rank's seconds of each step, shape (num_steps,), that waits for no other rank.
 
         Each step is timed as freely as in a round: synchronised ones would show their launch.
         """
-        step()  # the first one after synchronised steps allocates anew
+        step()  # the first one after synchronised steps allocates again
         steps = self.plan.steps_per_round
         rounds = math.ceil(LEAST_ALONE / steps)
         return timing.time_steps(self.world, step, rounds=rounds, steps_per_round=steps)

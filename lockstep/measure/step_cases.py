@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.workloads import Workload
 
 LEARNING_RATE = 0.01
-# What a step stands on: no sample is read, decoded or copied to the device in the timed region.
+# What a step includes: no sample is read, decoded or copied to the device in the timed region.
 BASIS = {"data": "synthetic", "input": "not timed", "optimizer": "SGD"}
 
 

@@ -97,7 +97,7 @@ def refuse_apart(environ: Mapping[str, str]) -> None:
     """Refuse tasks of one step that would not know of each other, and each measure one rank.
 
     Raises:
-        ValueError: srun started several, and nobody said that they are ranks.
+        ValueError: srun started several, and no variable says that they are ranks.
     """
     num_tasks = _tasks_of_step(environ)
     if "SLURM_JOB_ID" in environ and num_tasks != "1":
@@ -124,7 +124,7 @@ def integer(environ: Mapping[str, str], name: str) -> int:
     """Return a launcher's variable as a number.
 
     Raises:
-        ValueError: It is not set, or is none.
+        ValueError: It is not set, or is no integer.
     """
     value = environ.get(name)
     if value is None:

@@ -242,7 +242,7 @@ def _missing_backend(backend: str) -> str:
 
 
 def _missing_interface(backend: str, environ: Mapping[str, str]) -> str:
-    """Return what is wrong if an interface that a backend is told to use is not here, else nothing.
+    """Return what is wrong if an interface that a backend is to use is not here, else nothing.
 
     gloo needs every interface that is named, NCCL one that begins as a name does; what NCCL is not
     to use begins with ^ (the documentation of both).

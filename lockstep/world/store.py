@@ -36,7 +36,7 @@ def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
     """
     from torch.distributed import TCPStore
 
-    socket.getaddrinfo(host, None)  # torch would try a name that nobody knows until its time-out
+    socket.getaddrinfo(host, None)  # torch would try an unknown name until its time-out
     store = TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S)
     )
