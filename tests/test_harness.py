@@ -11,9 +11,9 @@ import torch
 from launched import suite
 
 from lockstep.measure import result
+from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
 from lockstep.measure.result import Part
-from lockstep.measure.rounds import Goal
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.flags import flag
 from lockstep.vocabulary.record import KEY

@@ -100,7 +100,7 @@ def uneven(found: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[st
     """Return which rank called other collectives than rank 0; empty where all agree.
 
     A collective whose result no rank waits for does not fail where it is called: the next case
-    would meet it in place of its own. gloo counts sends and receives alike, and does not tell them apart.
+    would meet it in place of its own. gloo counts sends and receives alike.
 
     Args:
         found: How many collectives each rank has called, as "collectives"; None where it was

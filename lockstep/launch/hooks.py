@@ -338,7 +338,7 @@ def _settings(config: pytest.Config) -> options.Settings:
 
 
 def _option(config: pytest.Config) -> Any:
-    """Return the session's options; ours have their defaults in a session that began without them."""
+    """Return the session's options, ours with their defaults if it began without them."""
     if not config.stash.get(CAME_LATE, False):
         return config.option
     return argparse.Namespace(**vars(config.option) | options.defaults())

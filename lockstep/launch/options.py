@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.machine import provenance
-from lockstep.measure.rounds import Goal
+from lockstep.measure.batches import Goal
 from lockstep.vocabulary import sizes
 
 MAX_SEED = 2**32

@@ -24,10 +24,10 @@ import pytest
 from lockstep import workloads
 from lockstep.launch import blame, preflight
 from lockstep.launch.blame import EXIT_LOST
-from lockstep.launch.cases import Cases
 from lockstep.launch.ending import Ending
 from lockstep.launch.items import case_of, has_size, params_of, source_sha256, study_of
 from lockstep.launch.keeper import Keeper
+from lockstep.launch.meetings import Cases
 from lockstep.launch.options import Settings
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock

@@ -83,26 +83,30 @@ def measure_collective(harness: Harness, *, collective: str, message_bytes: int)
     is_right.append(_is_right(harness, chosen, whole, part))
     used_bytes = whole.numel() * ITEM_BYTES
 
-    def conclude(parts: Sequence[Part]) -> dict[str, Any]:
-        wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
-        if wrong:
-            raise RuntimeError(
-                f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} holds a wrong result, expected "
-                f"{chosen.expected_values(n)}"
-            )
-        time_s = result.step_s(parts, harness.plan.steps_per_round)
-        return {"details": _bandwidth(collective, used_bytes, n, time_s)}
-
     harness.record(
         round_s,
         own=is_right,
-        conclude=conclude,
+        conclude=lambda parts: _conclude(harness, parts, collective, used_bytes),
         workload=collective,
         scaling=None,
         sample_unit="bytes",
         samples_per_step=used_bytes,
         checks={"result_is_right": True},
     )
+
+
+def _conclude(
+    harness: Harness, parts: Sequence[Part], collective: str, used_bytes: int
+) -> dict[str, Any]:
+    """Return what the ranks' rounds say, or raise where a rank holds a wrong result."""
+    wrong = [rank for rank, part in enumerate(parts) if not all(part.own)]
+    if wrong:
+        raise RuntimeError(
+            f"rank {wrong[0]} on {harness.rank_hosts[wrong[0]]} holds a wrong result of "
+            f"{collective}"
+        )
+    time_s = result.step_s(parts, harness.plan.steps_per_round)
+    return {"details": _bandwidth(collective, used_bytes, len(parts), time_s)}
 
 
 def _bandwidth(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.machine import memory
 from lockstep.measure import result, timing
+from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.rounds import Goal, Rounds, Step
 from lockstep.vocabulary.flags import Flag
 from lockstep.vocabulary.record import KEY
 from lockstep.vocabulary.sizes import Size

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.machine.memory import Room
-from lockstep.measure.rounds import Goal
+from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.record import CaseRecord, problem

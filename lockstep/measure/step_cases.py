@@ -49,13 +49,9 @@ def measure_training(
             would hold, or `make_batch` returned another number of items than asked.
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
     """
-    import pytest
+    from lockstep.measure.train_step import StepConfig, buckets
 
-    from lockstep.measure.train_step import StepConfig, buckets, parameter_checksum
-
-    # What one rank's hardware cannot do, all ranks skip, or the others would wait for it.
-    if reason := (harness.unsupported or {}).get(precision):
-        pytest.skip(reason)
+    _skip_unless_supported(harness, precision)
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
@@ -68,22 +64,39 @@ def measure_training(
         lr=LEARNING_RATE,
     )
     step, inputs, targets = _build(harness, model, config, local_batch)
-    loss_first = float(step.run(inputs, targets))
-    round_s = harness.time(lambda: step.run(inputs, targets))
-    loss_last = float(step.run(inputs, targets))
-    checksum = parameter_checksum(step.ddp)
+    round_s, own = _time(harness, step, inputs, targets)
     with step.ddp.no_sync():
         alone_s = harness.alone(lambda: step.run(inputs, targets))
     harness.record(
         round_s,
         alone_s=alone_s,
-        own={"first": loss_first, "last": loss_last, "parameters": checksum},
+        own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
         details={**buckets(step.ddp), "basis": BASIS},
         flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **_facts(harness, model, precision, local_batch),
     )
+
+
+def _skip_unless_supported(harness: Harness, precision: str) -> None:
+    """Skip on all ranks what the hardware of one cannot do, or the others would wait for it."""
+    import pytest
+
+    if reason := (harness.unsupported or {}).get(precision):
+        pytest.skip(reason)
+
+
+def _time(
+    harness: Harness, step: "TrainStep", inputs: "torch.Tensor", targets: "torch.Tensor"
+) -> tuple[list[float], dict[str, Any]]:
+    """Return the seconds of this rank's rounds, and what its result is checked by."""
+    from lockstep.measure.train_step import parameter_checksum
+
+    first = float(step.run(inputs, targets))
+    round_s = harness.time(lambda: step.run(inputs, targets))
+    last = float(step.run(inputs, targets))
+    return round_s, {"first": first, "last": last, "parameters": parameter_checksum(step.ddp)}
 
 
 def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from lockstep.launch.cases import Cases
+    from lockstep.launch.meetings import Cases
 
 WORLD_SIZES = (8, 64, 256, 1024)
 NUM_CASES = 2
@@ -120,7 +120,7 @@ def _case(cases: "Cases", number: int) -> None:
 def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
     import torch
 
-    from lockstep.launch.cases import Cases
+    from lockstep.launch.meetings import Cases
     from lockstep.world.control import Control
 
     settings = SimpleNamespace(
@@ -155,13 +155,13 @@ def _fail(code: int, reason: str) -> None:
 @contextmanager
 def _threads_as_ranks() -> Iterator[None]:
     """Leave out what belongs to a process: its state, its garbage, its process group."""
-    from lockstep.launch import cases
+    from lockstep.launch import meetings
     from lockstep.measure import state
 
     nothing = mock.Mock(left_behind=list)
     with (
-        mock.patch.multiple(cases, gc=mock.Mock(), memory=mock.Mock(free_bytes=_free_bytes)),
-        mock.patch.object(cases.world, "num_collectives", lambda: 12345),
+        mock.patch.multiple(meetings, gc=mock.Mock(), memory=mock.Mock(free_bytes=_free_bytes)),
+        mock.patch.object(meetings.world, "num_collectives", lambda: 12345),
         mock.patch.object(state, "State", lambda is_first: nothing),
     ):
         yield

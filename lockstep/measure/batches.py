@@ -84,7 +84,7 @@ class Rounds:
         return own_round_s
 
     def alone(self, step: Step) -> list[float]:
-        """Return this rank's seconds of each step, shape (num_steps,), that waits for no other rank.
+        """Return this rank's seconds of each step, shape (num_steps,); no step waits for a rank.
 
         Each step is timed as freely as in a round: synchronised ones would show their launch.
         """
