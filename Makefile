@@ -6,8 +6,9 @@ SEQUENCES ?= 200
 KILLS ?= 40
 SLURM_KILLS ?= 0
 SEED ?= 0
+DURATIONS := --durations=0 --durations-min=1
 
-.PHONY: help venv demo test unit lint format bench house statistics chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint format bench house statistics chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,15 +37,15 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 		[ $$code = 0 ] || worst=$$code; \
 	done; exit $$worst
 
-# Two lanes of about equal length: the testbed, whose tests wait half of their time, and then the
-# quick tests; beside them what starts ranks.
+# Two lanes: what starts ranks here and the quick tests, and the testbed, which waits half its time.
 test: venv ## Run what a change must pass, tests that start ranks and browsers included
-	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	{ $(BIN)/python -m pytest -m "slurm and not chaos" --durations=10; testbed=$$?; \
-	  $(BIN)/python -m pytest -m "not (slow or slurm or chaos)" --durations=10; \
-	  exit $$(($$? || testbed)); } >"$$said" 2>&1 & first=$$!; \
-	$(BIN)/python -m pytest -m "slow and not (slurm or chaos)" --durations=25; rest=$$?; \
-	wait $$first; first=$$?; cat "$$said"; exit $$((rest || first))
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-here test-testbed
+
+test-here: venv
+	$(BIN)/python -m pytest -m "not (slurm or chaos)" $(DURATIONS)
+
+test-testbed: venv
+	$(BIN)/python -m pytest -m "slurm and not chaos" $(DURATIONS)
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"
