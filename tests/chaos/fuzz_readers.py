@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from data.job_samples import CAMPAIGN, SITE
 from data.report_samples import document, full_tree, provenance, record, strong_tree
 from stand_ins import keep, leave, sacct, send
 
 from lockstep.campaign import campaign
 from lockstep.campaign.folder import Folder
-from lockstep.image import image_record
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
@@ -27,12 +25,12 @@ from lockstep.report.page.content_of_page import page
 from lockstep.report.page.render import html
 from lockstep.report.predict import known, prediction
 from lockstep.report.words.console import console_table
-from lockstep.slurm import associations, cluster, site
+from lockstep.slurm import associations, cluster
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import sbatch_refusals as refusals
-from lockstep.vocabulary import files, journal
+from lockstep.vocabulary import journal
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCH = "w1-r0"
@@ -198,37 +196,6 @@ def _imported() -> list[bytes]:
     return _made(make, "imported.json")
 
 
-# What a user writes
-
-
-def _toml(facts: dict[str, object]) -> bytes:
-    lines = [
-        f"{key} = {json.dumps(value)}"
-        for key, value in facts.items()
-        if not isinstance(value, dict)
-    ]
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            lines += [f"[{key}]", *(f"{k} = {json.dumps(v)}" for k, v in value.items())]
-    return "\n".join(lines).encode()
-
-
-def _campaigns() -> list[bytes]:
-    own = CAMPAIGN | {"jobs": {"allocation": "array", "max_running": 8, "launch_time": "00:15:00"}}
-    return [_toml(own), *(path.read_bytes() for path in campaign.built_in().values())]
-
-
-def _targets() -> list[bytes]:
-    given = b'speedup = {4 = [3.5, 3.8]}\nnum_nodes = 2\n[[reference]]\ncase = "a*"\n'
-    given += b'value = 309.61\nunit = "images/s per rank"\nworld_size = 16\nlower = -0.1\n'
-    return [b"schema = 1\n" + given, *(path.read_bytes() for path in targets.built_in().values())]
-
-
-def _sites() -> list[bytes]:
-    own = SITE | {"container": {"image": "/i.sif", "binds": ["/scratch"], "args": ["--no-home"]}}
-    return [_toml(own), *(path.read_bytes() for path in site.built_in().values())]
-
-
 # What Slurm says
 
 
@@ -346,11 +313,6 @@ def _read_jobs(folder: Path) -> None:
     )
 
 
-def _read_report_and_jobs(folder: Path) -> None:
-    """Make the report before `collect` makes its files anew."""
-    _each(lambda: _report(folder), lambda: _read_jobs(folder))
-
-
 def _collected(results: Results) -> object:
     try:
         return collection.collect(results)
@@ -358,52 +320,8 @@ def _collected(results: Results) -> object:
         results.accounting_file.unlink(missing_ok=True)
 
 
-def _exits() -> list[bytes]:
-    def lost(folder: Path) -> None:
-        (folder / "jobs").mkdir()
-        leave(folder, "25", 137, lost="node2", stopped=True, note="x")
-
-    return _made(lost, "jobs/exit-*.json")
-
-
 def _submitted() -> list[bytes]:
     return _made(_campaign_folder, "jobs/submitted.jsonl")
-
-
-def _claims() -> list[bytes]:
-    def claim(folder: Path) -> None:
-        one = campaign.load("smoke")
-        absent = campaign.Launch(4, 0)  # which the report is to name
-        Folder(folder).claim(one, [*campaign.plan(one), absent])
-
-    return _made(claim, "campaign.json")
-
-
-def _accounts() -> list[bytes]:
-    account = accounting.read(_sacct()[0].decode())["17"]
-    row = {
-        "id": "17", "job": "ladder", "kind": "ladder", "launches": [LAUNCH], "accounting": account,
-        "exit": {"job_id": "17", "exit_code": 1, "lost": "node2"}, "stage_in_s": 1.5,
-        "stage_out_s": None, "measured_rank_hours": 1.0,
-    }  # fmt: skip
-    other = row | {"id": "25_0", "job": "array", "kind": "array"}
-    return [json.dumps({"schema": 2, "jobs": [row, other]}, indent=1).encode()]
-
-
-def _measured(folder: Path) -> None:
-    send(folder, "ladder", "17", [LAUNCH, "w2-r0"])
-    leave(folder, "17", 0)
-    strong_tree(folder, {1: (0.1,), 2: (0.06,)})
-
-
-def _sidecars() -> list[bytes]:
-    facts = image_record.Record(
-        sha256="ab" * 32, size_bytes=1024, key="k", definition="cpu.def", definition_sha256="cd",
-        bootstrap="docker", base="debian:12", base_digest=None, build_args={"A": "b"}, options=[],
-        git_commit=None, git_dirty=None, apptainer="1.4.5", built_at="2026-11-21T00:00:00+00:00",
-        build_s=12.5, is_signed=False,
-    )  # fmt: skip
-    return [facts.model_dump_json(indent=1).encode()]
 
 
 READERS = {
@@ -414,25 +332,12 @@ READERS = {
                before=_beside_results),
         Reader("imported", _imported, "imported.json", _report_and_judge),
         Reader("table", _tables, "table.csv", _read_table),
-        Reader("campaign", _campaigns, "own.toml",
-               lambda folder: campaign.load(str(folder / "own.toml")).facts()),
-        Reader("targets", _targets, "own.toml",
-               lambda folder: targets.load(str(folder / "own.toml"))),
-        Reader("site", _sites, "own.toml", lambda folder: site.load(str(folder / "own.toml"))),
         Reader("sacct", _sacct, "said.txt", _read_sacct, (RuntimeError,)),
         Reader("squeue", _squeue, "said.txt", _read_squeue, (RuntimeError,), _squeue_stand_in),
         Reader("scontrol", _scontrol, "said.txt", _read_scontrol, (RuntimeError,)),
         Reader("sbatch", _sbatch, "said.txt", _read_sbatch, (RuntimeError,)),
         Reader("submitted", _submitted, "jobs/submitted.jsonl", _read_jobs,
                before=_campaign_folder),
-        Reader("exit", _exits, "jobs/exit-25.json", _read_jobs, before=_campaign_folder),
-        Reader("claim", _claims, "campaign.json", _read_report_and_jobs, before=_measured),
-        Reader("accounting", _accounts, "accounting.json", _read_report_and_jobs, before=_measured),
-        Reader("sidecar", _sidecars, "own.sif.json",
-               lambda folder: image_record.read_record(folder / "own.sif")),
-        Reader("json", lambda: _claims() + _results(), "any.json",
-               lambda folder: json.dumps(files.parse(files.content(folder / "any.json")),
-                                         allow_nan=False)),
     )
 }  # fmt: skip
 

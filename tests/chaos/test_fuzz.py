@@ -50,12 +50,12 @@ def test_a_reader_that_waits_for_ever_is_a_finding(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(
         "import sys, time; from pathlib import Path\n"
-        "(Path(sys.argv[4]) / 'own.toml').write_text('what it waits over')\n"
+        "(Path(sys.argv[4]) / 'table.csv').write_text('what it waits over')\n"
         "time.sleep(600)\n"
     )
     monkeypatch.setattr(fuzz, "CHILD", child)
     monkeypatch.setattr(fuzz, "SLACK_S", 3)
-    seen = fuzz.fuzz("site", 0.0, seed=1)
+    seen = fuzz.fuzz("table", 0.0, seed=1)
     assert seen.faults == {"did not end within 3 s": b"what it waits over"}
 
 
@@ -106,7 +106,7 @@ def test_a_fault_is_shown_by_the_least_content(faulty, tmp_path):
 
 
 def test_the_same_seed_makes_the_same_contents():
-    samples = fuzz_readers.samples("claim")
+    samples = fuzz_readers.samples("imported")
 
     def made(seed):
         chosen = random.Random(seed)  # noqa: S311, no secret
