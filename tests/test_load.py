@@ -84,7 +84,7 @@ def test_parts_that_start_in_the_same_second_need_no_name(tmp_path):
 @pytest.mark.parametrize("part", [[0, 2], [3, 2], [1], [1, 2, 3], ["1", 2], "1/2"])
 def test_a_part_that_is_none_is_refused(tmp_path, part):
     path = write(tmp_path, document("w1-r0", 1, {CASE: record()}, part=part))
-    with pytest.raises(ValueError, match=f"{path}: part "):
+    with pytest.raises(ValueError, match=f"{path}: part"):
         load([path])
 
 
@@ -147,12 +147,12 @@ def test_a_foreign_benchmark_is_a_time_of_one_process(tmp_path):
         ("", "the file is empty"),
         ("  \n", "the file is empty"),
         ('{"benchmarks": [', "cut short"),
-        ('{"benchmarks": [{"name": "a", "stats": {"median": NaN}}]}', "has no stats"),
+        ('{"benchmarks": [{"name": "a", "stats": {"median": NaN}}]}', "stats"),
         ("[1, 2]", "not a pytest-benchmark file"),
         ('{"benchmarks": {}}', "not a pytest-benchmark file"),
         ('{"benchmarks": [3]}', "entry 0 is no pytest-benchmark entry"),
-        ('{"benchmarks": [{"name": "a"}]}', "entry a has no stats"),
-        ('{"benchmarks": [{"name": "a", "stats": {"rounds": 3}}]}', "incomplete stats"),
+        ('{"benchmarks": [{"name": "a"}]}', "entry a: stats"),
+        ('{"benchmarks": [{"name": "a", "stats": {"rounds": 3}}]}', "stats: median is missing"),
     ],
 )
 def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, content, sentence):
@@ -190,7 +190,7 @@ def test_another_schema_of_the_launch_is_refused(tmp_path):
 def test_a_round_that_is_no_time_is_refused(tmp_path, bad):
     content = one_launch()
     content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"][0][1] = bad
-    with pytest.raises(ValueError, match="not a positive time"):
+    with pytest.raises(ValueError, match=r"rank_round_s\[0\]\[1\]"):
         load([write(tmp_path, content)])
 
 
@@ -206,7 +206,7 @@ def test_a_case_with_an_impossible_round_is_left_out_and_found(measured, tmp_pat
     case = case_name(content["benchmarks"][0])
     results = gather([folder])
     assert [(one.path.parent.name, one.case) for one in results.unread] == [("w2-r0", case)]
-    assert f"round 2 of rank 1 is {bad} s, which is not a positive time" in str(results.unread[0])
+    assert f"rank_round_s[1][2] is {bad}" in str(results.unread[0])
     assert len(results.rows) == len(gather([measured / "fp32"]).rows) - 1
     (found,) = [one for one in check(results) if one.rule == "unreadable-launch"]
     assert (found.hit.cases, found.hit.world_sizes) == ((case,), (2,))
@@ -225,29 +225,15 @@ def test_rounds_that_are_no_numbers_are_refused(tmp_path, bad):
 def test_ranks_with_different_rounds_are_refused(tmp_path):
     content = one_launch()
     content["benchmarks"][0]["extra_info"][KEY]["rank_round_s"] = [[1.0, 2.0], [1.0]]
-    with pytest.raises(ValueError, match="same number of rounds"):
+    with pytest.raises(ValueError, match="unequal numbers of rounds"):
         load([write(tmp_path, content)])
 
 
-@pytest.mark.parametrize(
-    ("stats", "says"),
-    [
-        ({"mean": None}, "mean is None, which its type or range does not allow"),
-        ({"median": "0.1"}, "median is '0.1', which its type or range does not allow"),
-        ({"max": -1.0}, "max is -1.0, which its type or range does not allow"),
-    ],
-)
-def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, stats, says):
+@pytest.mark.parametrize(("name", "bad"), [("mean", None), ("median", "0.1"), ("max", -1.0)])
+def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, name, bad):
     content = one_launch()
-    content["benchmarks"][0]["stats"] |= stats
-    with pytest.raises(ValueError, match=says):
-        load([write(tmp_path, content)])
-
-
-def test_stats_without_a_mean_are_refused_though_the_rounds_are_there(tmp_path):
-    content = one_launch()
-    del content["benchmarks"][0]["stats"]["mean"]
-    with pytest.raises(ValueError, match="has incomplete stats: no mean"):
+    content["benchmarks"][0]["stats"][name] = bad
+    with pytest.raises(ValueError, match=f"stats: {name} is {bad!r}"):
         load([write(tmp_path, content)])
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from launched import store
 
 from lockstep.launch.items import of_part
+from lockstep.report.load.contents import checked
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.metrics import relative_margin
 from lockstep.vocabulary.record import KEY, CaseRecord, case_name
@@ -105,7 +106,7 @@ def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
         block = entry["extra_info"][KEY]
         zero, one = block["rank_round_s"]
         assert entry["stats"]["data"] == [max(pair) for pair in zip(zero, one, strict=True)]
-        assert CaseRecord.from_dict(block, "out.json").to_dict() == block
+        assert checked(CaseRecord, block, "out.json").to_dict() == block
         assert len(block["peak_memory_bytes"]) == 2
 
 

@@ -28,12 +28,9 @@ from pydantic import (
 from lockstep import content, workloads
 from lockstep.vocabulary import inputs, sizes
 from lockstep.vocabulary.durations import parse_limit
-from lockstep.vocabulary.record import OWN
+from lockstep.vocabulary.record import OWN, Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
 
-Study = Literal[
-    "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
-]
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 
 MINUTE_S = 60

@@ -1,6 +1,6 @@
 """From JSON files to pages: load -> scaling -> panels -> page -> figures -> render -> cli.
 
-`load` is made of `sources` (which files, and reading them), `field_types` (what they may hold),
+`load` is made of `sources` (which files, and reading them), `contents` (what they may hold),
 `rows` (from what they hold to the tidy table), `layout` (what parts launches of one size) and
 `conflicts` (what may not be pooled). `results`
 is what comes of it, and what all else reads.

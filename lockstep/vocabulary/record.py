@@ -1,38 +1,39 @@
 """What a case adds to pytest-benchmark's JSON: one versioned block, under one key.
 
 Each benchmark entry carries a `CaseRecord` under `extra_info["lockstep"]`; the file carries the
-facts of its launch under the top-level key `lockstep`. The published schema is
-`record.schema.json` beside this file. Readers keep keys they do not know, so a file of a later
-minor change still loads; a file of another schema version is refused.
+facts of its launch under the top-level key `lockstep`, a `launch_block.LaunchBlock`. Readers and
+the published `record.schema.json` beside this file follow from these classes. Readers keep keys
+they do not know, so a file of a later minor change still loads; a file of another schema version is
+refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, get_args
 
 from lockstep.vocabulary import metrics
+from lockstep.vocabulary.described import About, Amount, Count, Positive, Whole
 
 KEY = "lockstep"
 SCHEMA_VERSION = 1
 
-STUDIES = (
-    "strong",
-    "weak",
-    "precision",
-    "bucket",
-    "sensitivity",
-    "accumulation",
-    "loader",
-    "collective",
-)
+Study = Literal[
+    "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
+]
+STUDIES = get_args(Study)
 # What a launch of a user's own tests is asked for; each says itself how it scales.
 OWN = "own"
-SCALINGS = ("strong", "weak", "fixed-epochs")
+Scaling = Literal["strong", "weak", "fixed-epochs"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 # No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
 # computed from others may leave the range of numbers.
 LONGEST_ROUND_S = 1e12
 SHORTEST_ROUND_S = 1e-12
+
+Text = Annotated[str, About(min_length=1)]
+Seconds = Annotated[float, About(strict=True, gt=SHORTEST_ROUND_S, lt=LONGEST_ROUND_S)]
+Rounds = Annotated[list[Seconds], About(min_length=1)]
 
 # Two launches may be pooled or compared only if these facts of their provenance are equal.
 POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256")
@@ -40,57 +41,73 @@ POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_name
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """One measured case at one world size in one launch.
+    """One measured case at one world size in one launch; `About` says what each field holds."""
 
-    Attributes:
-        study: The question the case belongs to, one of `STUDIES`.
-        workload: Name of the model, data set or collective measured.
-        scaling: One of `SCALINGS`, or None where the batch has no meaning.
-        world_size: Number of ranks.
-        num_nodes: Number of hosts.
-        factors: What the case varies, name -> value, as in its id.
-        sample_unit: What one sample is: images, tokens, bytes.
-        samples_per_step: Samples of all ranks in one step, counted once.
-        steps_per_round: Steps in one timed round.
-        rank_round_s: Seconds per round and rank, shape (num_ranks, num_rounds).
-        precision: fp32, tf32, bf16 or fp16; None where nothing is computed.
-        local_batch: Samples per rank and optimizer update.
-        global_batch: Samples over all ranks per optimizer update.
-        flop_per_sample: Model FLOP per sample, forward and backward; None if unknown.
-        peak_flop_per_s: Datasheet peak of one rank's device; None if unknown.
-        peak_memory_bytes: Peak memory per rank: of the device, or resident on a CPU.
-        checks: What was verified outside the timed region, name -> value.
-        details: What one study adds, such as real bucket sizes or busbw.
-        flags: Reasons for which the result is no proposal evidence, each as `Flag.to_dict` has it;
-            sentences in the first files.
-        rank_hosts: Host of each rank that measured this case; empty in older files.
-        workload_sha256: Digest of the workload's source and structure, and of the user's own test
-            file; None where the suite alone defines what is measured.
-        position: Place in the order in which the launch runs its cases, from 0.
-    """
-
-    study: str
-    workload: str
-    scaling: str | None
-    world_size: int
-    num_nodes: int
-    factors: dict[str, Any]
-    sample_unit: str
-    samples_per_step: int
-    steps_per_round: int
-    rank_round_s: list[list[float]]
-    precision: str | None = None
-    local_batch: int | None = None
-    global_batch: int | None = None
-    flop_per_sample: float | None = None
-    peak_flop_per_s: float | None = None
-    peak_memory_bytes: list[int | None] = field(default_factory=list)
-    checks: dict[str, Any] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
-    flags: list[Any] = field(default_factory=list)
-    rank_hosts: list[str] = field(default_factory=list)
-    workload_sha256: str | None = None
-    position: int | None = None
+    study: Annotated[Study, About("The question the case belongs to.")]
+    workload: Annotated[Text, About("Name of the model, data set or collective measured.")]
+    scaling: Annotated[
+        Scaling | None,
+        About("What the batch does as ranks are added; null where the batch has no meaning."),
+    ]
+    world_size: Annotated[Count, About("Number of ranks.")]
+    num_nodes: Annotated[Count, About("Number of hosts.")]
+    factors: Annotated[dict[str, Any], About("What the case varies, name to value, as in its id.")]
+    sample_unit: Annotated[Text, About("What one sample is: images, tokens, bytes.")]
+    samples_per_step: Annotated[Count, About("Samples of all ranks in one step, counted once.")]
+    steps_per_round: Annotated[Count, About("Steps in one timed round.")]
+    rank_round_s: Annotated[
+        list[Rounds],
+        About(
+            "Seconds per round and rank, shape (num_ranks, num_rounds); a round lasts as long as "
+            "its slowest rank.",
+            min_length=1,
+        ),
+    ]
+    precision: Annotated[
+        Precision | None, About("Number format of the step; null where nothing is computed.")
+    ] = None
+    local_batch: Annotated[Count | None, About("Samples per rank and optimizer update.")] = None
+    global_batch: Annotated[Count | None, About("Samples over all ranks per optimizer update.")] = (
+        None
+    )
+    flop_per_sample: Annotated[
+        Amount | None, About("Model FLOP per sample, forward and backward; null if unknown.")
+    ] = None
+    peak_flop_per_s: Annotated[
+        Amount | None,
+        About("Dense datasheet peak of one rank's device in FLOP/s; null if unknown."),
+    ] = None
+    peak_memory_bytes: Annotated[
+        list[Whole | None],
+        About("Peak memory per rank: of the device, or resident on a CPU."),
+    ] = field(default_factory=list)
+    checks: Annotated[
+        dict[str, Any], About("What was verified outside the timed region, name to value.")
+    ] = field(default_factory=dict)
+    details: Annotated[
+        dict[str, Any],
+        About("What one study adds, such as real bucket sizes or busbw in GB/s."),
+    ] = field(default_factory=dict)
+    flags: Annotated[
+        list[str | dict[str, Any]],
+        About(
+            "Reasons for which the result is no proposal evidence: a kind and its facts; "
+            "sentences in older files."
+        ),
+    ] = field(default_factory=list)
+    rank_hosts: Annotated[
+        list[str], About("Host of each rank that measured this case; absent in older files.")
+    ] = field(default_factory=list)
+    workload_sha256: Annotated[
+        str | None,
+        About(
+            "Digest of the workload's source and model structure, and of the user's own test "
+            "file; null where the suite alone defines what is measured."
+        ),
+    ] = None
+    position: Annotated[
+        Whole | None, About("Place in the order in which the launch runs its cases, from 0.")
+    ] = None
 
     @property
     def round_s(self) -> list[float]:
@@ -121,26 +138,24 @@ class CaseRecord:
         }
         return derived | asdict(self)
 
-    @classmethod
-    def from_dict(cls, block: Mapping[str, Any], where: str) -> "CaseRecord":
-        """Read a block back; unknown keys are left aside, a missing one is an error.
 
-        Args:
-            block: What stands under `extra_info["lockstep"]`.
-            where: The file and entry, for the message.
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """What a block holds beside the fields of its `CaseRecord`, from which it follows."""
 
-        Raises:
-            ValueError: The block is of another schema version, or lacks a field.
-        """
-        check_schema(block, where)
-        known = {name: block[name] for name in _NAMES if name in block}
-        missing = [name for name in _REQUIRED if name not in known]
-        if missing:
-            raise ValueError(
-                f"{where}: the lockstep block lacks {', '.join(missing)}; every field without a "
-                "default is needed, so measure again"
-            )
-        return cls(**known)
+    schema: Annotated[Literal[1], About("Version of this block; a reader refuses another one.")]
+    samples: Annotated[
+        Count,
+        About(
+            "Samples of all ranks in the timed region: samples_per_step x steps_per_round x rounds."
+        ),
+    ]
+    elapsed_s: Annotated[Positive, About("Seconds in the timed region: the sum of the rounds.")]
+    mean_throughput_samples_per_s: Annotated[Positive, About("samples / elapsed_s.")]
+    mean_mfu: Annotated[
+        Amount | None,
+        About("Model FLOP/s over the peak of all ranks, a fraction; null where either is unknown."),
+    ]
 
 
 def sized_name(name: str, world_size: int) -> str:
@@ -210,10 +225,6 @@ _COUNTS = (
     "samples_per_step", "steps_per_round", "world_size", "num_nodes", "local_batch", "global_batch",
 )  # fmt: skip
 _MAY_BE_UNKNOWN = ("local_batch", "global_batch")
-_NAMES = tuple(f.name for f in fields(CaseRecord))
-_REQUIRED = [
-    f.name for f in fields(CaseRecord) if f.default is MISSING and f.default_factory is MISSING
-]
 
 
 def check_schema(block: Mapping[str, Any], where: str) -> None:

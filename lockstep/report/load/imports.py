@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lockstep import content
 from lockstep.report.load.sources import IMPORTED
@@ -27,13 +27,13 @@ from lockstep.vocabulary.durations import TIME_UNITS
 from lockstep.vocabulary.flags import Flag, flag
 from lockstep.vocabulary.formats import counted
 from lockstep.vocabulary.journal import write_atomically
-from lockstep.vocabulary.record import SCHEMA_VERSION
+from lockstep.vocabulary.record import SCHEMA_VERSION, Scaling
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 # The header names under which tables give the number of ranks.
 ALIASES = {"gpus": "n", "world_size": "n", "ranks": "n", "batch_per_device": "local_batch"}
 TIMES = ("time", "training_time", "epoch_time", "time_to_train")
-SCALINGS = ("strong", "weak", "fixed-epochs")
+SCALINGS = get_args(Scaling)
 NOT_MEASURED = re.compile(r"EXPECTED|TARGETS?\b|NOT MEASURED")
 # A log's images/s may differ from its own epoch times by rounding, not by a fifth.
 LOGGED_TOLERANCE = 0.2

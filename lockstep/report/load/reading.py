@@ -1,7 +1,7 @@
 """From result files to one tidy table: a row is one case in one launch.
 
 Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, and tables
-brought in by `lockstep import`: `sources` finds and reads the files, `field_types` refuses what no
+brought in by `lockstep import`: `sources` finds and reads the files, `contents` refuses what no
 reader can rely on, `rows` makes the table, `conflicts` says what forbids pooling it, and `results`
 is what comes of it.
 """
@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load import conflicts, field_types, layout, rows, sources
+from lockstep.report.load import conflicts, layout, rows, sources
+from lockstep.report.load.contents import ImportedTable, checked
 from lockstep.report.load.results import Launch, Results, Row, Unread
 from lockstep.report.load.sources import JOURNAL, RESULT
 from lockstep.vocabulary import record
+from lockstep.vocabulary.launch_block import LaunchBlock
 
 # What the summary of a training run holds, and no pytest-benchmark file.
 TRAINING_RUN = {"config", "epoch_plan", "step_losses"}
@@ -106,9 +108,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
         if name in results.tables:
             raise ValueError(f"{path}: table {name} is given twice; import it under another name")
         where = f"{path}: table {name}"
-        if not isinstance(table, dict) or "rows" not in table:
-            raise ValueError(f"{where} is incomplete: it has no rows")
-        field_types.check(table, field_types.TABLE, where)
+        checked(ImportedTable, table, where)
         kept = {key: table[key] for key in table if key != "rows"}
         results.tables[name] = kept | {"path": str(path)}
         results.rows += [rows.of_line(row, where) for row in table["rows"]]
@@ -158,11 +158,10 @@ def _launch_facts(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{path}: the facts of the launch must be one JSON object")
     if facts:
         record.check_schema(facts, str(path))
-    field_types.check(facts, field_types.LAUNCH, str(path))
+    checked(LaunchBlock, facts, str(path))
     part = facts.get("part")
     if part and not (len(part) == 2 and part[0] in range(1, part[1] + 1)):
         raise ValueError(f"{path}: part is {part}, not [K, N] with K from 1 to N; measure it again")
-    field_types.check(facts.get("provenance") or {}, field_types.PROVENANCE, str(path))
     return facts
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.vocabulary.described import Amount, Count, Positive, Whole
 from lockstep.vocabulary.flags import Flag
 
 ORIGINS = ("measured", "cited", "target")
@@ -46,36 +47,36 @@ class Row:
     case: str
     study: str
     workload: str
-    world_size: int
-    rate: float
+    world_size: Count
+    rate: Positive
     scaling: str | None = None
     precision: str | None = None
-    num_nodes: int | None = None
-    local_batch: int | None = None
-    global_batch: int | None = None
+    num_nodes: Whole | None = None
+    local_batch: Whole | None = None
+    global_batch: Whole | None = None
     factors: dict[str, Any] = field(default_factory=dict)
     sample_unit: str = ""
-    samples_per_step: int | None = None
-    steps_per_round: int | None = None
-    step_s: float | None = None
-    mean_step_s: float | None = None
-    min_step_s: float | None = None
-    max_step_s: float | None = None
-    stddev_step_s: float | None = None
-    time_s: float | None = None
-    throughput_samples_per_s: float | None = None
-    rounds: int | None = None
-    num_far_out: int | None = None
+    samples_per_step: Whole | None = None
+    steps_per_round: Whole | None = None
+    step_s: Positive | None = None
+    mean_step_s: Amount | None = None
+    min_step_s: Amount | None = None
+    max_step_s: Amount | None = None
+    stddev_step_s: Amount | None = None
+    time_s: Positive | None = None
+    throughput_samples_per_s: Positive | None = None
+    rounds: Whole | None = None
+    num_far_out: Whole | None = None
     rank_hosts: list[str] = field(default_factory=list)
     workload_sha256: str | None = None
-    position: int | None = None
-    mfu: float | None = None
-    peak_memory_bytes: int | None = None
+    position: Whole | None = None
+    mfu: Amount | None = None
+    peak_memory_bytes: Whole | None = None
     rank_alone_s: list[list[float]] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
-    ranks_per_node: int | None = None
+    ranks_per_node: Whole | None = None
     settings: dict[str, str] = field(default_factory=dict)
     job: str | None = None
     started: str = ""

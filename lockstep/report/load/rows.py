@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load import field_types, rounds
+from lockstep.report.load import rounds
+from lockstep.report.load.contents import Details, Stats, checked
 from lockstep.report.load.results import ORIGINS, OTHER, Row, Unread
 from lockstep.report.load.rounds import Rounds
 from lockstep.vocabulary import flags, metrics, record
@@ -48,7 +49,7 @@ def of_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], l
             records.append((name, found))
     measured = rounds.reduced(records)
     return [
-        _measured_row(launch, name, case, numbers, _alone(f"{path}: entry {name}", case))
+        _measured_row(launch, name, case, numbers)
         for (name, case), numbers in zip(records, measured, strict=True)
     ] + others, left_out
 
@@ -71,60 +72,39 @@ def _read_entry(path: Path, launch: str, name: str, entry: Any) -> CaseRecord | 
     Raises:
         ValueError: The entry is incomplete, or holds what is no measured value.
     """
-    stats = _checked_stats(path, name, entry)
-    block = _lockstep_block(path, name, entry)
-    if block is None:
-        return _other_row(path, launch, name, stats)
-    case = CaseRecord.from_dict(block, f"{path}: entry {name}")
-    if wrong := record.problem(case):
-        raise ValueError(f"{path}: entry {name}: {wrong}")
-    _alone(f"{path}: entry {name}", case)  # what it raises concerns this case only
-    return case
-
-
-def _lockstep_block(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    where = f"{path}: entry {name}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{path}: {name} is no pytest-benchmark entry: it has no name")
+    stats = checked(Stats, entry.get("stats"), f"{where}: stats")
     extra = entry.get("extra_info") or {}
     block = extra.get(record.KEY) if isinstance(extra, dict) else extra
     if block is None:
-        return None
-    if not isinstance(block, dict):
-        raise ValueError(f"{path}: entry {name}: its lockstep block must be one JSON object")
-    where = f"{path}: entry {name}"
-    field_types.check(block, field_types.RECORD, where)
-    for holder in (block.get("factors"), block.get("details")):
-        field_types.check(holder or {}, field_types.DETAILS, where)
-    return block
+        return _other_row(path, launch, name, stats)
+    case = checked(CaseRecord, block, where)
+    checked(Details, case.factors, where)
+    _check_lengths(case, checked(Details, case.details, where), where)
+    return case
 
 
-def _checked_stats(path: Path, name: str, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ValueError(f"{path}: {name} is no pytest-benchmark entry: it has no name")
-    stats = entry.get("stats")
-    if not isinstance(stats, dict) or not stats.get("rounds"):
-        raise ValueError(f"{path}: entry {name} has no stats; measure it again")
-    missing = [key for key in field_types.STATS if key not in stats]
-    if missing:
-        raise ValueError(f"{path}: entry {name} has incomplete stats: no {', '.join(missing)}")
-    field_types.check(stats, field_types.STATS, f"{path}: entry {name}")
-    return stats
+def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
+    """Refuse ranks with unequal numbers of rounds, or of steps alone."""
+    for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s)):
+        if len({len(times) for times in ranks or ()}) > 1:
+            raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
 
 
-def _other_row(path: Path, launch: str, name: str, stats: Mapping[str, Any]) -> Row:
+def _other_row(path: Path, launch: str, name: str, stats: Stats) -> Row:
     """Return the row of a benchmark that is not ours: one process, a time, no samples."""
-    numbers = [float(stats[key]) for key in ("median", "mean", "min", "max", "stddev")]
-    if numbers[0] < SHORTEST_ROUND_S:
-        raise ValueError(f"{path}: entry {name} has a median of {numbers[0]} s, not a time")
-    step, mean, least, most, stddev = numbers
+    if stats.median < SHORTEST_ROUND_S:
+        raise ValueError(f"{path}: entry {name} has a median of {stats.median} s, not a time")
     return Row(
-        launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / step,
-        step_s=step, mean_step_s=mean, min_step_s=least, max_step_s=most, stddev_step_s=stddev,
-        rounds=stats["rounds"],
+        launch=launch, case=name, study=OTHER, workload=name, world_size=1, rate=1 / stats.median,
+        step_s=stats.median, mean_step_s=stats.mean, min_step_s=stats.min, max_step_s=stats.max,
+        stddev_step_s=stats.stddev, rounds=stats.rounds,
     )  # fmt: skip
 
 
-def _measured_row(
-    launch: str, name: str, case: CaseRecord, numbers: Rounds, alone: list[list[float]]
-) -> Row:
+def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> Row:
     steps = case.steps_per_round
     step = numbers.median_s / steps
     rate = case.samples_per_step / step
@@ -140,51 +120,41 @@ def _measured_row(
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), rank_alone_s=alone, rank_hosts=case.rank_hosts,
+        peak_memory_bytes=max(memory, default=None), rank_alone_s=_steps_alone(case),
+        rank_hosts=case.rank_hosts,
         workload_sha256=case.workload_sha256, position=case.position,
-        checks=case.checks, details=_told(case),
+        checks=case.checks, details=_settings_of(case),
         flags=[*map(flags.read, case.flags), *numbers.findings],
     )  # fmt: skip
 
 
-def _alone(where: str, case: CaseRecord) -> list[list[float]]:
-    """Return the seconds of each rank's steps alone: one, its median, in results that keep no more.
+def _steps_alone(case: CaseRecord) -> list[list[float]]:
+    """Return the seconds of each rank's steps alone; of older results, which keep it, the median.
 
-    Raises:
-        ValueError: The ranks hold unequal numbers of steps, or what is no time.
+    Shape (num_ranks, num_steps); empty where none was timed.
     """
     medians = [[seconds] for seconds in case.details.get("alone_step_s") or []]
-    found = case.details.get(ALONE) or medians
-    lengths = {len(steps) for steps in found}
-    if any(not isinstance(s, int | float) or s <= 0 for steps in found for s in steps):
-        raise ValueError(f"{where}: a step that a rank ran alone is not a positive time")
-    if len(lengths) > 1 or 0 in lengths:
-        raise ValueError(f"{where}: its ranks ran unequal numbers of steps alone")
-    return found
+    return case.details.get(ALONE) or medians
 
 
-def _told(case: CaseRecord) -> dict[str, Any]:
+def _settings_of(case: CaseRecord) -> dict[str, Any]:
     """Return the details without the steps alone, which are many and no setting."""
     return {name: value for name, value in case.details.items() if name != ALONE}
 
 
-def of_line(given: Mapping[str, Any], where: str) -> Row:
+def of_line(line: Mapping[str, Any], where: str) -> Row:
     """Return the row of one line of an imported table.
 
     Raises:
         ValueError: It is incomplete, of another origin, or holds what is no measured value.
     """
-    field_types.check(given, field_types.ROW, where)
-    field_types.check(given.get("details") or {}, field_types.DETAILS, where)
-    try:
-        row = Row(**{key: given[key] for key in given if key in _ROW_KEYS})
-        row.flags = list(map(flags.read, row.flags))
-    except TypeError as error:
-        raise ValueError(f"{where} is incomplete: {error}") from error
+    kept = {name: line[name] for name in line if name in _ROW_KEYS}
+    listed = kept.pop("flags", [])
+    row = checked(Row, kept, where)
+    checked(Details, row.details, where)
     if row.origin not in ORIGINS[1:]:
         raise ValueError(f"{where} has the origin {row.origin}; only cited or target is imported")
-    times = (row.rate, row.step_s, row.time_s, row.throughput_samples_per_s)
-    smallest = field_types.SMALLEST_NUMBER
-    if row.world_size < 1 or any(one is not None and one < smallest for one in times):
-        raise ValueError(f"{where}: {row.launch} holds a size, rate or time that is not positive")
+    if not isinstance(listed, list):
+        raise ValueError(f"{where}: flags is {str(listed)[:80]!r}, no list; import it again")
+    row.flags = list(map(flags.read, listed))
     return row

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load import field_types
+from lockstep.report.load.contents import CampaignFile, checked
 from lockstep.vocabulary import files, journal, record
 from lockstep.vocabulary.texts import one_line
 
@@ -74,11 +74,7 @@ def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
     record.check_schema(own, str(path))
-    field_types.check(own, {"launches": (list,), "left_out": (list,)}, str(path))
-    for launch in own.get("launches", []):
-        field_types.check(launch, field_types.PLANNED, f"{path}: a planned launch")
-    for size in own.get("left_out", []):
-        field_types.check(size, field_types.LEFT_OUT, f"{path}: a world size left out")
+    checked(CampaignFile, own, str(path))
     if not known:
         return own
     both = {key: [*known.get(key, []), *own.get(key, [])] for key in ("launches", "left_out")}

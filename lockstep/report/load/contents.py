@@ -1,0 +1,140 @@
+"""Which values a report's files may hold, and how others are refused.
+
+`lockstep.vocabulary` describes what a launch writes; here are the descriptions of other files, and
+pydantic checks a value by any of them.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from lockstep.vocabulary.described import Amount, Count, Whole
+from lockstep.vocabulary.launch_block import LaunchBlock
+from lockstep.vocabulary.record import CaseRecord, Derived, Rounds, Seconds
+
+Kind = TypeVar("Kind")
+
+# Characters of a wrong value that a message shows.
+LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Details:
+    """What panels compute with, of the factors and details of a case.
+
+    Attributes:
+        alone_step_s: Median seconds of each rank's steps alone, shape (num_ranks,).
+        rank_alone_s: Seconds of each rank's steps alone, shape (num_ranks, num_steps).
+    """
+
+    message_bytes: Amount | None = None
+    algbw_gb_per_s: Amount | None = None
+    busbw_gb_per_s: Amount | None = None
+    gradient_bytes: Amount | None = None
+    bucket_bytes: list[Amount] | None = None
+    alone_step_s: list[Seconds] | None = None
+    rank_alone_s: list[Rounds] | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The statistics of pytest-benchmark, in seconds."""
+
+    median: Amount
+    mean: Amount
+    min: Amount
+    max: Amount
+    stddev: Amount
+    rounds: Count
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """A launch that a campaign has planned."""
+
+    name: str
+    world_size: Whole | None = None
+
+
+@dataclass(frozen=True)
+class LeftOutSize:
+    """A world size that the campaign's machine could not measure."""
+
+    world_size: Whole | None = None
+    num_gpus: Whole | None = None
+
+
+@dataclass(frozen=True)
+class CampaignFile:
+    """What a campaign's folder says of its plan."""
+
+    launches: list[PlannedLaunch] = field(default_factory=list)
+    left_out: list[LeftOutSize] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ImportedTable:
+    """A table brought in by `lockstep import`."""
+
+    rows: list[dict[str, Any]]
+    notes: list[str] | None = None
+    metric: str | None = None
+    unit: str | None = None
+    scaling_text: str | None = None
+    source: str | None = None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def checked(kind: type[Kind], value: Any, where: str) -> Kind:
+    """Return the record that a JSON value describes; keys that the kind lacks are left aside.
+
+    Args:
+        kind: A dataclass.
+        value: What a file holds.
+        where: The file, and the place in it, for the message.
+
+    Raises:
+        ValueError: A field is missing, or its value is not one that the kind allows.
+    """
+    try:
+        record: Kind = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # a type is hashable
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_in_words(error)}; measure again") from None
+    return record
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{place[1:]} is missing"
+    shown = repr(first["input"])
+    if len(shown) > LONGEST_SHOWN:
+        shown = f"{shown[:LONGEST_SHOWN]}..."
+    return f"{place[1:] or 'the value'} is {shown}: {first['msg']}"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the published schema of a case's block, with that of a launch under `$defs`."""
+    case, derived, launch = (
+        _adapter(kind).json_schema() for kind in (CaseRecord, Derived, LaunchBlock)
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Lockstep case record, version 1",
+        "description": (
+            "The block under extra_info.lockstep of each benchmark in a pytest-benchmark JSON "
+            "file. The block under the file's own key lockstep is $defs/launch. Unknown keys are "
+            "allowed and kept; keys that are not required may be absent in older files."
+        ),
+        "type": "object",
+        "required": derived["required"] + case["required"],
+        "properties": derived["properties"] | case["properties"],
+        "$defs": launch.pop("$defs") | {"launch": launch},
+    }
