@@ -131,7 +131,7 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
     [("[]", "holds no campaign"), ('{"schema": 7}', "schema 7"),
      ('{"schema": 1, "launches": [3]}', r"launches\[0\] is 3"), ("{", "cut short"),
      ('{"schema": 1, "launches": [{"name": "w4-r0", "world_size": [4]}]}',
-      r"a planned launch: world_size is \[4\]"),
+      r"launches\[0\].world_size is \[4\]"),
      ('{"schema": 1, "launches": [{"name": 4}]}', r"launches\[0\].name is 4")],
 )  # fmt: skip
 def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
