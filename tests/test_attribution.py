@@ -11,7 +11,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.losses import sentence
+from lockstep.report.page.panels.losses import sentence
 
 NUM_STEPS = 8
 # Of three launches that differ by a thousandth.

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.figures import SERIES_COLOURS, _one_curve, draw
-from lockstep.report.page.panels import panels
+from lockstep.report.page.panels.by_study import panels
 
 
 def specs_of(root, threshold=0.7):

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check
 from lockstep.report.compare.comparison import compare
-from lockstep.report.compute.scaling import Point, series_of, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gate_wording, gates, targets, training_runs
 from lockstep.report.gate.gate_cli import gate
 from lockstep.report.gate.targets import Targets

@@ -9,7 +9,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.imports import write
 from lockstep.report.load.reading import load
-from lockstep.report.page.cited import imported_panel
+from lockstep.report.page.panels.cited import imported_panel
 
 DATA = Path(__file__).parent / "data"
 JOBS = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check
-from lockstep.report.compute.scaling import series_of, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.vocabulary.flags import Flag

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.compute.scaling import series_of, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 
 # Measured, and its points printed by `report --json`, before flags became records.

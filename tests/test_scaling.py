@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.compare.comparison import compare
-from lockstep.report.compute.scaling import pooled_step_s, series_of, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
-from lockstep.vocabulary import files, journal
+from lockstep.vocabulary import files, journal, journal_copies
 from lockstep.vocabulary.record import KEY, check_schema
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Folder:
                 "give the campaign another name, or --to another folder"
             )
         for name in (launch.name for launch in launches):
-            if journal.lacks(self.journal(name), self.result(name)):
+            if journal_copies.lacks(self.journal(name), self.result(name)):
                 raise ValueError(
                     f"{self.result_file(name)} holds measured cases that no journal beside it has; "
                     "move it away to measure again, or give --to another folder"

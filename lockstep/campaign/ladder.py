@@ -29,7 +29,7 @@ from lockstep.campaign.launcher import (
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark
-from lockstep.vocabulary import journal, locks
+from lockstep.vocabulary import journal, journal_copies, locks
 from lockstep.vocabulary.host import die_with_parent, hostname
 from lockstep.vocabulary.record import KEY, case_name
 
@@ -77,7 +77,7 @@ class Ladder:
         """Make each JSON again that its journal is ahead of, as a full disk may leave it."""
         for launch in plan(self.campaign):
             path = self.results.journal(launch.name)
-            if path.exists() and journal.is_ahead(path, self.results.result(launch.name)):
+            if path.exists() and journal_copies.is_ahead(path, self.results.result(launch.name)):
                 self.results.write_result(launch.name)
 
     def refuse(self) -> None:

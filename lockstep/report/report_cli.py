@@ -135,7 +135,7 @@ def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
 
 
 def _print_records(series: "list[Series]", left_out: "list[Row]", as_csv: bool) -> None:
-    from lockstep.report.compute.scaling import table
+    from lockstep.report.compute.point_table import table
 
     records = table(series)
     if as_csv:

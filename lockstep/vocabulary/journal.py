@@ -30,8 +30,6 @@ ENDS = ("case", "skip", "fail")
 LIMIT_BYTES = 16 * files.LIMIT_BYTES
 # How a file begins that `Journal` wrote: of a launch, or of submissions.
 _HEADS = (b'{"kind": "launch"', b'{"uuid": "')
-# How a line begins that `Journal` wrote of a case that has ended.
-_ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)
 # What a reader relies on in each kind of line.
 _NEEDED: dict[str, dict[str, type]] = {
     "launch": {"launch": dict, "document": dict, "expected": list},
@@ -352,52 +350,6 @@ def _in_order(
     """Return the ends of cases as the suite lists them; they ran in a random order."""
     place = {case: number for number, case in enumerate(expected)}
     return dict(sorted(last.items(), key=lambda end: place.get(end[0], len(place))))
-
-
-def is_ahead(path: Path, document: Any) -> bool:
-    """Return whether a journal holds cases that a document made of it, or None, does not.
-
-    By what both hold, since a copy of them may be of any time. A document that has as many ends as
-    the journal has lines of them is told without parsing those.
-
-    Raises:
-        ValueError: The journal is missing, or corrupt.
-    """
-    held = _ends_in(document)
-    return _num_end_lines(path) > len(held) and _ends_in(rebuild(path)) != held
-
-
-def lacks(path: Path, document: Any) -> bool:
-    """Return whether a document, or None, holds measured cases that its journal does not.
-
-    A journal that is gone has none; one that was begun again still has what it measured before.
-
-    Raises:
-        ValueError: The journal cannot be read.
-    """
-    found = document.get("benchmarks") if isinstance(document, dict) else None
-    measured = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    if not measured:
-        return False
-    kept = [entry.get("benchmark") for entry in read(path)] if path.exists() else []
-    return any(one not in kept for one in measured)
-
-
-def _num_end_lines(path: Path) -> int:
-    """Count the lines of cases that have ended, one that was measured again as often as it was."""
-    with files.opened(path, LIMIT_BYTES) as file:
-        lines = iter(lambda: file.readline(files.LIMIT_BYTES), b"")
-        return sum(line.startswith(_ENDED) and line.endswith(b"\n") for line in lines)
-
-
-def _ends_in(document: Any) -> list[tuple[str, Any]]:
-    """Return what a document, which others may have written, says of cases that have ended."""
-    whole = document if isinstance(document, dict) else {}
-    block = whole.get(KEY)
-    block = block if isinstance(block, dict) else {}
-    parts = {"case": whole.get("benchmarks")}
-    parts |= {"skip": block.get("skipped"), "fail": block.get("failed")}
-    return [(kind, one) for kind, ends in parts.items() if isinstance(ends, list) for one in ends]
 
 
 def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from lockstep.campaign.folder import Folder
 from lockstep.launch import preflight
 from lockstep.report.check import checker
 from lockstep.report.compare import comparison
-from lockstep.report.compute.scaling import series_of, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates, targets, verdicts
 from lockstep.report.load import imports
 from lockstep.report.load.reading import gather, load

@@ -16,7 +16,7 @@ from lockstep.report.compute import attribution
 from lockstep.report.compute.attribution import EXPOSED, IMBALANCE, OWN
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.load.reading import load
-from lockstep.report.page import losses
+from lockstep.report.page.panels import losses
 
 # What each scenario loses its 20 ms to, see `samples/injected_cases.py`.
 TRUTH = {

@@ -6,7 +6,8 @@ from datetime import datetime
 from itertools import product
 from typing import Any
 
-from lockstep.report.load import layout, replicates
+from lockstep.report.compute import replicates
+from lockstep.report.load import layout
 from lockstep.report.load.results import Launch, Row
 
 # Named first of what differs between the sides; the rest of the provenance follows.

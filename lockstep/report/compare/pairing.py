@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import label
 from lockstep.report.compute.statistics import median_rate
-from lockstep.report.load import layout, replicates
+from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row
 from lockstep.vocabulary import formats

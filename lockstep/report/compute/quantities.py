@@ -9,16 +9,15 @@ an imported table, bear its name, that value counts; else it is worked out where
 
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
 interval is Student's t of the mean over launches, or over jobs where there are several
-(`lockstep.report.load.replicates`), its ends kept within 0 to 1.
+(`lockstep.report.compute.replicates`), its ends kept within 0 to 1.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from lockstep.report.compute import attribution
+from lockstep.report.compute import attribution, replicates
 from lockstep.report.compute.statistics import Interval, log_interval
-from lockstep.report.load import replicates
 from lockstep.report.load.results import Row
 
 # name -> what it is, for texts

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from lockstep.report.compute import diagnosis
+from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
-from lockstep.report.load import layout, replicates
+from lockstep.report.load import layout
 from lockstep.report.load.results import Row
-from lockstep.vocabulary import flags
 from lockstep.vocabulary.flags import Flag
 
 SECONDS_PER_HOUR = 3600.0
@@ -267,7 +266,7 @@ def _telling(interval: Interval | None) -> Interval | None:
     return interval if interval and interval[1] <= WIDEST * interval[0] else None
 
 
-def pooled_step_s(rows: Sequence[Row]) -> dict[str, float | None]:
+def pooled_step_s(rows: Sequence[Row]) -> dict[str, Any]:
     """Return min, max, mean and stddev of the step time over all rounds of all launches."""
     known = [
         (r.rounds, r.mean_step_s, r.stddev_step_s)
@@ -288,80 +287,3 @@ def pooled_step_s(rows: Sequence[Row]) -> dict[str, float | None]:
         "mean_step_s": mean,
         "stddev_step_s": stddev,
     }
-
-
-def table(series: Iterable[Series]) -> list[dict[str, Any]]:
-    """Return one flat record per point, as `--csv`, `--json` and the page's data give it."""
-    return [_record(one, point) for one in series for point in one.points]
-
-
-def _record(series: Series, point: Point) -> dict[str, Any]:
-    row = point.rows[0]
-    shared = ("origin", "study", "workload", "scaling", "precision", "local_batch", "global_batch")
-    memory = [r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes is not None]
-    far_out = [r.num_far_out for r in point.rows if r.num_far_out is not None]
-    utilisation = [r.mfu for r in point.rows if r.mfu is not None]
-    scale = (point.throughput_samples_per_s or 0.0) / point.rate
-    known = point.rate_interval if point.throughput_samples_per_s is not None else None
-    through = (known[0] * scale, known[1] * scale) if known else None
-    return (
-        {"series": series.label, "case": series.case}
-        | {name: getattr(row, name) for name in shared}
-        | {"world_size": point.world_size, "num_nodes": row.num_nodes}
-        | {"ranks_per_node": row.ranks_per_node, "layout": series.layout}
-        | {"num_launches": point.num_launches, "num_jobs": point.num_jobs}
-        | {"interval_over": _interval_over(point)}
-        | {"rounds": sum(r.rounds or 0 for r in point.rows)}
-        | {"step_s": point.step_s, **_bounds("step_s", point.step_interval)}
-        | pooled_step_s(point.rows)
-        | {"time_s": point.time_s, "sample_unit": row.sample_unit}
-        | {"samples_per_step": row.samples_per_step}
-        | {"throughput_samples_per_s": point.throughput_samples_per_s}
-        | _bounds("throughput_samples_per_s", through)
-        | _ratios(series, point)
-        | {"time_ratio": point.time_ratio, "device_hours": point.device_hours}
-        | {"device_hours_per": point.device_hours_per, "cost": point.cost}
-        | {"extra_device_hours": point.extra_device_hours}
-        | {"mfu": median(utilisation) if utilisation
-           else None}
-        | {"peak_memory_bytes": max(memory, default=None)}
-        | {"flags": flags.to_dicts(point.flags)}
-        | {"num_far_out": sum(far_out) if far_out else None}
-        | {"details": _details(point.rows)}
-    )  # fmt: skip
-
-
-def _interval_over(point: Point) -> str | None:
-    """Return what a point's intervals are over; None without repeats."""
-    if len(point.units) < 2:
-        return None
-    if point.in_one_job:
-        return "launches of one job"
-    return "launches" if len(point.units) == point.num_launches else "jobs"
-
-
-def _ratios(series: Series, point: Point) -> dict[str, Any]:
-    """Return the ratios to the baseline, unknown in a study where they mean nothing."""
-    known = (
-        {"baseline_world_size": series.baseline, "speedup": point.speedup}
-        | _bounds("speedup", point.speedup_interval)
-        | {"parallel_efficiency": point.parallel_efficiency}
-        | _bounds("parallel_efficiency", point.efficiency_interval)
-    )
-    return known if series.is_compared else dict.fromkeys(known)
-
-
-def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return the distinct values of each detail, as studies and imported columns add them."""
-    found: dict[str, list[Any]] = {}
-    for row in rows:
-        for name, value in row.details.items():
-            values = found.setdefault(name, [])
-            if value not in values:
-                values.append(value)
-    return found
-
-
-def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    low, high = interval or (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}

@@ -5,10 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load import rounds
+from lockstep.report.compute import rounds
+from lockstep.report.compute.rounds import Rounds
 from lockstep.report.load.contents import Details, Stats, checked
 from lockstep.report.load.results import ORIGINS, OTHER, Row, Unread
-from lockstep.report.load.rounds import Rounds
 from lockstep.vocabulary import flags, metrics, record
 from lockstep.vocabulary.record import SHORTEST_ROUND_S, CaseRecord
 

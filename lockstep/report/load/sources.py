@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.load.contents import CampaignFile, checked
-from lockstep.vocabulary import files, journal, record
+from lockstep.vocabulary import files, journal, journal_copies, record
 from lockstep.vocabulary.texts import one_line
 
 IMPORTED = "imported.json"
@@ -107,7 +107,7 @@ def _newest(path: Path, found: Any) -> tuple[Path, Any]:
     if path.name != RESULT or not own.exists():
         return path, found
     try:
-        return (own, document(own)) if journal.is_ahead(own, found) else (path, found)
+        return (own, document(own)) if journal_copies.is_ahead(own, found) else (path, found)
     except ValueError:  # of a corrupt journal, the result is what can be read
         return path, found
 

@@ -12,10 +12,12 @@ from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import slow
 from lockstep.report.compute.diagnosis import NOTABLE
-from lockstep.report.compute.scaling import Point, Series, table
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.results import OTHER, Results, Row
-from lockstep.report.page import accounts, checked, facts, losses, panels, parts
+from lockstep.report.page import checked, facts
+from lockstep.report.page.panels import accounts, by_study, losses, parts
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.vocabulary import formats
 from lockstep.vocabulary.formats import counted, percent, percent_span, ratio
@@ -60,7 +62,7 @@ def page(
     found = slow.slowest(row for row in free if row.origin == "measured")
     slowest = [found] if found else []
     verdicts = _verdicts(series, threshold, errors, left_out)
-    sections = panels.panels(results, series, threshold, hours)
+    sections = by_study.panels(results, series, threshold, hours)
     around = (
         checked.findings_panel(findings),
         facts.flags(series),

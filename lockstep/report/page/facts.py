@@ -8,7 +8,7 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import OTHER, Launch, Results
-from lockstep.report.page.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
 from lockstep.vocabulary import formats
 from lockstep.vocabulary.formats import counted
 

@@ -72,7 +72,7 @@ def draw(spec: dict[str, Any], source: str = "") -> str:
     """Return a figure as an SVG element with a title and a description.
 
     Args:
-        spec: A description as `lockstep.report.page.parts` makes it, of kind curve or category.
+        spec: A description as `panels.parts` makes it, of kind curve or category.
         source: What the numbers are and which command drew them, kept as the figure's metadata.
     """
     with mpl.rc_context(STYLE):

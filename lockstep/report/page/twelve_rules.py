@@ -17,8 +17,8 @@ from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page import facts
-from lockstep.report.page.collective_tables import message_bytes
-from lockstep.report.page.parts import Panel, baseline_text, panel, table
+from lockstep.report.page.panels.collective_tables import message_bytes
+from lockstep.report.page.panels.parts import Panel, baseline_text, panel, table
 from lockstep.vocabulary.formats import DASH, counted, listed, size_of
 
 State = Literal["held", "not held", "does not apply"]

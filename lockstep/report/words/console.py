@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
-from lockstep.report.page import parts
+from lockstep.report.page.panels import parts
 from lockstep.report.words.lines import numbers, sentence
 from lockstep.vocabulary import formats
 from lockstep.vocabulary.durations import in_words

@@ -5,7 +5,7 @@ from textwrap import shorten
 from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
-from lockstep.report.page.settings import equal_buckets
+from lockstep.report.page.panels.settings import equal_buckets
 from lockstep.vocabulary.formats import listed
 
 FELL_BACK = {"bf16-emulated"}

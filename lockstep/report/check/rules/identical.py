@@ -6,8 +6,8 @@ from itertools import combinations
 from statistics import geometric_mean
 
 from lockstep.report.check.evidence import Evidence, Hit
+from lockstep.report.compute import replicates
 from lockstep.report.compute.statistics import CONFIDENCE, log_interval
-from lockstep.report.load import replicates
 from lockstep.report.load.results import Row
 
 # A smaller difference changes no conclusion.

@@ -4,14 +4,14 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
-from lockstep.report.page.parts import (
+from lockstep.report.page.panels.efficiency import efficiency_figure
+from lockstep.report.page.panels.parts import (
     MAX_TABLES,
     MILLI,
     Panel,
     Table,
     allowed,
     baseline_text,
-    efficiency_figure,
     left_out,
     panel,
     repeat_text,

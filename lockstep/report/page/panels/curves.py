@@ -5,8 +5,9 @@ from statistics import median
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
-from lockstep.report.page.losses import loss_table
-from lockstep.report.page.parts import (
+from lockstep.report.page.panels.efficiency import efficiency_figure
+from lockstep.report.page.panels.losses import loss_table
+from lockstep.report.page.panels.parts import (
     GIGA,
     MAX_CURVES,
     MAX_TABLES,
@@ -19,7 +20,6 @@ from lockstep.report.page.parts import (
     baseline_text,
     curve_figure,
     curve_of,
-    efficiency_figure,
     left_out,
     panel,
     repeat_text,

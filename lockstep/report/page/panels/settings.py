@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
-from lockstep.report.page.parts import (
+from lockstep.report.page.panels.parts import (
     GIGA,
     MAX_ITEMS,
     MAX_ROWS,

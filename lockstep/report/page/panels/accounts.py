@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
-from lockstep.report.page.parts import MAX_ROWS, Panel, panel, shown, table
+from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, shown, table
 from lockstep.vocabulary import formats
 from lockstep.vocabulary.durations import in_words
 from lockstep.vocabulary.formats import counted, number, percent

@@ -3,7 +3,7 @@
 from statistics import median
 
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.parts import (
+from lockstep.report.page.panels.parts import (
     MAX_CURVES,
     MICRO,
     TITLES,

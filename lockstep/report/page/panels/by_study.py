@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from lockstep.report.compute.scaling import Series, pooled_step_s
 from lockstep.report.load.results import OTHER, Results
-from lockstep.report.page.cited import imported_panel
-from lockstep.report.page.collective_tables import collective_panel
-from lockstep.report.page.curves import ladder_panel
-from lockstep.report.page.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
-from lockstep.report.page.settings import settings_panel
+from lockstep.report.page.panels.cited import imported_panel
+from lockstep.report.page.panels.collective_tables import collective_panel
+from lockstep.report.page.panels.curves import ladder_panel
+from lockstep.report.page.panels.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
+from lockstep.report.page.panels.settings import settings_panel
 from lockstep.vocabulary.formats import number
 
 

@@ -15,7 +15,7 @@ from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, slowest
 from lockstep.report.compute.statistics import Interval
-from lockstep.report.page.parts import MILLI, Table, table
+from lockstep.report.page.panels.parts import MILLI, Table, table
 from lockstep.vocabulary import formats
 from lockstep.vocabulary.formats import number, percent
 

@@ -1,0 +1,164 @@
+"""One flat record per point, as `--csv`, `--json` and the page's data give it.
+
+`lockstep.report` says what each column means.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from lockstep.report.compute.scaling import Point, Series, pooled_step_s
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import Row
+from lockstep.vocabulary import flags
+
+
+@dataclass
+class PointRecord:
+    """A point's columns, in the order in which they are printed."""
+
+    series: str
+    case: str
+    origin: str
+    study: str
+    workload: str
+    scaling: str | None
+    precision: str | None
+    local_batch: int | None
+    global_batch: int | None
+    world_size: int
+    num_nodes: int | None
+    ranks_per_node: int | None
+    layout: str
+    num_launches: int
+    num_jobs: int | None
+    interval_over: str | None
+    rounds: int
+    step_s: float | None
+    step_s_low: float | None
+    step_s_high: float | None
+    min_step_s: float | None
+    max_step_s: float | None
+    mean_step_s: float | None
+    stddev_step_s: float | None
+    time_s: float | None
+    sample_unit: str
+    samples_per_step: int | None
+    throughput_samples_per_s: float | None
+    throughput_samples_per_s_low: float | None
+    throughput_samples_per_s_high: float | None
+    baseline_world_size: int | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    parallel_efficiency: float | None
+    parallel_efficiency_low: float | None
+    parallel_efficiency_high: float | None
+    time_ratio: float | None
+    device_hours: float | None
+    device_hours_per: str | None
+    cost: float | None
+    extra_device_hours: float | None
+    mfu: float | None
+    peak_memory_bytes: int | None
+    flags: list[dict[str, Any]]
+    num_far_out: int | None
+    details: dict[str, list[Any]]
+
+
+def table(series: Iterable[Series]) -> list[dict[str, Any]]:
+    """Return the record of each point of each series."""
+    return [vars(_record(one, point)) for one in series for point in one.points]
+
+
+def _record(series: Series, point: Point) -> PointRecord:
+    row = point.rows[0]
+    far_out, utilisation = _known(point, "num_far_out"), _known(point, "mfu")
+    return PointRecord(
+        series=series.label,
+        case=series.case,
+        origin=row.origin,
+        study=row.study,
+        workload=row.workload,
+        scaling=row.scaling,
+        precision=row.precision,
+        local_batch=row.local_batch,
+        global_batch=row.global_batch,
+        world_size=point.world_size,
+        num_nodes=row.num_nodes,
+        ranks_per_node=row.ranks_per_node,
+        layout=series.layout,
+        num_launches=point.num_launches,
+        num_jobs=point.num_jobs,
+        interval_over=_interval_over(point),
+        rounds=sum(r.rounds or 0 for r in point.rows),
+        time_s=point.time_s,
+        sample_unit=row.sample_unit,
+        samples_per_step=row.samples_per_step,
+        time_ratio=point.time_ratio,
+        device_hours=point.device_hours,
+        device_hours_per=point.device_hours_per,
+        cost=point.cost,
+        extra_device_hours=point.extra_device_hours,
+        mfu=median(utilisation) if utilisation else None,
+        peak_memory_bytes=max(_known(point, "peak_memory_bytes"), default=None),
+        flags=flags.to_dicts(point.flags),
+        num_far_out=sum(far_out) if far_out else None,
+        details=_details(point.rows),
+        **_bounds("step_s", point.step_s, point.step_interval),
+        **pooled_step_s(point.rows),
+        **_throughput(point),
+        **_ratios(series, point),
+    )
+
+
+def _known(point: Point, name: str) -> list[Any]:
+    """Return a field of the point's rows, where it is known."""
+    values = [getattr(row, name) for row in point.rows]
+    return [value for value in values if value is not None]
+
+
+def _throughput(point: Point) -> dict[str, Any]:
+    """Return the throughput with its bounds, which follow from the rate's."""
+    throughput, rate = point.throughput_samples_per_s, point.rate_interval
+    interval = None
+    if throughput is not None and rate is not None:
+        scale = throughput / point.rate
+        interval = (rate[0] * scale, rate[1] * scale)
+    return _bounds("throughput_samples_per_s", throughput, interval)
+
+
+def _interval_over(point: Point) -> str | None:
+    """Return what a point's intervals are over; None without repeats."""
+    if len(point.units) < 2:
+        return None
+    if point.in_one_job:
+        return "launches of one job"
+    return "launches" if len(point.units) == point.num_launches else "jobs"
+
+
+def _ratios(series: Series, point: Point) -> dict[str, Any]:
+    """Return the ratios to the baseline, unknown in a study where they mean nothing."""
+    ratios = (
+        {"baseline_world_size": series.baseline}
+        | _bounds("speedup", point.speedup, point.speedup_interval)
+        | _bounds("parallel_efficiency", point.parallel_efficiency, point.efficiency_interval)
+    )
+    return ratios if series.is_compared else dict.fromkeys(ratios)
+
+
+def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the distinct values of each detail, as studies and imported columns add them."""
+    details: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.details.items():
+            values = details.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return details
+
+
+def _bounds(name: str, value: float | None, interval: Interval | None) -> dict[str, Any]:
+    low, high = interval or (None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
