@@ -241,7 +241,7 @@ def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, name, ba
 def test_an_entry_twice_in_a_launch_is_refused(tmp_path):
     content = one_launch()
     content["benchmarks"] *= 2
-    with pytest.raises(ValueError, match="stands there twice"):
+    with pytest.raises(ValueError, match="is there twice"):
         load([write(tmp_path, content)])
 
 

@@ -1,22 +1,17 @@
-"""From JSON files to pages: load -> scaling -> panels -> page -> figures -> render -> cli.
+"""From result files to the page: load -> compute -> page -> report_cli.
 
-`load` is made of `sources` (which files, and reading them), `contents` (what they may hold),
-`rows` (from what they hold to the tidy table), `layout` (what parts launches of one size) and
-`conflicts` (what may not be pooled). `results`
-is what comes of it, and what all else reads.
+| room | holds |
+|---|---|
+| `load` | `sources` finds and reads files, `contents` checks them, `rows` makes the tidy table, |
+| | `layout` tells launches of one size apart, `conflicts` lists what may not be pooled; `reading` |
+| | puts them together, `results` is what they return; `imports` reads other people's tables |
+| `compute` | `scaling` and `point_table` the points, `statistics` the intervals, `rounds` and |
+| | `diagnosis` the rounds, `attribution` what a step is lost to, `slow` who is slow |
+| `page` | `content_of_page`, its `panels`, `figures`, `facts`, `twelve_rules` and `render` |
+| `words` | tables and lines for a terminal |
+| `check`, `compare`, `gate`, `predict` | the commands that judge results |
 
-The panels share `parts`: `ladders` for strong and weak scaling, `settings` for what is chosen,
-`collectives`, and `cited` for imported tables; `facts` holds what surrounds the numbers.
-
-`statistics`, `rounds`, `diagnosis`, `attribution`, `slow` and `quantities` hold what is computed:
-intervals, a launch's rounds, what is odd about them, what a step is lost to (which `losses` puts
-into words), who is slow, and shares.
-`twelve_rules` is the page's checklist, `lines` what the terminal shows.
-
-A command that judges results has a folder of its own: `check`, `compare`, `gate`, `predict`.
-
-`imports` stands beside `load` and turns other people's tables into the same rows. What
-`lockstep report --csv` and `--json` print for each point:
+What `lockstep report --csv` and `--json` print for each point:
 
 | column | meaning |
 |---|---|
@@ -45,6 +40,6 @@ A command that judges results has a folder of its own: `check`, `compare`, `gate
 {case, world_size, launches} of each point some of whose launches may not be pooled. There `flags`
 holds records {kind, ..., words}: the kind, its facts, and both in words.
 
-In CSV the flags are parted by semicolons, the details are one JSON object, and text that a
+In CSV semicolons separate the flags, the details are one JSON object, and text that a
 spreadsheet would run as a formula has a single quote before it.
 """

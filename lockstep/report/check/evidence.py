@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
-from lockstep.report.load.sources import document
+from lockstep.report.load.sources import read_document
 from lockstep.vocabulary.record import KEY, case_name
 
 # Studies whose points are meant to be compared over world sizes.
@@ -88,7 +88,7 @@ class Evidence:
         return [
             Entry(launch, case, block, entry["stats"])
             for launch in self.results.launches
-            for entry in document(launch.path)["benchmarks"]
+            for entry in read_document(launch.path)["benchmarks"]
             if (launch.name, case := case_name(entry)) in known
             and (block := (entry.get("extra_info") or {}).get(KEY))
         ]

@@ -35,7 +35,7 @@ class Rounds:
     findings: list[Flag]
 
 
-def reduced(records: list[Named]) -> list[Rounds]:
+def reduce_rounds(records: list[Named]) -> list[Rounds]:
     """Return the rounds of each record, reduced.
 
     Args:

@@ -61,8 +61,8 @@ def gather(paths: Iterable[Path]) -> Results:
     results = Results()
     seen: set[Path] = set()
     for path in map(Path, paths):
-        results.campaign = sources.campaign(path, results.campaign)
-        for source in sources.behind(path):
+        results.campaign = sources.read_campaign(path, results.campaign)
+        for source in sources.find_files(path):
             if source.resolve() not in seen:
                 seen.add(source.resolve())
                 _read_one(source, results)
@@ -111,7 +111,7 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
         checked(ImportedTable, table, where)
         kept = {key: table[key] for key in table if key != "rows"}
         results.tables[name] = kept | {"path": str(path)}
-        results.rows += [rows.of_line(row, where) for row in table["rows"]]
+        results.rows += [rows.read_line(row, where) for row in table["rows"]]
 
 
 def _read_launch(path: Path, document: Any, results: Results) -> None:
@@ -130,19 +130,19 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
         return
     launch = Launch(_unique(name, path, results.launches), path, facts, len(entries))
     results.launches.append(launch)
-    found, left_out = rows.of_launch(path, launch.name, entries)
+    kept, left_out = rows.read_launch(path, launch.name, entries)
     results.unread += left_out
-    _place(found, launch)
-    results.rows += found
+    _place(kept, launch)
+    results.rows += kept
 
 
-def _place(found: Iterable[Row], launch: Launch) -> None:
+def _place(kept: Iterable[Row], launch: Launch) -> None:
     """Give the rows of a launch what it says of when, where and on what they ran."""
     provenance, started = launch.provenance, str(launch.facts.get("started") or "")
     settings = layout.settings(provenance)
     slurm = provenance.get("slurm")
     job = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
-    for row in found:
+    for row in kept:
         row.started, row.settings = started, settings
         row.rank_hosts = row.rank_hosts or launch.hosts[: row.world_size]
         row.job = None if job is None else str(job)

@@ -19,7 +19,7 @@ _OF_LAUNCHES = {"ranks_per_node", "settings", "job"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
 
 
-def of_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], list[Unread]]:
+def read_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], list[Unread]]:
     """Return one row for each entry of a pytest-benchmark file, and the entries that give none.
 
     An entry that is incomplete, or holds what is no measured value, is left out: the others are as
@@ -35,19 +35,19 @@ def of_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row], l
     for index, entry in enumerate(entries):
         name = _name(index, entry)
         if name in names:
-            raise ValueError(f"{path}: entry {name} stands there twice; a launch has a case once")
+            raise ValueError(f"{path}: entry {name} is there twice; a launch has each case once")
         names.add(name)
         _check_schema(path, name, entry)
         try:
-            found = _read_entry(path, launch, name, entry)
+            case = _read_entry(path, launch, name, entry)
         except ValueError as error:
             left_out.append(Unread(str(error), path, name))
             continue
-        if isinstance(found, Row):
-            others.append(found)
+        if isinstance(case, Row):
+            others.append(case)
         else:
-            records.append((name, found))
-    measured = rounds.reduced(records)
+            records.append((name, case))
+    measured = rounds.reduce_rounds(records)
     return [
         _measured_row(launch, name, case, numbers)
         for (name, case), numbers in zip(records, measured, strict=True)
@@ -142,7 +142,7 @@ def _settings_of(case: CaseRecord) -> dict[str, Any]:
     return {name: value for name, value in case.details.items() if name != ALONE}
 
 
-def of_line(line: Mapping[str, Any], where: str) -> Row:
+def read_line(line: Mapping[str, Any], where: str) -> Row:
     """Return the row of one line of an imported table.
 
     Raises:

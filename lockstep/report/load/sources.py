@@ -1,4 +1,4 @@
-"""Which files stand behind a path that a user gives, and what each of them holds.
+"""Which files a path of the user means, and what each of them holds.
 
 A campaign's folder leaves `launches/*/result.json`, or the journal where that holds more; other
 folders hold pytest-benchmark files, or tables brought in by `lockstep import`.
@@ -20,7 +20,7 @@ JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
 
 
-def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
+def read_campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the campaign, with what a folder's own file says, if it has one.
 
     Raises:
@@ -31,7 +31,7 @@ def campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     return _merged_campaign(known, path / CAMPAIGN)
 
 
-def behind(path: Path) -> Iterator[Path]:
+def find_files(path: Path) -> Iterator[Path]:
     """Yield the files behind one argument, in a fixed order.
 
     Raises:
@@ -42,22 +42,22 @@ def behind(path: Path) -> Iterator[Path]:
             raise ValueError(f"{path}: no such file or folder")
         yield path
         return
-    found = _inside(path)
-    if not found and (path / JOBS).is_dir():
+    inside = _inside(path)
+    if not inside and (path / JOBS).is_dir():
         raise ValueError(
-            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how they "
-            "stand"
+            f"{path}: its jobs have measured nothing yet; lockstep status {path} says how far "
+            "they are"
         )
-    if not found:
+    if not inside:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
-    yield from found
+    yield from inside
 
 
 def _inside(folder: Path) -> list[Path]:
     launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
     found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
-    # Beside jobs/ stand their records and the campaign's, and no file of pytest-benchmark's.
+    # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
     if not found and not imported and not (folder / JOBS).is_dir():
         found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
     return found + imported
@@ -91,13 +91,13 @@ def read(source: Path) -> tuple[Path, Any]:
     problems = []
     for path in _either(source):
         try:
-            return _newest(path, document(path))
+            return _newest(path, read_document(path))
         except ValueError as error:
             problems.append(error)
     raise problems[0]
 
 
-def _newest(path: Path, found: Any) -> tuple[Path, Any]:
+def _newest(path: Path, result: Any) -> tuple[Path, Any]:
     """Return a file and what it holds, or the journal where that is ahead of a result.
 
     A session stopped by hand writes its result; one that resumes it and is killed does not, and
@@ -105,11 +105,11 @@ def _newest(path: Path, found: Any) -> tuple[Path, Any]:
     """
     own = path.with_name(JOURNAL)
     if path.name != RESULT or not own.exists():
-        return path, found
+        return path, result
     try:
-        return (own, document(own)) if journal_copies.is_ahead(own, found) else (path, found)
+        return (own, read_document(own)) if journal_copies.is_ahead(own, result) else (path, result)
     except ValueError:  # of a corrupt journal, the result is what can be read
-        return path, found
+        return path, result
 
 
 def in_campaign(source: Path) -> bool:
@@ -125,7 +125,7 @@ def _either(source: Path) -> Iterator[Path]:
         yield other
 
 
-def document(path: Path) -> Any:
+def read_document(path: Path) -> Any:
     """Return what a result, a table or a journal holds, as pytest-benchmark writes it.
 
     Raises:
