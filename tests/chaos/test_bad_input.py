@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from cluster import missing, need_testbed
+from cluster import missing
 from data.report_samples import provenance, strong_tree
 from launched import environ
 from stand_ins import ROOT, StandIns
@@ -759,29 +759,3 @@ def test_ranks_that_print_what_is_no_text_train(tmp_path):
     ended = train(options, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "\ufffd said\n" in ended.stderr
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-@pytest.mark.slurm
-@pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [
-        ('"gpu"', '"gpuu"', "partition gpu"),
-        ('"fake"', '"h100"', "gpu_type gpu:fake:2"),
-        ('"gpu"', '"debug"', "world_sizes debug"),
-        ("time =", 'account = "nobody"\ntime =', "account nobody"),
-    ],
-)
-def test_a_real_slurm_s_refusal_names_the_key_and_what_there_is(old, new, names, tmp_path):
-    need_testbed()
-    text = (
-        'schema = 1\nname = "testbed"\npartition = "gpu"\ngpus_per_node = 2\ngpu_type = "fake"\n'
-        'cpus_per_node = 2\ntime = "00:05:00"\n[container]\nimage = "/gone.sif"\n'
-    )
-    files = {
-        "campaign.toml": changed(CAMPAIGN, "[1, 8]", "[8]"),
-        "site.toml": changed(text, old, new),
-    }
-    line = "submit campaign.toml --site site.toml"
-    assert_refused(Row(line, names, files, leaves=("results",)), tmp_path)
