@@ -3,13 +3,8 @@
 import sys
 
 import faults
-import faults_ranks
 import pytest
 from fault import Fault, Seen
-
-ROWS = {one.number: one for one in faults_ranks.FAULTS}
-# One of each way on: the next case, a verdict, a new launch, a refusal, a lost store, Ctrl-C.
-QUICK = (2, 8, 10, 12, 13, 17, 45)
 
 
 def fault(number, inject):
@@ -61,11 +56,3 @@ def test_a_number_that_is_no_row_is_refused(monkeypatch, tmp_path, capsys):
         run(monkeypatch, tmp_path, [HOLDS], "--only", "2,9")
     assert ended.value.code == 2
     assert "--only 9 is no row" in capsys.readouterr().err
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [ROWS[number] for number in QUICK], ids=lambda one: one.name)
-def test_a_fault_of_ranks_becomes_what_is_expected(row, tmp_path):
-    seen = row.inject(tmp_path)
-    assert seen.holds, seen.text
