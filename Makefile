@@ -8,6 +8,9 @@ SLURM_KILLS ?= 0
 SEED ?= 0
 DURATIONS := --durations=0 --durations-min=1
 
+# Each process of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo test test-here test-testbed unit lint format bench house statistics chaos faults fuzz soak clean
 
 help: ## Show what can be made
