@@ -6,6 +6,8 @@ SEQUENCES ?= 200
 KILLS ?= 40
 SLURM_KILLS ?= 0
 SEED ?= 0
+# Ranks of two lanes on two cores need twice the time that they have alone.
+PATIENCE ?= 2
 DURATIONS := --durations=0 --durations-min=1
 
 # Each process of the tests would compile all that it imports.
@@ -91,7 +93,7 @@ fuzz: venv ## Feed hostile contents to every reader of files, a minute each; --s
 	$(BIN)/python tests/chaos/fuzz.py $(OPTIONS)
 
 soak: venv ## Misbehave in launches and kill in campaigns at random; SEQUENCES, KILLS, SLURM_KILLS, SEED
-	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED)
+	$(BIN)/python tests/chaos/fuzz_ranks.py --sequences $(SEQUENCES) --seed $(SEED) --patience $(PATIENCE)
 	$(BIN)/python tests/chaos/soak.py --kills $(KILLS) --slurm-kills $(SLURM_KILLS) --seed $(SEED)
 
 clean: ## Remove the environment and caches, never results
