@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from data.job_samples import small
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
+from job_runs import HARMFUL, STUBS, execute, made, plain, seen
 from stand_ins import leave, send
 from test_page import browse, chromium  # noqa: F401, a fixture
-from test_script import HARMFUL, STUBS, execute, made, plain, seen, stubs  # noqa: F401, likewise
 
 from lockstep.campaign.folder import Folder
 from lockstep.report.load import imports
@@ -268,18 +268,18 @@ def test_no_script_of_a_hostile_folder_runs(chromium, hostile_page, tmp_path, ha
 
 
 @pytest.mark.parametrize("text", HARMFUL)
-def test_a_campaign_s_words_reach_the_ranks_as_they_were_given(text, stubs, tmp_path):  # noqa: F811
+def test_a_campaign_s_words_reach_the_ranks_as_they_were_given(text, tmp_path):
     (job,) = jobs(small(workload=text), plain(), made(tmp_path / "results"))
-    ended = execute(render(job, plain()), stubs, tmp_path)
+    ended = execute(render(job, plain()), STUBS, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"--workload={text}" in seen(tmp_path, "arguments")
     assert list(tmp_path.rglob("BROKEN")) == []
 
 
 @pytest.mark.parametrize("text", HARMFUL)
-def test_what_a_job_finds_around_it_stays_text(text, stubs, tmp_path):  # noqa: F811
+def test_what_a_job_finds_around_it_stays_text(text, tmp_path):
     commands = tmp_path / "stubs"
-    shutil.copytree(stubs, commands)
+    shutil.copytree(STUBS, commands)
     (commands / "scontrol").write_text(f"#!/bin/bash\nprintf '%s\\n' {shlex.quote(text)}\n")
     (job,) = jobs(small(), plain(), made(tmp_path / "results"))
     around = ("SLURM_JOB_NODELIST", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "SLURM_JOB_PARTITION")
