@@ -15,11 +15,17 @@ from lockstep.vocabulary.texts import one_line
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {
     "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
-    "doctor": ("lockstep.slurm.site_cli:doctor", "Say whether this machine can measure."),
-    "init": ("lockstep.slurm.site_cli:init", "Write a site and a campaign file for this place."),
+    "doctor": (
+        "lockstep.slurm.doctor.doctor_cli:doctor",
+        "Say whether this machine can measure.",
+    ),
+    "init": (
+        "lockstep.slurm.drafts.init_cli:init",
+        "Write a site and a campaign file for this place.",
+    ),
     "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own sbatch scripts."),
     "plan": (
-        "lockstep.slurm.submit.submit_cli:plan",
+        "lockstep.slurm.submit.plan_cli:plan",
         "Show the Slurm jobs of a campaign and their cost.",
     ),
     "render": ("lockstep.slurm.submit.submit_cli:render", "Write the batch scripts of a campaign."),

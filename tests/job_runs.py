@@ -50,7 +50,7 @@ def execute(script, stubs, folder, **environ):
         env=environ_of(stubs, folder, **environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,  # of seconds, on a busy machine
         check=False,
     )
 

@@ -1,5 +1,7 @@
 """Stand-ins for Slurm's commands: they record what they are asked, and answer as they are told."""
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -7,7 +9,9 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest import mock
 
+from lockstep import cli
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.accounting import FIELDS
 from lockstep.vocabulary.journal import Journal
@@ -52,16 +56,27 @@ class StandIns:
 
 
 def lockstep(arguments, cwd, path):
-    """Run the command as it is typed, with nothing but the stand-ins on PATH."""
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", *shlex.split(arguments)],
-        cwd=cwd,
-        env=os.environ | {"PATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    """Run the command in this process as it is typed, with nothing but the stand-ins on PATH."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    code = 0
+    with (
+        contextlib.chdir(cwd),
+        mock.patch.dict(os.environ, PATH=str(path)),
+        mock.patch.object(sys, "argv", ["lockstep", *shlex.split(arguments)]),
+        contextlib.redirect_stdout(streams[0]),
+        contextlib.redirect_stderr(streams[1]),
+    ):
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code
+    output, errors = (_text(stream) for stream in streams)
+    return subprocess.CompletedProcess(arguments, code, output, errors)
+
+
+def _text(stream):
+    stream.flush()
+    return stream.buffer.getvalue().decode()
 
 
 def sacct(*rows):

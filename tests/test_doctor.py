@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import socket
 import subprocess
-import sys
-import time
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
+from stand_ins import lockstep
 
 from lockstep.slurm import associations
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
@@ -22,7 +21,7 @@ from lockstep.slurm.doctor import cluster_checks as slurm_checks
 from lockstep.slurm.doctor import examination as diagnosis
 from lockstep.slurm.doctor import image_checks as image
 from lockstep.slurm.doctor import machine_checks as machine
-from lockstep.slurm.doctor.checks import Finding, Subject
+from lockstep.slurm.doctor.checks import Subject
 from lockstep.slurm.doctor.examination import Diagnosis, Result
 from lockstep.slurm.scheduler import NotInstalledError
 from lockstep.slurm.site import Site
@@ -111,37 +110,30 @@ def test_a_check_that_breaks_is_a_warning_and_not_the_end(tmp_path):
         raise PermissionError(13, "Permission denied", "/sys/thing")
 
     found = diagnosis._find(diagnosis.Check("g", "n", broken), subject(tmp_path))
-    assert found.status == "warning"
-    assert "/sys/thing" in found.says
+    assert (found.status, "/sys/thing" in found.says) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("finding", "runs_here", "submits", "code"),
+    [
+        (checks.warning("x", "y"), True, False, 0),
+        (checks.missing("x", "y"), True, False, 1),
+        (checks.ok("x"), False, True, 0),
+        (checks.ok("x"), False, False, 3),
+    ],
+)
+def test_the_exit_code_says_what_can_be_done(finding, runs_here, submits, code):
+    assert diagnosed(finding, runs_here=runs_here, submits=submits).exit_code == code
+
+
+def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert diagnosis.examine(subject(tmp_path, ABSENT)).exit_code == 3
 
 
 def diagnosed(*findings, runs_here=True, submits=False):
     results = tuple(Result("Group", f"check {i}", found) for i, found in enumerate(findings))
     return Diagnosis(results, runs_here, submits)
-
-
-@pytest.mark.parametrize(
-    ("findings", "can", "code", "verdict"),
-    [
-        ([checks.ok("x")], (True, False), 0, "`lockstep run` can measure on this machine."),
-        ([checks.warning("x", "y")], (True, False), 0, "`lockstep run` can measure"),
-        ([checks.missing("x", "y")], (True, False), 1, "`lockstep run` can measure"),
-        ([checks.ok("x")], (False, True), 0, "The site's jobs can be submitted; "),
-        ([checks.ok("x")], (True, True), 0, "and the site's jobs can be submitted."),
-        ([checks.missing("x", "y")], (False, False), 3, "you can still plan, render and report"),
-    ],
-)
-def test_the_exit_code_says_what_can_be_done(findings, can, code, verdict):
-    found = diagnosed(*findings, runs_here=can[0], submits=can[1])
-    assert found.exit_code == code
-    assert verdict in found.verdict
-
-
-def test_without_torch_and_slurm_nothing_can_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    found = diagnosis.examine(subject(tmp_path, ABSENT))
-    assert found.exit_code == 3
-    assert "no torch, torchvision, pytest, pytest_benchmark" in diagnosis.page(found)
 
 
 @pytest.fixture
@@ -214,7 +206,6 @@ def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, sta
 @pytest.mark.parametrize(
     ("script", "status", "says"),
     [
-        ("echo 'NVIDIA A100'; echo 'NVIDIA A100'", "ok", "2 x NVIDIA A100"),
         ("echo 'NVIDIA T4'; echo 'NVIDIA A100'", "ok", "2 x NVIDIA A100, NVIDIA T4"),
         ("echo 'no driver' >&2; exit 9", "warning", "nvidia-smi fails: no driver"),
     ],
@@ -225,46 +216,21 @@ def test_gpus_are_named_by_their_driver(tmp_path, stand_in, script, status, says
     assert (found.status, found.says) == (status, says)
 
 
-def test_few_open_files_are_a_warning_with_the_command_that_helps():
-    limit = machine.LEAST_OPEN_FILES - 1
-    code = (
-        "import resource; from lockstep.slurm.doctor import machine_checks as m;"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}));"
-        "print(m.open_files(None))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert f"status='warning', says='ulimit -n is {limit}; many" in ended.stdout
-    assert f"ulimit -n {limit}" in ended.stdout
+def test_few_open_files_are_a_warning_with_the_command_that_helps(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (1024, 2048))
+    found = machine.open_files(subject(tmp_path))
+    assert (found.status, "ulimit -n 2048" in found.action) == ("warning", True)
 
 
-def test_packages_from_elsewhere_are_named(tmp_path):
+def test_packages_from_elsewhere_are_named(tmp_path, monkeypatch):
+    (tmp_path / "torch-1.0.dist-info").mkdir()
+    monkeypatch.setattr(machine.site_packages, "getusersitepackages", lambda: str(tmp_path))
+    monkeypatch.setattr(machine.site_packages, "ENABLE_USER_SITE", True)
     leak = machine.foreign_packages(subject(tmp_path, environ={"PYTHONPATH": "/old"}))
     assert (leak.status, leak.says) == ("warning", "PYTHONPATH is set: /old")
-    assert machine.foreign_packages(
-        subject(tmp_path, environ={"PYTHONNOUSERSITE": "1"})
-    ).status == ("ok")
-
-
-def test_packages_at_home_are_seen_and_counted(tmp_path):
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    own = tmp_path / "lib" / version / "site-packages"
-    (own / "torch-1.0.dist-info").mkdir(parents=True)
-    code = "import os; from lockstep.slurm.doctor import checks, machine_checks as m; " + (
-        "print(m.foreign_packages(checks.Subject(os.environ, None)))"
-    )
-    # In a virtual environment the user's packages are not seen; this asks what it was made from.
-    base = getattr(sys, "_base_executable", sys.executable)
-    paths = [str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))]
-    ended = subprocess.run(
-        [base, "-c", f"import sys; sys.path[:0] = {paths}; {code}"],
-        env={"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"status='warning', says='1 packages of {own}" in ended.stdout
+    assert machine.foreign_packages(subject(tmp_path)).status == "warning"
+    apart = subject(tmp_path, environ={"PYTHONNOUSERSITE": "1"})
+    assert machine.foreign_packages(apart).status == "ok"
 
 
 @pytest.fixture
@@ -272,30 +238,24 @@ def links(tmp_path, monkeypatch):
     """Make the network interfaces of a machine: name -> state and Mbit/s."""
 
     def make(**states):
-        folder = tmp_path / "net"
         for name, (state, speed) in states.items():
-            (folder / name).mkdir(parents=True)
-            (folder / name / "operstate").write_text(f"{state}\n")
-            (folder / name / "speed").write_text(f"{speed}\n")
-        found = machine.interfaces(folder)
+            folder = tmp_path / "net" / name
+            folder.mkdir(parents=True)
+            (folder / "operstate").write_text(f"{state}\n")
+            (folder / "speed").write_text(f"{speed}\n")
+        found = machine.interfaces(tmp_path)
         monkeypatch.setattr(machine, "interfaces", lambda: found)
         return found
 
     return make
 
 
-def test_the_fast_interface_comes_first(links):
+def test_the_fast_interface_comes_first_and_is_proposed(links, tmp_path):
     up = ("up", 1000)
     states = {"eth0": up, "eth1": ("up", 100_000), "hsn0": up, "ib1": up, "ib0": ("down", 1)}
     others = {"lo": ("unknown", 0), "docker0": up, "veth1a": up, "bond0": up}
     assert links(**states, **others) == ["ib1", "hsn0", "bond0", "eth1", "eth0"]
-
-
-def test_a_fast_interface_is_proposed_for_the_site_file(links, tmp_path):
-    links(ib0=("up", 200_000), eth0=("up", 1000))
-    found = machine.network(subject(tmp_path))
-    assert found.status == "ok"
-    assert 'put interface = "ib0"' in found.says
+    assert 'put interface = "ib1"' in machine.interface(subject(tmp_path)).says
 
 
 @pytest.mark.parametrize(
@@ -312,21 +272,7 @@ def test_a_fast_interface_is_proposed_for_the_site_file(links, tmp_path):
 )
 def test_the_interface_that_the_site_names_must_be_here(links, tmp_path, changes, status):
     links(ib0=("up", 200_000), eth0=("up", 1000))
-    assert machine.network(subject(tmp_path, site=site(**changes))).status == status
-
-
-def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
-    said = "me|mine|mine|||tiny||||", "tiny||00:30:00|gres/gpu=8|||2"
-    monkeypatch.setattr(
-        slurm_checks.associations, "read", lambda cluster: associations.parse(*said)
-    )
-    strict = cluster(enforces_limits=True)
-    long = slurm_checks.job_limits(subject(tmp_path, strict, site=site()))
-    assert (long.status, "00:30:00" in long.action) == ("missing", True)
-    short = slurm_checks.job_limits(subject(tmp_path, strict, site=site(time="00:30:00")))
-    assert (short.status, len([short.says, *short.details])) == ("ok", 3)
-    lax = slurm_checks.job_limits(subject(tmp_path, cluster(), site=site()))
-    assert lax.status == "not needed"
+    assert machine.interface(subject(tmp_path, site=site(**changes))).status == status
 
 
 def test_doubtful_nccl_variables_are_named(tmp_path):
@@ -372,65 +318,26 @@ def mounted(monkeypatch, folder, kind):
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [
-        ("nfs", "warning"),
-        ("nfs4", "warning"),
-        ("fuse.sshfs", "warning"),
-        ("fuse.s3fs", "warning"),
-        ("overlay", "warning"),
-        ("lustre", "ok"),
-        ("beegfs", "ok"),
-        ("xfs", "ok"),
-        ("tmpfs", "ok"),
-        ("newfs", "ok"),
-    ],
+    [("nfs4", "warning"), ("fuse.sshfs", "warning"), ("lustre", "ok"), ("newfs", "ok")],
 )
 def test_data_on_slow_storage_is_a_warning_that_names_its_type(tmp_path, monkeypatch, kind, status):
     mounted(monkeypatch, tmp_path, kind)
-    (tmp_path / "data").mkdir()
-    found = machine.data_storage(subject(tmp_path, data=tmp_path / "data"))
-    assert found.status == status
-    assert f"{tmp_path}/data: {kind}, " in found.says
+    found = machine.data_storage(subject(tmp_path, data=tmp_path))
+    assert (found.status, f"{tmp_path}: {kind}, " in found.says) == (status, True)
+    assert machine.data_storage(subject(tmp_path, data=tmp_path / "gone")).status == "missing"
 
 
-def test_data_that_are_not_there_are_missing(tmp_path):
-    found = machine.data_storage(subject(tmp_path, data=tmp_path / "gone"))
-    assert (found.status, found.says) == ("missing", f"{tmp_path}/gone does not exist")
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [("nfs4", "ok"), ("ext4", "ok"), ("tmpfs", "warning"), ("overlay", "warning")],
-)
+@pytest.mark.parametrize(("kind", "status"), [("nfs4", "ok"), ("tmpfs", "warning")])
 def test_results_belong_where_they_stay(tmp_path, monkeypatch, kind, status):
     mounted(monkeypatch, tmp_path, kind)
-    found = machine.results_storage(subject(tmp_path))
-    assert found.status == status
+    assert machine.results_storage(subject(tmp_path)).status == status
     assert [path.name for path in tmp_path.iterdir()] == []
-
-
-def test_real_memory_is_known_as_such():
-    memory = Path("/dev/shm")  # noqa: S108, nothing stays there
-    if not memory.is_dir():
-        pytest.skip(f"no {memory} on this system")
-    found = machine.results_storage(Subject({}, memory / "results"))
-    assert found.says.startswith(f"{memory}/results: tmpfs, memory; ")
-
-
-def test_a_folder_that_cannot_be_written_is_missing():
-    found = machine.results_storage(Subject({}, Path("/proc/results")))
-    assert found.status == "missing"
-
-
-def test_a_clock_that_differs_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_clock_skew_s", lambda folder: -3.21)
-    found = machine.results_storage(subject(tmp_path))
-    assert found.status == "warning"
-    assert "its clock is -3.2 s from this machine's" in found.says
+    assert machine.results_storage(subject(tmp_path)).status == "warning"
 
 
-def test_the_clock_of_a_local_disk_is_this_machine_s(tmp_path):
-    assert abs(machine._clock_skew_s(tmp_path)) < 0.5
+def test_results_that_cannot_be_written_are_missing():
+    assert machine.results_storage(Subject({}, Path("/proc/results"))).status == "missing"
 
 
 # The image
@@ -449,89 +356,52 @@ def test_an_image_is_compared_with_its_record(tmp_path):
     given, file = in_image(tmp_path)
     assert "no record" in image.image(given).says
     record = tmp_path / "lockstep.sif.json"
+    record.write_text("[]")
+    assert image.image(given).status == "ok"
     record.write_text(json.dumps({"sha256": sha256(SQUASHED).hexdigest()}))
     assert image.image(given).says.endswith("as it was built")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
-    found = image.image(given)
-    assert found.status == "missing"
-    assert f"but it was built as {sha256(SQUASHED).hexdigest()[:12]}" in found.says
-
-
-@pytest.mark.parametrize("content", [b"", b"an HTML page of an error", SQUASHED[:40]])
-def test_a_file_of_another_kind_is_no_image(tmp_path, content):
-    given, file = in_image(tmp_path)
-    file.write_bytes(content)
-    found = image.image(given)
-    assert found.status == "missing"
-    assert found.says == f"{file} is no SIF image: it begins with {content[:16]!r}"
-    assert found.action == "lockstep image build, or correct container.image"
+    assert image.image(given).status == "missing"
+    file.write_bytes(b"an HTML page of an error")
+    assert image.image(given).says == f"{file} is no SIF image"
+    file.unlink()
+    assert image.image(given).status == "missing"
 
 
 def test_an_image_is_for_this_machine(tmp_path, monkeypatch):
     given, file = in_image(tmp_path)
     file.write_bytes(SQUASHED[:45] + b"04" + SQUASHED[47:])
-    monkeypatch.setattr(image.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(image.sif.platform, "machine", lambda: "aarch64")
     assert image.image(given).status == "ok"
-    monkeypatch.setattr(image.platform, "machine", lambda: "x86_64")
-    found = image.image(given)
-    assert found.status == "missing"
-    assert found.says == f"{file} is built for aarch64, and this machine is x86_64"
+    monkeypatch.setattr(image.sif.platform, "machine", lambda: "x86_64")
+    assert image.image(given).status == "missing"
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", "\xff"])
-def test_a_record_that_cannot_be_read_says_nothing(tmp_path, record):
-    given, _ = in_image(tmp_path)
-    (tmp_path / "lockstep.sif.json").write_bytes(record.encode("latin-1"))
-    assert image.image(given).status == "ok"
-
-
-def test_an_image_that_is_not_there_is_missing(tmp_path):
-    found = image.image(subject(tmp_path, site=site()))
-    assert (found.status, found.says) == (
-        "missing",
-        "/images/lockstep.sif: No such file or directory",
-    )
+AMD = {"cuda": None, "rocm": "6.4"}
 
 
 @pytest.mark.parametrize(
-    ("probed", "status", "says"),
+    ("runtime", "probed", "status"),
     [
-        ({}, "ok", "torch 2.9.0 with CUDA 13.0, NCCL 2.28.3, gloo; 4 GPU(s) seen"),
-        ({"gpus": 0}, "ok", "no GPU seen"),
-        ({"cuda": None, "nccl": None}, "missing", "it cannot use the site's GPUs, which need CUDA"),
-        ({"cuda": None, "rocm": "6.4"}, "missing", "which need CUDA"),
-        ({"nccl": None}, "missing", "without NCCL"),
+        ("cuda", {}, "ok"),
+        ("cuda", {"gpus": 0}, "ok"),
+        ("cuda", {"cuda": None, "nccl": None}, "missing"),
+        ("cuda", AMD, "missing"),
+        ("cuda", {"nccl": None}, "missing"),
+        ("rocm", AMD, "ok"),
+        ("rocm", {}, "missing"),
     ],
 )
-def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, probed, status, says):
-    given, file = in_image(tmp_path, cluster())
+def test_python_in_the_image_is_asked_what_it_can(tmp_path, stand_in, runtime, probed, status):
+    given, file = in_image(tmp_path, cluster(), gpu_runtime=runtime)
     facts = json.dumps(PROBED | probed)
     stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo a banner; echo '{facts}'")
     found = image.image_runs(given)
-    assert found.status == status
-    assert says in found.says
+    assert (found.status, "torch 2.9.0 with" in found.says) == (status, True)
+    flag = {"cuda": "--nv", "rocm": "--rocm"}[runtime]
     argv = (tmp_path / "argv").read_text()
-    assert argv.startswith("exec --cleanenv --no-eval --nv --env PYTHONNOUSERSITE=1 ")
+    assert argv.startswith(f"exec --cleanenv --no-eval {flag} --env PYTHONNOUSERSITE=1 ")
     assert f"{file} python3 -c" in argv
-
-
-@pytest.mark.parametrize(
-    ("probed", "status", "says"),
-    [
-        ({"cuda": None, "rocm": "6.4"}, "ok", "torch 2.9.0 with ROCm 6.4, NCCL 2.28.3"),
-        ({}, "missing", "it cannot use the site's GPUs, which need ROCm"),
-        ({"cuda": None, "rocm": "6.4", "nccl": None}, "missing", "without NCCL"),
-    ],
-)
-def test_an_image_for_amd_s_gpus_is_entered_and_judged_as_one(
-    tmp_path, stand_in, probed, status, says
-):
-    given, _ = in_image(tmp_path, gpu_runtime="rocm")
-    facts = json.dumps(PROBED | probed)
-    stand_in("apptainer", f"echo \"$@\" >{tmp_path}/argv; echo '{facts}'")
-    found = image.image_runs(given)
-    assert (found.status, says in found.says) == (status, True), found
-    assert (tmp_path / "argv").read_text().startswith("exec --cleanenv --no-eval --rocm --env ")
 
 
 def test_a_driver_counts_where_it_is_of_the_site_s_gpus(tmp_path, monkeypatch):
@@ -562,16 +432,6 @@ def test_an_image_that_does_not_work_says_why_in_a_line(tmp_path, stand_in, scri
     assert "\n" not in found.says
 
 
-def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    stand_in("singularity", "exit 0")
-    given, _ = in_image(tmp_path)
-    assert image.apptainer(given).says == "only singularity, and jobs call apptainer"
-    on_login_node, _ = in_image(tmp_path, cluster())
-    assert image.apptainer(on_login_node).status == "warning"
-    assert image.apptainer(subject(tmp_path)).status == "not needed"
-
-
 @pytest.mark.parametrize(
     ("said", "status"),
     [("apptainer version 1.4.5", "ok"), ("apptainer version 1.0.3-1", "warning"), ("?", "ok")],
@@ -579,6 +439,22 @@ def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in
 def test_an_old_apptainer_is_a_warning(tmp_path, stand_in, said, status):
     stand_in("apptainer", f"echo '{said}'")
     assert image.apptainer(subject(tmp_path)).status == status
+
+
+def test_where_only_singularity_is_there_apptainer_is_missing(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    stand_in("singularity", "exit 0")
+    given, _ = in_image(tmp_path)
+    assert image.apptainer(given).status == "missing"
+    on_login_node, _ = in_image(tmp_path, cluster())
+    assert image.apptainer(on_login_node).status == "warning"
+    assert image.apptainer(subject(tmp_path)).status == "not needed"
+
+
+def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
+    stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
+    for check in (image.namespaces, image.fuse):
+        assert check(subject(tmp_path)).status == "not needed"
 
 
 @pytest.mark.parametrize("switch", ["NAMESPACES", "CLONE", "APPARMOR"])
@@ -628,25 +504,13 @@ def test_fuse_must_be_open_to_ordinary_users(tmp_path, stand_in, monkeypatch, mo
     assert (found.status, says in found.says) == (status, True), found
 
 
-def test_an_apptainer_with_setuid_needs_neither_namespaces_nor_fuse(tmp_path, stand_in):
-    stand_in("apptainer", "echo APPTAINER_SUID_INSTALL=1")
-    assert image.namespaces(subject(tmp_path)).status == "not needed"
-    assert image.fuse(subject(tmp_path)).status == "not needed"
-
-
 # Slurm
 
 
-def test_slurm_that_is_not_there_is_missing_only_to_a_site(tmp_path):
+def test_slurm_that_is_absent_is_missing_only_to_a_site(tmp_path, stand_in, monkeypatch):
     assert slurm_checks.answers(subject(tmp_path, ABSENT)).status == "not needed"
-    found = slurm_checks.answers(subject(tmp_path, ABSENT, site=site()))
-    assert (found.status, found.says) == ("missing", str(ABSENT))
+    assert slurm_checks.answers(subject(tmp_path, ABSENT, site=site())).status == "missing"
     assert slurm_checks.answers(subject(tmp_path, SILENT)).status == "missing"
-
-
-def test_slurm_is_absent_where_its_command_is_and_not_where_it_says_so(
-    tmp_path, stand_in, monkeypatch
-):
     stand_in("scontrol", "echo 'plugin auth/munge is not installed' >&2; exit 1")
     assert slurm_checks.answers(subject(tmp_path)).status == "missing"
     monkeypatch.setenv("PATH", "/nowhere")
@@ -658,39 +522,34 @@ DOWN = Node(
 )
 
 
+OTHER = Node(
+    "n3", replace(DOWN.kind, gpu_type="h100"), frozenset(), frozenset({"gpu"}), is_here=True
+)
+
+
 @pytest.mark.parametrize(
-    ("changes", "differs", "status", "says"),
+    ("changes", "differs", "status"),
     [
-        ({}, {}, "ok", "gpu: 2 of 2 nodes are as the site says, 2 in service"),
-        ({"partition": "gpux"}, {}, "missing", "gpux: there is no such partition"),
-        ({"partitions": {"debug": {}}}, {}, "missing", "debug: there is no such partition"),
-        ({}, {"is_up": False}, "missing", "gpu is not up"),
-        ({"gpus_per_node": 8}, {}, "missing", "gpus_per_node 8 over 4"),
-        ({"gpu_type": "h100"}, {}, "missing", "gpu_type h100 is not a100"),
-        ({"cpus_per_node": 65}, {}, "missing", "cpus_per_node 65 over 64"),
-        ({"mem": "501G"}, {}, "missing", "mem 513024 MiB over 512000"),
-        ({"mem": "500G"}, {}, "ok", "2 in service"),
-        ({"mem": "512000"}, {}, "ok", "2 in service"),
-        ({"constraint": "nvlink"}, {}, "missing", "constraint nvlink is no feature"),
-        ({"constraint": "ib"}, {}, "ok", "2 in service"),
-        ({"constraint": "a&b"}, {}, "ok", "2 in service"),
-        ({}, {"nodes": [DOWN]}, "warning", "none is in service"),
+        ({}, {}, "ok"),
+        ({"partition": "gpux"}, {}, "missing"),
+        ({"partitions": {"debug": {}}}, {}, "missing"),
+        ({}, {"is_up": False}, "missing"),
+        ({"gpus_per_node": 8}, {}, "missing"),
+        ({"gpu_type": "h100"}, {}, "missing"),
+        ({"cpus_per_node": 65}, {}, "missing"),
+        ({"mem": "501G"}, {}, "missing"),
+        ({"mem": "500G"}, {}, "ok"),
+        ({"constraint": "nvlink"}, {}, "missing"),
+        ({"constraint": "ib"}, {}, "ok"),
+        ({"constraint": "a&b"}, {}, "ok"),
+        ({}, {"nodes": [DOWN]}, "warning"),
+        ({}, {"nodes": [replace(DOWN, is_here=True), OTHER]}, "warning"),
+        ({"gpu_type": "h100"}, {"nodes": [DOWN, OTHER]}, "ok"),
     ],
 )
-def test_the_site_s_nodes_are_compared_with_slurm_s(tmp_path, changes, differs, status, says):
+def test_the_site_s_nodes_are_compared_with_slurm_s(tmp_path, changes, differs, status):
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
-    found = slurm_checks.partition(given)
-    assert (found.status, says in found.says) == (status, True), found
-
-
-def test_nodes_of_two_kinds_are_a_warning(tmp_path):
-    nodes = list(cluster().partitions[0].nodes)
-    other = Kind(num_gpus=4, gpu_type="h100", num_cpus=64, num_sockets=2, memory_mib=512_000)
-    nodes.append(Node("n3", other, frozenset(), frozenset({"gpu"}), is_here=True))
-    given = subject(tmp_path, cluster(nodes=nodes), site=site())
-    assert "3 of 3 nodes are as the site says, of 2 kinds" in slurm_checks.partition(given).says
-    typed = subject(tmp_path, cluster(nodes=nodes), site=site(gpu_type="h100"))
-    assert slurm_checks.partition(typed).status == "ok"
+    assert slurm_checks.partition(given).status == status
 
 
 @pytest.mark.parametrize(
@@ -708,25 +567,23 @@ def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit
 
 
 @pytest.mark.parametrize(
-    ("changes", "differs", "status", "says"),
+    ("changes", "differs", "status"),
     [
-        ({}, {}, "ok", "mine, QOS the default"),
-        ({"account": "theirs"}, {}, "ok", "theirs, "),
-        ({"account": "other"}, {}, "missing", "other is not yours"),
-        ({"account": "mine"}, {"accounts": ("theirs",)}, "missing", "mine may not use gpu"),
-        ({"qos": "high"}, {}, "ok", "QOS high"),
-        ({"qos": "urgent"}, {}, "missing", "QOS urgent is none of the account's"),
-        ({"account": "theirs", "qos": "high"}, {}, "missing", "QOS high is none of"),
-        ({"qos": "high"}, {"qos": ("normal",)}, "missing", "QOS high may not use gpu"),
-        ({}, {"keeps_accounts": False}, "not needed", "keeps no accounts"),
+        ({}, {}, "ok"),
+        ({"account": "theirs"}, {}, "ok"),
+        ({"account": "other"}, {}, "missing"),
+        ({"account": "mine"}, {"accounts": ("theirs",)}, "missing"),
+        ({"qos": "high"}, {}, "ok"),
+        ({"account": "theirs", "qos": "high"}, {}, "missing"),
+        ({"qos": "high"}, {"qos": ("normal",)}, "missing"),
+        ({}, {"keeps_accounts": False}, "not needed"),
     ],
 )
-def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status, says):
+def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status):
     own = own_accounts("mine", mine="normal,high", theirs="normal")
     monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
-    found = slurm_checks.account(given)
-    assert (found.status, says in found.says) == (status, True), found
+    assert slurm_checks.account(given).status == status
 
 
 def test_without_a_default_account_the_site_must_name_one(tmp_path, monkeypatch):
@@ -734,48 +591,35 @@ def test_without_a_default_account_the_site_must_name_one(tmp_path, monkeypatch)
     monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
     found = slurm_checks.account(subject(tmp_path, cluster(), site=site()))
     assert (found.status, found.action) == ("missing", "name an account: mine, theirs")
-    assert slurm_checks.account(subject(tmp_path, cluster(), site=site(account="mine"))) == (
-        checks.ok("mine, QOS the default")
-    )
+
+
+def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
+    own = associations.parse("me|mine|mine|||tiny||||", "tiny||00:30:00|gres/gpu=8|||2")
+    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
+    strict = cluster(enforces_limits=True)
+    long = slurm_checks.job_limits(subject(tmp_path, strict, site=site()))
+    assert (long.status, "00:30:00" in long.action) == ("missing", True)
+    short = slurm_checks.job_limits(subject(tmp_path, strict, site=site(time="00:30:00")))
+    assert (short.status, len([short.says, *short.details])) == ("ok", 3)
+    lax = slurm_checks.job_limits(subject(tmp_path, cluster(), site=site()))
+    assert lax.status == "not needed"
 
 
 def test_arrays_must_fit_into_slurm_s_limit(tmp_path):
-    fits = subject(tmp_path, cluster(), site=site())
-    assert slurm_checks.array_size(fits) == Finding("ok", "up to 1000 elements in one array")
+    assert slurm_checks.array_size(subject(tmp_path, cluster(), site=site())).status == "ok"
     over = subject(tmp_path, cluster(), site=site(max_array_size=5000))
     assert slurm_checks.array_size(over).action == "max_array_size = 1001 in the site file"
 
 
-def test_an_srun_that_does_not_end_is_ended(tmp_path, stand_in, monkeypatch):
-    monkeypatch.setattr(slurm_checks, "NODES_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(slurm_checks, "GRACE_S", 0.2)
-    stand_in("srun", "trap '' TERM\nwhile :; do sleep 0.1; done")
-    started = time.monotonic()
-    found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
-    assert found.status == "missing"
-    assert found.says.endswith("; its job may wait on: squeue --me --name=doctor")
-    assert time.monotonic() - started < 20
-
-
 def test_accounting_that_fails_is_a_warning(tmp_path, stand_in):
-    given = subject(tmp_path, cluster())
-    stand_in("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert slurm_checks.accounting(given).says == "sacct said: Slurm accounting storage is disabled"
-    stand_in("sacct", "exit 0")
-    assert slurm_checks.accounting(given).status == "ok"
+    for script, status in (("echo no >&2; exit 1", "warning"), ("exit 0", "ok")):
+        stand_in("sacct", script)
+        assert slurm_checks.accounting(subject(tmp_path, cluster())).status == status
 
 
 def says(answer):
     """What a node's shell prints."""
     return f"echo {slurm_checks.MARK} {answer}"
-
-
-def test_what_prologs_print_is_no_node(tmp_path, stand_in):
-    said = f"echo; echo Welcome; {says('n1 h1 ib0')}; echo -n 'job 1: '; {says('n2 h2 ib0')}"
-    stand_in("srun", said)
-    found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
-    assert found.status == "ok"
-    assert found.details == ("n1, host h1: ib0", "n2, host h2: ib0")
 
 
 def test_a_node_says_its_names_and_interfaces():
@@ -817,14 +661,9 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (
-            f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}",
-            "n2: no interface ib0, which the site names",
-        ),
-        (says("n1 h1 ib0"), "1 of 2 nodes have answered"),
+        (f"{says('n1 h1 ib0')}; {says('n2 h2 eth0')}", "n2: no interface ib0"),
         (f"{says('n1 h1 ib0')}; {says('n1 h1 ib0')}", "1 of 2 nodes have answered"),
-        (f"echo Welcome; echo to our cluster; {says('n1 h1 ib0')}", "1 of 2 nodes have answered"),
-        ("echo one; echo 'n1 h1 ib0'; echo lockstep-node:", "0 of 2 nodes have answered"),
+        (f"echo Welcome to our; echo 'n2 h2 ib0'; {says('n1 h1 ib0')}", "1 of 2 nodes"),
         ("echo 'srun: error: Invalid account' >&2; exit 1", "srun: error: Invalid account"),
         ("exit 3", "srun ended with 3"),
     ],
@@ -833,67 +672,33 @@ def test_nodes_that_do_not_answer_as_they_should_are_missing(tmp_path, stand_in,
     stand_in("srun", script)
     given = subject(tmp_path, cluster(), site=site(interface="ib0"), asks_nodes=True)
     found = slurm_checks.nodes(given)
-    assert (found.status, found.says) == ("missing", says)
+    assert (found.status, found.says.startswith(says)) == ("missing", True)
 
 
-def test_a_queue_that_is_too_long_ends_with_a_sentence_and_no_job(tmp_path, stand_in, monkeypatch):
-    monkeypatch.setattr(slurm_checks, "NODES_TIMEOUT_S", 1)
-    cancelled = tmp_path / "cancelled"
-    stand_in("srun", f"trap 'touch {cancelled}; exit 1' TERM\nwhile :; do sleep 0.1; done")
-    started = time.monotonic()
+@pytest.mark.parametrize(("trap", "is_cancelled"), [("touch cancelled; exit 1", True), ("", False)])
+def test_a_queue_that_is_too_long_is_left(tmp_path, stand_in, monkeypatch, trap, is_cancelled):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm_checks, "NODES_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(slurm_checks, "GRACE_S", 5 if is_cancelled else 0.2)
+    stand_in("srun", f"trap '{trap}' TERM\nwhile :; do sleep 0.1; done")
     found = slurm_checks.nodes(subject(tmp_path, cluster(), asks_nodes=True))
-    assert time.monotonic() - started < 20
-    assert found.says == "no nodes within 1 s, the queue is too long; its job is cancelled"
-    assert cancelled.exists()
+    assert (found.status, (tmp_path / "cancelled").exists()) == ("missing", is_cancelled)
+    assert ("squeue --me" in found.says) is not is_cancelled
 
 
 # The command
 
 
-def lockstep(*arguments, cwd, **environ):
-    """Run the command as it is typed."""
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", "doctor", *arguments],
-        cwd=cwd,
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 def test_this_machine_can_be_examined_by_a_program(tmp_path):
-    ended = lockstep("--json", cwd=tmp_path, PATH="/nowhere")
+    ended = lockstep("doctor --json", tmp_path, "/nowhere")
     facts = json.loads(ended.stdout)
     assert ended.stderr == ""
     assert ended.returncode == facts["exit_code"] == 0
     assert facts["runs_here"]
     found = {row["check"]: row["status"] for row in facts["checks"]}
-    assert found["lockstep run"] == "ok"
-    assert found["Slurm"] == "not needed"
+    assert (found["lockstep run"], found["Slurm"]) == ("ok", "not needed")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bad_site_file_is_refused_before_any_check(tmp_path):
-    (tmp_path / "site.toml").write_text("schema = 1\npartitoin = 'x'\n")
-    ended = lockstep("--site", "site.toml", cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "Error: site.toml: unknown key 'partitoin'; did you mean 'partition'?\n"
-    )
-
-
-def test_help_loads_neither_checks_nor_torch(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "lockstep", "doctor", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(re.findall(r"\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
-    assert not loaded & {"torch", "pydantic", "lockstep.slurm.doctor"}
-    assert "  lockstep doctor --site site.toml --slurm" in ended.stdout
 
 
 @pytest.mark.slurm

@@ -1,11 +1,11 @@
 """What `lockstep init` writes: from many clusters' own words, on a laptop, and on the testbed."""
 
 import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
+import stand_ins
 from cluster import need_testbed
 from data.job_samples import site_of
 from hypothesis import given
@@ -400,14 +400,7 @@ def test_a_cluster_without_nodes_is_refused_in_a_sentence():
 
 def lockstep(arguments, cwd, path):
     """Run the command with only these folders on PATH."""
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", "init", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return stand_ins.lockstep(shlex.join(["init", *map(str, arguments)]), cwd, path)
 
 
 def test_a_laptop_gets_a_campaign_and_is_told_so(tmp_path):

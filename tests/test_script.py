@@ -233,7 +233,7 @@ OF_CONTAINER = ("binds", "args", "image")
 
 def hostile_site(text, here):
     """Return a site with a text in each field that takes it, and the names of these fields."""
-    changes, fields = {"scratch": str(here)}, []
+    changes, fields = {}, []
     for name, (value, _, _) in FIELDS.items():
         more = {name: value(text, here)}
         if name in OF_CONTAINER:

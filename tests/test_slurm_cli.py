@@ -11,8 +11,6 @@ from lockstep.campaign.folder import Folder
 from lockstep.vocabulary.journal import Journal
 from lockstep.vocabulary.record import SCHEMA_VERSION
 
-pytestmark = pytest.mark.slow  # real commands, many of them
-
 CAMPAIGN = """schema = 1
 name = "ladder"
 studies = ["weak"]

@@ -10,8 +10,6 @@ from stand_ins import StandIns
 from lockstep.vocabulary.journal import Journal
 from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 
-pytestmark = pytest.mark.slow  # real commands, many of them
-
 CAMPAIGN = """schema = 1
 name = "ladder"
 studies = ["weak"]

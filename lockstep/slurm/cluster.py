@@ -93,7 +93,7 @@ class Partition:
     def kinds(self) -> list[tuple[Kind, int]]:
         """Kinds of its nodes and how many it has of each: GPUs first, then the most nodes.
 
-        Of nodes of one shape the one with the least memory stands for all.
+        The node with the least memory represents all nodes of its shape.
         """
         counted = Counter(node.kind.shape for node in self.nodes)
         least = sorted((node.kind for node in self.nodes), key=lambda kind: -kind.memory_mib)
@@ -133,7 +133,7 @@ class Cluster:
     enforces_limits: bool = False
 
     def partition(self, name: str | None) -> Partition | None:
-        """Return a partition by its name, the default one for None; None if there is none."""
+        """Return a partition by its name, the default one for None; None if it does not exist."""
         chosen = (p for p in self.partitions if p.name == name or (name is None and p.is_default))
         return next(chosen, None)
 
@@ -161,7 +161,7 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
         max_array_size=slurm.count(array),
-        # It reads accounting_storage/none, or (null) since 23.02, where there is none.
+        # It reads accounting_storage/none, or (null) since 23.02, where accounting is off.
         keeps_accounts=storage.endswith("slurmdbd"),
         partitions=tuple(_partition(r, known) for r in _records(partitions, "PartitionName")),
         # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
@@ -185,7 +185,7 @@ def _records(text: str, first: str) -> list[dict[str, str]]:
 def _record(text: str) -> dict[str, str]:
     """Return one record; a word without = belongs to the value before it.
 
-    Of a key that stands twice the first counts: what comes last is an administrator's comment.
+    The first of two equal keys counts: what comes last is an administrator's comment.
     """
     pairs: list[list[str]] = []
     for word in text.split():

@@ -8,13 +8,13 @@ import os
 import pwd
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from lockstep.slurm.submit import sbatch_refusals as refusals
+from lockstep.slurm.programs import sbatch_refusals as refusals
+from lockstep.vocabulary import commands
 from lockstep.vocabulary.texts import one_line
 
 TIMEOUT_S = 60
@@ -22,7 +22,7 @@ TIMEOUT_S = 60
 NO_ACCOUNTING = "accounting storage is disabled"
 MAX_ELEMENTS = 100_000
 QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
-MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is none
+MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What outside variables say of other jobs, or of how answers are to read, is not for ours.
@@ -155,28 +155,18 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     Raises:
         RuntimeError: It is not installed, fails, or does not answer in time.
     """
+    environ = environment() | ENVIRONMENT if environ is None else environ
     try:
-        ended = subprocess.run(
-            command,
-            env=environment() | ENVIRONMENT if environ is None else environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise NotInstalledError(command[0]) from None
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(
-            f"{command[0]} gave no answer within {TIMEOUT_S} s; ask again later"
-        ) from None
-    if ended.returncode:
-        said = one_line(ended.stderr) or f"nothing, and exit code {ended.returncode}"
-        kind = NoAccountingError if NO_ACCOUNTING in ended.stderr else FailedError
-        raise kind(f"{command[0]} said: {said}", ended.stderr)
-    return ended.stdout
+        ended = commands.run(command, TIMEOUT_S, environ=environ)
+    except commands.CommandError as error:
+        if error.kind == "absent":
+            raise NotInstalledError(command[0]) from None
+        raise
+    if ended.code:
+        message = one_line(ended.errors) or f"nothing, and exit code {ended.code}"
+        kind = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
+        raise kind(f"{command[0]} said: {message}", ended.errors)
+    return ended.output
 
 
 def environment() -> dict[str, str]:
@@ -258,7 +248,7 @@ def _job_id(said: str) -> str:
 
 
 def _find(comment: str) -> str | None:
-    """Return the job of a comment; a refused one leaves a record that is none."""
+    """Return the job of a comment, unless it is the record that a refused job leaves."""
     try:
         held = [job for job in queue([own_name()]).values() if job.comment == comment]
     except RuntimeError:
@@ -284,7 +274,7 @@ class Queued:
         job_id: Its id; of an array, the id that its elements share.
         raw_id: The id that the job itself sees as SLURM_JOB_ID.
         elements: Which elements of an array; None for a job of its own.
-        state: How it stands.
+        state: Its state.
         submitted: When it was submitted, in seconds of the epoch.
         comment: What sbatch was given to find it by.
         command: The path of its script, and what that was given.

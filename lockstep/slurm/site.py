@@ -1,4 +1,4 @@
-"""A site: what a centre's Slurm wants to be told, read from a TOML file.
+"""A site: what a centre's Slurm needs to know, read from a TOML file.
 
 The published JSON Schema is `lockstep/slurm/site.schema.json`.
 """
@@ -122,7 +122,7 @@ ShellLines = Annotated[str, AfterValidator(_shell_lines)]
 Count = Annotated[StrictInt, Field(ge=1, le=100_000)]
 Cost = Annotated[StrictFloat, Field(ge=0, le=inputs.MAX_RATE, allow_inf_nan=False)]
 
-# Where NCCL and gloo are told which network interface to use (their documentation, "Environment
+# Variables that choose the network interface of NCCL and gloo (their documentation, "Environment
 # Variables"; PyTorch, "Distributed communication package").
 INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}

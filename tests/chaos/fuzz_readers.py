@@ -28,9 +28,9 @@ from lockstep.report.predict import known, prediction
 from lockstep.report.words.console import console_table
 from lockstep.slurm import associations, cluster
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs import sbatch_refusals as refusals
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
-from lockstep.slurm.submit import sbatch_refusals as refusals
 from lockstep.vocabulary import journal
 
 DATA = Path(__file__).parents[1] / "data"

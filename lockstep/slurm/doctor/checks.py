@@ -1,7 +1,6 @@
 """What a check of `lockstep doctor` is asked about, and the record it returns."""
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.cluster import Cluster
 from lockstep.slurm.site import Site
+from lockstep.vocabulary import commands
 from lockstep.vocabulary.texts import last_line
 
 Status = Literal["ok", "warning", "missing", "not needed"]
@@ -110,44 +110,30 @@ class Subject:
 
 
 def output(
-    command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, cwd: Path | None = None
+    command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, folder: Path | None = None
 ) -> str:
     """Return what a command prints.
 
     Raises:
         RuntimeError: It is not there, fails, or does not answer in time.
     """
-    try:
-        ended = subprocess.run(
-            command,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{command[0]} gave no answer within {timeout_s:g} s") from None
-    except OSError as error:
-        raise RuntimeError(f"{command[0]}: {error.strerror}") from None
-    if ended.returncode:
-        raise RuntimeError(last_line(ended.stderr) or f"it ended with {ended.returncode}")
-    return ended.stdout
+    ended = commands.run(command, timeout_s, folder=folder)
+    if ended.code:
+        raise RuntimeError(last_line(ended.errors) or f"it ended with {ended.code}")
+    return ended.output
 
 
-def probe(python: Sequence[str], cwd: Path | None = None) -> dict[str, Any]:
+def probe(python: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     """Return what a Python can measure with, found by importing it in a process of its own.
 
     Raises:
         RuntimeError: Something that measuring needs does not load.
     """
-    said = output([*python, "-c", PROBE], PROBE_TIMEOUT_S, cwd)
+    printed = output([*python, "-c", PROBE], PROBE_TIMEOUT_S, folder)
     try:
-        facts = json.loads(said.strip().splitlines()[-1])
+        facts = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise RuntimeError(f"{python[0]} printed {said[-80:]!r} and no facts") from None
+        raise RuntimeError(f"{python[0]} printed {printed[-80:]!r} and no facts") from None
     assert isinstance(facts, dict)
     return facts
 

@@ -22,7 +22,7 @@ from lockstep.slurm.site import Site
 from lockstep.vocabulary.durations import clock, parse_limit
 from lockstep.vocabulary.texts import last_line
 
-# A job of a minute fits into any gap of a queue; where there is none, waiting longer is no help.
+# A job of a minute fits into any gap of a queue; where there is no gap, waiting longer is no help.
 NODES_TIMEOUT_S = 120
 GRACE_S = 20
 # What a node says of itself: Slurm's name of it, its own, then its network interfaces. The mark
@@ -273,7 +273,7 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
         options += [f"--{key}={value}" for key, value in given.items() if value]
         if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
             options.append(f"--gpus-per-node={f'{site.gpu_type}:' if site.gpu_type else ''}1")
-        # Jobs may be meant to begin later, but nobody waits for one that only looks.
+        # Jobs may be meant to begin later, but a job that only looks must not wait.
         options += [one for one in site.extra_directives if not one.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
 

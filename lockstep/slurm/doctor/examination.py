@@ -77,7 +77,7 @@ CHECKS = (
     Check("This machine", "Locked memory", machine.locked_memory),
     Check("This machine", "Foreign packages", machine.foreign_packages),
     Check("This machine", "Clock", machine.clock),
-    Check("Network", "Interface", machine.network),
+    Check("Network", "Interface", machine.interface),
     Check("Network", "NCCL variables", nccl_variables),
     Check("Storage", "Data", machine.data_storage),
     Check("Storage", "Scratch", machine.scratch_storage),

@@ -2,14 +2,13 @@
 
 import hashlib
 import os
-import platform
 import re
 import shutil
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.image import sif
 from lockstep.slurm.doctor.checks import (
     Finding,
     Subject,
@@ -40,14 +39,6 @@ RUNTIMES = {
     "cuda": ("CUDA", Path("/proc/driver/nvidia/version")),
     "rocm": ("ROCm", Path("/dev/kfd")),
 }
-# Where a SIF file has its magic word, and the machines it is for in numbers of its own, here by
-# what uname(1) calls them: https://github.com/apptainer/sif, pkg/sif/sif.go and arch.go.
-SIF_BYTES = 128
-SIF_MAGIC, SIF_MACHINE = slice(32, 42), slice(45, 47)
-MACHINES = {
-    b"02": "x86_64", b"04": "aarch64", b"06": "ppc64le", b"11": "s390x", b"12": "riscv64",
-}  # fmt: skip
-FIRST_BYTES = 16
 # Debian's and Ubuntu's own switches, absent elsewhere; the first is open at 1, the second at 0.
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
@@ -171,14 +162,14 @@ def image(subject: Subject) -> Finding:
         return wanted
     path = Path(wanted.image)
     try:
-        with files.opened(path, sys.maxsize) as file:
-            if misfit := _misfit(subject, path, file.read(SIF_BYTES)):
-                return misfit
-            file.seek(0)
+        header = sif.read_header(path)
+        with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
-        says = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        return missing(says, "lockstep image build, or correct container.image")
+    except OSError as error:
+        action = "lockstep image build, or correct container.image"
+        return missing(f"{path}: {error.strerror}", action)
+    if misfit := _misfit(subject, path, header):
+        return misfit
     says = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
     recorded = _recorded(path)
     if recorded is None:
@@ -190,25 +181,23 @@ def image(subject: Subject) -> Finding:
     return ok(f"{says}, as it was built")
 
 
-def _misfit(subject: Subject, path: Path, header: bytes) -> Finding | None:
-    """Return why a file is no image for this machine by its header; None where it fits."""
-    if header[SIF_MAGIC] != b"SIF_MAGIC\0":
+def _misfit(subject: Subject, path: Path, header: sif.Header | None) -> Finding | None:
+    """Return why a file is no image for this machine; None where it fits."""
+    if header is None:
         return missing(
-            f"{path} is no SIF image: it begins with {header[:FIRST_BYTES]!r}",
-            "lockstep image build, or correct container.image",
+            f"{path} is no SIF image", "lockstep image build, or correct container.image"
         )
-    machine, here = MACHINES.get(header[SIF_MACHINE]), platform.machine()
-    if machine in (None, here):
+    if header.architecture in (None, sif.architecture_here()):
         return None
     return _lacking(
         subject,
-        f"{path} is built for {machine}, and this machine is {here}",
+        f"{path} is built for {header.architecture}, and this machine is {sif.architecture_here()}",
         "build it on a machine like the nodes, or correct container.image",
     )
 
 
 def _recorded(image_file: Path) -> str | None:
-    """Return the hash in the record that `lockstep image build` leaves beside an image."""
+    """Return the hash in the record that `lockstep image build` leaves next to an image."""
     try:
         record = files.parse(files.content(image_file.with_name(f"{image_file.name}.json")))
         return str(record["sha256"])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.machine import network
+from lockstep.machine.storage import file_system
 from lockstep.slurm.doctor.checks import (
     Finding,
     Subject,
@@ -180,31 +182,23 @@ def clock(subject: Subject) -> Finding:  # noqa: ARG001
     return ok("kept by a time server")
 
 
-def interfaces(classes: Path = Path("/sys/class/net")) -> list[str]:
-    """Return the network interfaces that may lead to other nodes, the fast ones first."""
-    names = [path.name for path in sorted(classes.glob("*")) if _leads_out(path)]
-    return sorted(names, key=lambda name: (_rank(name), -_speed(classes / name), name))
+def interfaces(classes: Path = network.CLASSES) -> list[str]:
+    """Return the network interfaces that may lead to other nodes, the fast ones first.
+
+    Args:
+        classes: The kernel's folder of device classes.
+    """
+    links = [link for link in network.interfaces(classes) if _leads_out(link)]
+    order = sorted(links, key=lambda link: (_rank(link.name), -(link.speed_gbit_per_s or 0)))
+    return [link.name for link in order]
 
 
-def _leads_out(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(LOCAL) and _read(path / "operstate") != "down"
+def _leads_out(link: network.Interface) -> bool:
+    return not link.is_down and not link.name.startswith(LOCAL)
 
 
 def _rank(name: str) -> int:
     return next((i for i, start in enumerate(FAST) if name.startswith(start)), len(FAST))
-
-
-def _speed(path: Path) -> int:
-    """Return a link's rate in Mbit/s; 0 where the kernel has none."""
-    text = _read(path / "speed")
-    return int(text) if text.isdecimal() else 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def named_interfaces(subject: Subject) -> list[str]:
@@ -220,7 +214,7 @@ def named_interfaces(subject: Subject) -> list[str]:
     return list(dict.fromkeys(filter(None, named)))
 
 
-def network(subject: Subject) -> Finding:
+def interface(subject: Subject) -> Finding:
     """Whether the interface that the site names is here."""
     found, named = interfaces(), named_interfaces(subject)
     listed = ", ".join(found) or "none but the loopback"
@@ -313,9 +307,7 @@ def _free(path: Path) -> str:
 
 def _storage(path: Path) -> tuple[str, str, bool]:
     """Return the type of the file system, what it is, and whether data is well kept there."""
-    where = path.resolve()
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    kind = next((mounts[mount] for mount in (where, *where.parents) if mount in mounts), "unknown")
+    kind = file_system(path) or "unknown"
     if kind.startswith("fuse"):  # s3fs, sshfs, rclone and their like
         return (kind, "a file system by FUSE, as for objects", False)
     return (kind, *STORAGE.get(kind, ("of a type not known here", True)))

@@ -49,7 +49,7 @@ class Step:
 
     @property
     def is_certain(self) -> bool:
-        """Whether no option can hide in a variable that nobody knows."""
+        """Whether no option can hide in a variable of unknown value."""
         return bool(self.program) and not self.program[0].text.startswith("$")
 
     @cached_property
@@ -79,7 +79,7 @@ class Container:
 
 
 def tokens_of(words: Collection[Word]) -> list[str]:
-    """Return all words, those in quoted text too; a `$( )` is one with what it stands in."""
+    """Return all words, those in quoted text too; a `$( )` belongs to the word that holds it."""
     return [token for word in words for token in _tokens(word.text)]
 
 
@@ -101,13 +101,13 @@ class Job:
 
     @cached_property
     def sequence(self) -> list[Command]:
-        """All commands, with what variables stand for in their place, as far as it is known."""
+        """All commands, variables replaced by their values as far as these are known."""
         commands = self.script.commands
         return [replace(one, words=self.script.expand(one.words)) for one in commands]
 
     @cached_property
     def commands(self) -> list[Command]:
-        """The commands that are more than an assignment, with what variables stand for."""
+        """The commands that are more than an assignment, variables replaced."""
         return [one for one in self.sequence if one.words]
 
     @cached_property
@@ -153,7 +153,7 @@ class Job:
         return bool(self.script.directive(*names) or (gres and "gpu" in (gres.value or "")))
 
     def number(self, text: str | None) -> int | None:
-        """Return the number that a text is or stands for."""
+        """Return the number that a text, or its variable, holds."""
         found = self.script.resolve(text or "")
         return int(found) if re.fullmatch("[0-9]{1,6}", found, re.ASCII) else None
 

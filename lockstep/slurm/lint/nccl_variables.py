@@ -46,7 +46,7 @@ class Whole:
         return self.parse(value) is not None
 
     def parse(self, value: str) -> int | None:
-        """Return the number; None where it is none of the range."""
+        """Return the number; None where it is outside the range."""
         match = re.fullmatch(r"-?(0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,20}|[1-9][0-9]{0,19})", value)
         if match is None:
             return None

@@ -149,7 +149,7 @@ def _of_interface(name: str, value: str, interfaces: Collection[str] | None) -> 
 
 
 def _syntax_fault(value: str, is_nccl: bool) -> str | None:
-    """Return what is wrong with a list of interfaces; ^ and = stand once, before all names."""
+    """Return what is wrong with a list of interfaces; ^ and = come once, before all names."""
     names = value.removeprefix("^").removeprefix("=") if is_nccl else value
     if not names:
         return "names no interface"
@@ -165,7 +165,7 @@ def _syntax_fault(value: str, is_nccl: bool) -> str | None:
 
 
 def _missing(value: str, is_nccl: bool, interfaces: Collection[str]) -> list[str]:
-    """Return the names that stand for nothing here; NCCL wants one of them, Gloo all."""
+    """Return the names that match nothing here; NCCL wants one of them, Gloo all."""
     names = value.lstrip("^=").split(",")
     if not is_nccl:
         return [name for name in names if name not in interfaces]

@@ -1,11 +1,11 @@
 """What Slurm's accounting knows of jobs that have ended, and what follows from it.
 
 In a batch script, where the answer is to be kept for a machine without sacct, the same question
-reads (in one line, with the jobs' ids parted by commas):
+reads (in one line, with commas between the jobs' ids):
 
     SLURM_TIME_FORMAT=%s SLURM_BITSTR_LEN=0 sacct --parsable2 --format=FIELDS --jobs=IDS
 
-with `FIELDS` parted by commas: `SHELL_COMMAND` is that line without the ids. A row of a job that
+with commas between `FIELDS`: `SHELL_COMMAND` is that line without the ids. A row of a job that
 has not ended says nothing final, and is not kept.
 """
 
@@ -79,7 +79,7 @@ def _rows(text: str) -> Iterator[Row]:
     if {"JobID", "State"} <= set(names):
         for line in lines:
             cells = line.split("|", len(names) - 1)
-            if len(cells) == len(names):  # a line cut short is none
+            if len(cells) == len(names):  # a line that is cut short is left out
                 yield dict.fromkeys(FIELDS, "") | dict(zip(names, cells, strict=True))
 
 
@@ -94,7 +94,7 @@ def has_ended(account: Mapping[str, Any] | None) -> bool:
 
 
 def _account(row: Row, steps: Sequence[Row]) -> Account:
-    """Merge a job's row with those of its steps: memory stands on the steps alone."""
+    """Merge a job's row with those of its steps: only steps have their memory."""
     times = {name: instant(row[name]) for name in ("Submit", "Eligible", "Start", "End")}
     facts: Account = {
         "raw_id": row["JobIDRaw"] or None,
@@ -169,9 +169,9 @@ def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
 
 def _memory(step: Row) -> int | None:
     """Return what the tasks of a step had together: the sum of their peaks."""
-    told = size(_tres(step["TRESUsageInTot"]).get("mem", ""))
-    if told is not None:
-        return told
+    total = size(_tres(step["TRESUsageInTot"]).get("mem", ""))
+    if total is not None:
+        return total
     each, tasks = size(step["MaxRSS"]), slurm.count(step["NTasks"])
     return each * (tasks or 1) if each is not None else None
 

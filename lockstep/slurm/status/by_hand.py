@@ -14,7 +14,6 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.sent import Job, Results
 
 KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
-FOUND = "by hand:"  # how the uuid of such a job begins
 UNNAMED = "sent by hand"
 _OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 
@@ -22,7 +21,7 @@ _OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 def ids(
     results: Results, sent: Sequence[Job], queue: Mapping[str, slurm.Queued] | None
 ) -> list[str]:
-    """Return the jobs that nobody recorded as sent, of an array `ID_K`.
+    """Return the ids of jobs that have no record of a submission, of an array `ID_K`.
 
     Args:
         results: The campaign's folder.
@@ -90,12 +89,8 @@ def _made_by(
 def _job(job_id: str, name: str, kind: str, launches: Sequence[str], user: str | None) -> Job:
     element = job_id.partition("_")[2]
     number = int(element) if element else None
-    return Job(job_id, name, kind, f"{FOUND}{whole(job_id)}", "", tuple(launches), number, user)
-
-
-def is_found(job: Job) -> bool:
-    """Return whether a job was found by what it left, not by a record of its submission."""
-    return job.uuid.startswith(FOUND)
+    array = f"by hand:{whole(job_id)}"  # alike for the elements of an array
+    return Job(job_id, name, kind, array, "", tuple(launches), number, user, by_hand=True)
 
 
 def whole(job_id: str) -> str:
@@ -133,5 +128,5 @@ def dependencies(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> li
         waits.setdefault(how, []).append(ids[job])
     if not waits:
         return []
-    told = ",".join(":".join([how, *others]) for how, others in waits.items())
-    return [f"--dependency={told}", KEEP_GOING]
+    conditions = ",".join(":".join([how, *others]) for how, others in waits.items())
+    return [f"--dependency={conditions}", KEEP_GOING]

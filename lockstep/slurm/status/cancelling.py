@@ -79,7 +79,7 @@ def _open(results: Results) -> Iterator[Open]:
 
 
 def _is_ours(held: slurm.Queued, entry: Mapping[str, Any]) -> bool:
-    """Return whether a job in the queue is the one that was sent: ids begin anew some day."""
+    """Return whether a job in the queue is the one that was sent: Slurm uses ids again some day."""
     if held.comment == entry["uuid"]:
         return True
     return held.job_id == entry["id"] and held.comment in ("", "(null)")

@@ -1,6 +1,6 @@
 """What jobs have left: the JSON of each launch, and what is known of the jobs that have ended.
 
-Run again, beside another, or while jobs still run, it makes the same files of what has ended.
+It makes the same files of what has ended when it runs again, twice at once, or while jobs run.
 """
 
 import json
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
     """Make each launch's JSON from its journal, and write what is known of the jobs that ended.
 
-    What nobody knows stays None; what an earlier `collect` knew is kept.
+    What is unknown stays None; what an earlier `collect` knew is kept.
 
     Args:
         results: The campaign's folder.
@@ -167,7 +167,7 @@ def _stored(results: Results) -> dict[str, Mapping[str, Any]]:
 
 
 def _is_whole(account: object) -> bool:
-    """Return whether a job's account is none, or has what is looked for in it."""
+    """Return whether a job's account is None, or has what is looked for in it."""
     return account is None or (isinstance(account, dict) and {"raw_id", "state"} <= account.keys())
 
 
@@ -254,7 +254,7 @@ def _hours(entry: Mapping[str, Any]) -> float:
 
 
 def _inside(value: Any, *names: str) -> Mapping[str, Any]:
-    """Return an object within objects; an empty one where any of them is none."""
+    """Return an object within objects; an empty one where any of them is no object."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.slurm.submit.submit_cli import as_json_option, counted, dry_run_option
+from lockstep.slurm.submit.cli_options import as_json_option, counted, dry_run_option
 
 if TYPE_CHECKING:
     from lockstep.slurm.status.sent import Results
@@ -26,7 +26,7 @@ HOURS = {
     "gpu_hours": "GPU-hours",
     "billing_hours": "hours of TRES billing",
 }
-BACKING_OFF = 0.0  # what stands for --watch without a number
+BACKING_OFF = 0.0  # the value of --watch without a number
 # Without a number of seconds the wait doubles up to so many times while nothing changes, for squeue
 # is everybody's.
 MAX_BACK_OFF = 8
@@ -53,7 +53,7 @@ def _results(folder: str) -> "Results":
 
 
 class Watching(click.Command):
-    """A command whose --watch may stand before a folder, with or without its seconds."""
+    """A command whose --watch may come before a folder, with or without its seconds."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments, --watch with the number that follows it, if one does."""
@@ -124,11 +124,11 @@ def _text(campaign: "Campaign", results: "Results", folder: str, *, as_json: boo
 
 
 def _watch(board: "Board", show: Callable[["Campaign"], None], every_s: float) -> "Campaign":
-    """Show a campaign until all its jobs have ended, and return how it stands then.
+    """Show a campaign until all its jobs have ended, and return its state then.
 
     Args:
         board: The campaign.
-        show: Told how it stands, each time.
+        show: Called with each state.
         every_s: Seconds between two looks; 0 for ever longer ones while nothing changes.
     """
     from lockstep.slurm.status import overview
@@ -162,7 +162,7 @@ def _watch_live(board: "Board", folder: str, every_s: float) -> "Campaign":
 
 
 class _Told:
-    """What a log is told of a campaign: each change, and nothing twice."""
+    """Prints each change of a campaign once."""
 
     def __init__(self, results: "Results", folder: str) -> None:
         self.results = results

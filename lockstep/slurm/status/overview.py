@@ -7,7 +7,8 @@ from typing import Any
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import by_hand
-from lockstep.slurm.status.advice import advise, to_mend
+from lockstep.slurm.status.advice import advise
+from lockstep.slurm.status.causes import key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
 from lockstep.vocabulary.durations import in_words
@@ -33,7 +34,7 @@ ORDER = ("STALLED", "RUNNING", "COMPLETING", "PENDING", "unknown", "LOST")
 
 
 def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
-    """Return how a campaign stands as JSON has it: a row for each job, an array being one."""
+    """Return a campaign's state as JSON has it: a row for each job, an array being one."""
     return {
         "jobs": [_row(group, campaign, results, folder) for group in _groups(campaign.jobs)],
         "launches": {name: vars(one) for name, one in campaign.launches.items()},
@@ -46,7 +47,7 @@ def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
 
 
 def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
-    """Return how a campaign stands, as it is read on a terminal."""
+    """Return a campaign's state as lines for a terminal."""
     text = []
     for row in facts(campaign, results, folder)["jobs"]:
         text += _job_lines(row)
@@ -73,12 +74,12 @@ def _row(
         "job": job.name,
         "kind": job.kind,
         "user": head.user,
-        "by_hand": by_hand.is_found(job),
+        "by_hand": job.by_hand,
         "state": head.state.name,
         "reason": head.state.reason if head.state.name == "PENDING" else None,
         "meaning": head.state.meaning.replace("{id}", str(job.id)),
         "advice": advise(head, results, typed, is_last=is_last) if head in left else None,
-        "mend": to_mend(head, results) if head in left else None,
+        "mend": key_to_mend(head, results) if head in left else None,
         "queue_wait_s": head.wait_s,
         "since_submission_s": head.sent_s,
         "elapsed_s": account.get("elapsed_s"),
@@ -223,7 +224,7 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
     elif results.jobs_folder.exists() and campaign.num_complete < len(campaign.planned):
         text = ["lockstep submit CAMPAIGN --site SITE"]
     else:
-        # Where nobody wrote jobs, `lockstep run` measured: nothing else takes up what it left.
+        # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
         text = [f"lockstep report {typed}"]
         if campaign.num_complete < len(campaign.planned):
             text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
@@ -231,8 +232,8 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
 
 
 def _unsent(campaign: Campaign, results: Results) -> list[str]:
-    """Return the commands that send the scripts nobody has sent, where jobs are sent by hand."""
-    if not all(by_hand.is_found(one.job) for one in campaign.jobs):
+    """Return the commands for scripts that were not sent, where jobs are sent by hand."""
+    if not all(one.job.by_hand for one in campaign.jobs):
         return []
     sent = {one.job.name for one in campaign.jobs}
     scripts = {name: facts for name, facts in results.scripts().items() if name not in sent}
@@ -247,7 +248,7 @@ def _needs_mending(campaign: Campaign, results: Results) -> bool:
     left = set(campaign.abandoned)
     last = {one.job.name: one for one in campaign.jobs}.values()
     bad = [one for one in last if left & {*one.job.launches} or not one.job.launches]
-    return any(to_mend(one, results) is not None for one in bad)
+    return any(key_to_mend(one, results) is not None for one in bad)
 
 
 def _may_write(one: Standing, campaign: Campaign) -> bool:

@@ -24,8 +24,9 @@ class Job:
         sent: When it was sent, as ISO 8601 says it.
         launches: What it makes.
         element: Which element of an array; None for a job of its own.
-        user: Who sent it; None where nobody noted it.
+        user: Who sent it; None where that is not recorded.
         cancelled: Whether `lockstep cancel` ended it.
+        by_hand: Whether it was found by what it left, not by a record of its submission.
     """
 
     id: str | None
@@ -37,6 +38,7 @@ class Job:
     element: int | None = None
     user: str | None = None
     cancelled: bool = False
+    by_hand: bool = False
 
 
 class Results(Folder):
@@ -44,7 +46,7 @@ class Results(Folder):
 
     @property
     def jobs_folder(self) -> Path:
-        """Where scripts, their output and the record of submissions stand."""
+        """The folder of scripts, their output and the record of submissions."""
         return self.path / "jobs"
 
     @property

@@ -1,4 +1,4 @@
-"""How the jobs and launches of a campaign stand, by what is surest of what is known.
+"""The states of a campaign's jobs and launches, by the surest of what is known.
 
 The layers, the surest first: what the job's own script left at its end, squeue, sacct. A job that
 none of them knows is `unknown`, and after a time of grace `LOST`: never completed.
@@ -20,7 +20,7 @@ from lockstep.slurm.status.sent import Job, Results
 # sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
 GRACE_S = 600
 # A launch writes a line as each case begins and ends: without one for longer than a case may take
-# it stands still. That is pytest's own default of --case-budget; to start may take as long as this.
+# it has stalled. That is pytest's own default of --case-budget; to start may take as long as this.
 CASE_BUDGET_S = 900.0
 START_S = 300.0
 STALLED = State("STALLED")
@@ -34,7 +34,7 @@ RUNAWAY = State(
 
 @dataclass(frozen=True)
 class Standing:
-    """How one job stands.
+    """The state of one job.
 
     Attributes:
         job: The job.
@@ -86,7 +86,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Campaign:
-    """How a whole campaign stands.
+    """The state of a whole campaign.
 
     Attributes:
         jobs: Its jobs, in the order they were sent.
@@ -137,7 +137,7 @@ class Board:
     _complete: dict[str, Outcome] = field(default_factory=dict)
 
     def look(self) -> Campaign:
-        """Return how the campaign stands now, by at most one squeue and one sacct call.
+        """Return the campaign's state now, by at most one squeue and one sacct call.
 
         Raises:
             ValueError: The folder's records are corrupt.
@@ -219,7 +219,7 @@ class Board:
     def _without_answer(
         self, job: Job, account: Mapping[str, Any] | None, answers: Answers, now: float
     ) -> State:
-        """Return what to call a job that squeue does not know, and whose end nobody knows of."""
+        """Return the state of a job that squeue does not know and that has no known end."""
         if job.cancelled:  # of an element that had not begun neither layer keeps anything
             return State("CANCELLED")
         if answers.queue is None:  # then what sacct last heard is the best that is known
@@ -279,7 +279,7 @@ def is_active(queued: slurm.Queued | None) -> bool:
 
 
 def is_held_for(held: slurm.Queued, job: Job) -> bool:
-    """Return whether what squeue holds is a job that was sent: ids begin anew some day."""
+    """Return whether what squeue holds is a job that was sent: Slurm uses ids again some day."""
     return held.comment == job.uuid or job.user in (None, held.user)
 
 

@@ -1,6 +1,6 @@
 """Jobs: what a campaign asks of a site, computed here before `script` renders it.
 
-The templates hold no arithmetic: every number and every option stands in a `JobSpec`.
+The templates hold no arithmetic: every number and every option is in a `JobSpec`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +17,10 @@ from lockstep.vocabulary.durations import parse_limit
 
 Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
 Profiler = Literal["nsys", "ncu"]
-# What a job beside the measuring ones may take; they take minutes where nothing is wrong.
+# Time limits of jobs that do not measure; they take minutes where nothing is wrong.
 PREFLIGHT_S = 900
 COLLECT_S = 1800
-# A profile is a window of a few steps: a whole run's would be gigabytes that nobody reads.
+# A profile is a window of a few steps: a whole run's would be gigabytes.
 PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
 
 
@@ -50,10 +50,10 @@ class JobSpec:
         billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
         time_s: Its time limit.
         cpus_per_task: CPUs of a rank, equal at every world size.
-        directives: What sbatch is told, one option each.
-        shapes: World size -> what srun is told about nodes, ranks and GPUs.
+        directives: The options of sbatch.
+        shapes: World size -> srun's options for nodes, ranks and GPUs.
         tests: What pytest measures, absolute; nothing for the suite's own.
-        options: What pytest is told in every launch.
+        options: pytest's options in every launch.
         launches: The launches in the order they are made; an array's element K makes the K-th.
         after: The jobs that it waits for.
         profiler: What each rank runs under, if anything.
@@ -97,7 +97,7 @@ class JobSpec:
 
     @property
     def script(self) -> Path:
-        """Where its script stands."""
+        """The file of its script."""
         return Path(self.folder, "jobs", f"{self.name}.sh")
 
 

@@ -1,4 +1,4 @@
-"""What one rank gets of a node, and how sbatch and srun are told of it."""
+"""What one rank gets of a node, and the options of sbatch and srun that say so."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ def share(campaign: Campaign, site: Site) -> Share:
 def directives(
     site: Site, own: Share, name: str, largest: int, time_s: int, output: str
 ) -> Iterable[str]:
-    """Yield what sbatch is told of a job, one option each."""
+    """Yield sbatch's options for a job."""
     on_node = own.on_node(largest)
     # Of a short job the warning may take only a part.
     warning_s = min(WARNING_S, time_s // 4)
@@ -106,7 +106,7 @@ def _gpus(site: Site, num: int) -> str:
 
 
 def shape(site: Site, own: Share, world_size: int) -> tuple[str, ...]:
-    """Return what srun is told of nodes, ranks and GPUs of a world size."""
+    """Return srun's options for the nodes, ranks and GPUs of a world size."""
     on_node = own.on_node(world_size)
     asked = (
         f"--nodes={own.num_nodes(world_size)}",

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -26,7 +25,7 @@ from lockstep.campaign.campaign import Launch
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job import JobSpec
-from lockstep.vocabulary import files
+from lockstep.vocabulary import commands, files
 from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES
 from lockstep.vocabulary.inputs import MAX_SHOWN_CHARACTERS
 from lockstep.vocabulary.texts import one_line
@@ -34,7 +33,7 @@ from lockstep.vocabulary.texts import one_line
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"
 SITE = "site.sh.j2"
-# Where the functions that all scripts source lie, beside the scripts.
+# The functions that all scripts source, in a file next to the scripts.
 LIBRARY = "lib/job.sh"
 BASH_S = 60  # to read a script, which takes milliseconds
 # What Slurm and the drivers' libraries call the devices a job may use.
@@ -192,18 +191,11 @@ def _refuse_unreadable(text: str, origin: str) -> None:
     """Refuse a script that sbatch or bash would, before a job of it is sent."""
     if not text.startswith("#!"):
         raise ValueError(f"{origin} makes a script whose first line is not #!/bin/bash")
-    found = subprocess.run(
-        ["/bin/bash", "-n"],
-        input=text,
-        env=os.environ | {"LC_ALL": "C.UTF-8"},
-        capture_output=True,
-        text=True,
-        timeout=BASH_S,
-        check=False,
-    )
-    if found.returncode:
-        said = _offence(found.stderr, text.split("\n"))
-        raise ValueError(f"{origin} makes a script that bash does not read: {said}")
+    environ = os.environ | {"LC_ALL": "C.UTF-8"}
+    ended = commands.run(["/bin/bash", "-n"], BASH_S, environ=environ, text=text)
+    if ended.code:
+        reason = _offence(ended.errors, text.split("\n"))
+        raise ValueError(f"{origin} makes a script that bash does not read: {reason}")
 
 
 def _offence(said: str, lines: Sequence[str]) -> str:
@@ -218,7 +210,7 @@ def _offence(said: str, lines: Sequence[str]) -> str:
 
 
 def words(launch: Launch) -> Iterator[str]:
-    """Yield what the script's `launch` is told: NAME WORLD_SIZE REPEAT [PART]."""
+    """Yield the arguments of the script's `launch`: NAME WORLD_SIZE REPEAT [PART]."""
     yield from (launch.name, str(launch.world_size), str(launch.repeat))
     if launch.part is not None:
         yield f"{launch.part}/{launch.num_parts}"

@@ -108,15 +108,14 @@ def stored(results: Results) -> tuple[Campaign, Site]:
         ran_here = campaign is not None and not results.submissions_file.exists()
         todo = "run lockstep run again" if ran_here else "lockstep submit CAMPAIGN --site SITE"
         raise ValueError(f"{results.path}: no jobs were sent from here; {todo}")
-    beside = ("launches", "left_out")  # what a claim holds beside the campaign
-    kept = {key: value for key, value in campaign.items() if key not in beside}
+    of_claim = ("launches", "left_out")  # what a claim holds besides the campaign
+    kept = {key: value for key, value in campaign.items() if key not in of_claim}
     try:
         return Campaign.model_validate(kept), stored_site(results)
-    except ValueError as error:  # pydantic's is one, of several lines
-        first = str(error).splitlines()[-1].strip()
+    except ValueError:
         raise ValueError(
-            f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it "
-            f"({first}); lockstep submit CAMPAIGN --site SITE"
+            f"{results.path}: its campaign.json or jobs/{SITE_FILE} is not as Lockstep wrote it; "
+            "lockstep submit CAMPAIGN --site SITE"
         ) from None
 
 
@@ -124,7 +123,7 @@ def stored_site(results: Results) -> Site:
     """Return the site that a folder's scripts were last written for.
 
     Raises:
-        OSError: There is none.
+        OSError: The file cannot be read.
         ValueError: It is not as Lockstep wrote it.
     """
     return Site.model_validate(files.parse(files.content(results.jobs_folder / SITE_FILE)))
@@ -196,7 +195,7 @@ def submit(todo: Work) -> Iterator[Sent]:
     """
     with todo.results.alone():
         refuse_unfinished(todo.results)
-        slurm.require("sbatch")  # before a record of a submission that nobody can make
+        slurm.require("sbatch")  # before a record of a submission that cannot be made
         scripts = write_scripts(todo, force=True)
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}

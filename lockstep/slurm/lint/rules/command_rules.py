@@ -92,7 +92,7 @@ def accounting_of_itself(job: Job) -> Iterator[Hit]:
 
 
 def install_in_job(job: Job) -> Iterator[Hit]:
-    """Look for packages that every run fetches anew."""
+    """Look for packages that every run fetches again."""
     for command in job.commands:
         tokens = tokens_of(command.words)
         for at, token in enumerate(tokens if command.name not in SAYING else []):
@@ -158,7 +158,7 @@ def no_kill(job: Job) -> Iterator[Hit]:
 
 
 def no_cpus(job: Job) -> Iterator[Hit]:
-    """Look for CPUs that sbatch is told of and srun is not."""
+    """Look for CPUs that are asked of sbatch and not of srun."""
     option = job.script.directive("cpus-per-task")
     if "SRUN_CPUS_PER_TASK" in job.script.settings:
         return
@@ -171,7 +171,7 @@ def no_cpus(job: Job) -> Iterator[Hit]:
 
 
 def _no_cpus_at_all(job: Job) -> Iterator[Hit]:
-    """Look for ranks with GPUs of which nobody says how many cores each has."""
+    """Look for ranks with GPUs whose number of cores is not given."""
     if not job.has_gpus or job.script.directive("cpus-per-gpu", "exclusive"):
         return
     for step in job.launches:

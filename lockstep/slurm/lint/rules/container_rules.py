@@ -34,5 +34,5 @@ def no_gpus_inside(job: Job) -> Iterator[Hit]:
 
 
 def _hides(container: Container) -> bool:
-    """Return whether an option may stand in a variable that nobody knows."""
+    """Return whether an option may be in a variable of unknown value."""
     return any("$" in one and "=" not in one for one in container.options)

@@ -34,11 +34,11 @@ class Command:
 
     Attributes:
         words: The command and its arguments; none for an assignment alone.
-        assigns: Variables that stand before it or that it declares, with the word `NAME=value`.
+        assigns: Variables that are set before it or that it declares, with the word `NAME=value`.
         redirects: Operators and where they lead.
-        depth: In how many `$( )` it stands.
+        depth: How many `$( )` it is inside of.
         ends: The operator after it, or after the group that it ends: `||`, `&&`, `|`, `&` or such.
-        is_condition: Whether it stands after `if`, `while`, `until` or `!`.
+        is_condition: Whether it comes after `if`, `while`, `until` or `!`.
         function: The function that it is a part of, or nothing.
     """
 

@@ -113,14 +113,14 @@ class Script:
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """What some variables stand for: those set to a plain text, and Slurm's own."""
+        """The values of variables that are set to a plain text, and of Slurm's own."""
         asked = {name: self.directive(option) for name, option in SLURM_VALUES.items()}
         given = {name: one.value for name, one in asked.items() if one and one.value}
         plain = {name: value_of(word) for name, word in self.known.items() if not word.items}
         return given | {name: text for name, text in plain.items() if len(text) < MAX_VALUE}
 
     def resolve(self, text: str) -> str:
-        """Put in what variables stand for, as far as that is known."""
+        """Replace variables by their values, as far as these are known."""
         return VARIABLE.sub(self._value, text) if len(text) < MAX_LENGTH else text
 
     def _value(self, match: re.Match[str]) -> str:
@@ -128,7 +128,7 @@ class Script:
         return self.values.get(match[1] or match[2], default)
 
     def expand(self, words: Sequence[Word]) -> tuple[Word, ...]:
-        """Return words with those that a variable or an array stands for in their place."""
+        """Replace variables and arrays by the words that they hold."""
         return tuple(self._expand(self._expand(words))[:MAX_WORDS])
 
     def _expand(self, words: Sequence[Word]) -> list[Word]:

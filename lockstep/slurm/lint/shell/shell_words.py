@@ -17,9 +17,9 @@ class Word:
 
     Attributes:
         line: Where it begins, from 1.
-        text: What is left when the quotes are gone; variables stand as they were written.
+        text: The text without its quotes; variables are left as they were written.
         live: Names of the variables that this shell expands in it, not a later one.
-        quoted: Whether a part of it stood in quotes.
+        quoted: Whether a part of it was in quotes.
         inner: Commands in its `$( )`, each as (line, text).
         items: The words of an array, where it sets one.
     """
@@ -96,7 +96,7 @@ class WordReader:
         self.at = 0
 
     def words(self) -> Iterator[Word]:
-        """Yield all words, whatever stands between them; for the text of an array."""
+        """Yield all words, whatever is between them; for the text of an array."""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in " \t\r\n;&|<>()":
@@ -190,7 +190,7 @@ class WordReader:
         self.at = min(self.at + 1, len(self.text))
 
     def _expansion(self, parts: _Parts) -> None:
-        """Take $NAME, ${ }, $( ), ` ` or a process's <( ) as it stands."""
+        """Take $NAME, ${ }, $( ), ` ` or a process's <( ) as it is written."""
         begin = self.at
         name = EXPANDED.match(self.text, begin)
         if name:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lockstep.vocabulary import files
 from lockstep.vocabulary.texts import one_line
@@ -30,8 +31,10 @@ class Refusal:
         said: Part of sbatch's message, in lower case.
         key: The key, or keys, that it is about.
         where: The file that holds them.
-        ask: A command whose answer lists what is allowed; empty where no one call tells.
+        ask: A command whose answer lists what is allowed; empty where no single call tells.
         noun: What that answer lists.
+        form: How it lists them: a line each, several with commas in a line, as scontrol's records
+            of reservations, or as its setting MaxArraySize.
     """
 
     said: str
@@ -39,6 +42,7 @@ class Refusal:
     where: str = SITE
     ask: tuple[str, ...] = ()
     noun: str = ""
+    form: Literal["lines", "commas", "reservations", "array_size"] = "lines"
 
 
 def _sinfo(columns: str) -> tuple[str, ...]:
@@ -51,10 +55,10 @@ _PARTITIONS = (_sinfo("%R"), "partitions")
 _ACCOUNTS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
               "user={user}", "format=Account"), "your accounts")  # fmt: skip
 _QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
-         "user={user}", "format=QOS"), "your QOS")  # fmt: skip
+         "user={user}", "format=QOS"), "your QOS", "commas")  # fmt: skip
 
 # The messages are those of slurm_errno.c and of sbatch's own reading of options, Slurm 22.05 to
-# 24.05; the first that fits counts, so the narrower ones stand first.
+# 24.05; the first that fits counts, so the narrower ones come first.
 REFUSALS = (
     Refusal("invalid account", "account", SITE, *_ACCOUNTS),
     Refusal("invalid qos", "qos", SITE, *_QOS),
@@ -64,9 +68,9 @@ REFUSALS = (
     Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
-    Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features"),
+    Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features", "commas"),
     Refusal("reservation", "reservation", SITE,
-            ("scontrol", "show", "reservation", "--oneliner"), "reservations"),
+            ("scontrol", "show", "reservation", "--oneliner"), "reservations", "reservations"),
     Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
@@ -84,7 +88,7 @@ REFUSALS = (
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),
     Refusal("job array", "max_array_size", SITE,
-            ("scontrol", "show", "config"), "MaxArraySize"),
+            ("scontrol", "show", "config"), "MaxArraySize", "array_size"),
     Refusal("invalid node name", "extra_directives", SITE, _sinfo("%N"), "nodes"),
     Refusal("unrecognized option", "extra_directives"),
     Refusal("invalid option", "extra_directives"),
@@ -138,19 +142,19 @@ def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:
         lines = ask(*(word.format(user=user) for word in refusal.ask)).splitlines()
     except RuntimeError:
         return ""
-    found = _listed(refusal.noun, lines)
+    found = _listed(refusal.form, lines)
     more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
     return f"{refusal.noun}: {', '.join(found[:MAX_LISTED]) or 'none'}{more}"
 
 
-def _listed(noun: str, lines: list[str]) -> list[str]:
+def _listed(form: str, lines: list[str]) -> list[str]:
     """Return the answers without doubles, in the order of the answer."""
-    if noun == "MaxArraySize":
-        lines = [line.partition("=")[2] for line in lines if line.startswith(noun)]
-    elif noun == "reservations":
+    if form == "array_size":
+        lines = [line.partition("=")[2] for line in lines if line.startswith("MaxArraySize")]
+    elif form == "reservations":
         names = (line.partition(" ")[0] for line in lines)
         lines = [name.partition("=")[2] for name in names]  # ReservationName=NAME
-    elif noun in ("your QOS", "features"):  # a list in each line
+    elif form == "commas":
         lines = [item for line in lines for item in line.split(",")]
     texts = (line.strip() for line in lines)
     return list(dict.fromkeys(text for text in texts if text not in ("", "(null)", "N/A")))

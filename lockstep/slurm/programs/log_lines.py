@@ -1,0 +1,67 @@
+"""What Slurm's programs and pytest print in the log of a job, read as data.
+
+As Slurm 22.05 to 24.05 and pytest 8 and 9 print it.
+"""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.vocabulary import files
+from lockstep.vocabulary.texts import one_line
+
+TAIL_BYTES = 8192
+MAX_LINE = 160
+# pytest: why a session ended.
+PYTEST_EXIT = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
+# srun and slurmstepd: that a task ended, which says less than the task's own words.
+TASK_ENDED = re.compile(
+    r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
+    r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
+)
+# srun: the node that failed. slurmstepd names the node that it runs on itself, which is well.
+NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
+# slurmd: in place of a script's output.
+PROLOG_FAILED = re.compile(r"^Error running slurm prolog")
+# Any program.
+ERROR = re.compile(r"error|exception|killed|fatal", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """What the end of a log tells.
+
+    Attributes:
+        line: The line that says most about an error, else the last one; None of an empty log.
+        failed_node: The node that srun says has failed.
+        prolog_failed: Whether slurmd says that the job's prolog failed.
+    """
+
+    line: str | None = None
+    failed_node: str | None = None
+    prolog_failed: bool = False
+
+
+def read_end(log: Path) -> LogEnd:
+    """Return what the end of a log tells; nothing where it cannot be read."""
+    text = _tail(log)
+    lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
+    if not lines:
+        return LogEnd()
+    errors = [line for line in lines if ERROR.search(line)]
+    exits = [match[1] for line in lines if (match := PYTEST_EXIT.fullmatch(line))]
+    causes = [line for line in errors if not TASK_ENDED.search(line)]
+    line = (exits or causes or errors or lines)[-1]
+    failed = NODE_FAILED.search(text)
+    return LogEnd(line[:MAX_LINE], failed and failed[1], bool(PROLOG_FAILED.match(line)))
+
+
+def _tail(path: Path) -> str:
+    try:
+        with files.opened(path, sys.maxsize) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,168 @@
+"""Why a job ended badly, and what must change before it can end well: facts, no sentences."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.slurm.programs.log_lines import MAX_LINE, read_end
+from lockstep.slurm.site import INTERFACE_NAMES
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.submit.submission import stored_site
+from lockstep.vocabulary.texts import one_line
+
+Kind = Literal[
+    "stopped", "time", "memory", "killed", "no_output", "log", "not_started", "never_began", "lost",
+    "node_silent", "node_failed", "node_unknown",
+]  # fmt: skip
+# A peak this near to the request is what the limit let it have.
+NEAR = 0.9
+# How Slurm ends a job whose output its node cannot open: signal 53.
+NO_OUTPUT = "0:53"
+# 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
+KILLED = ("137:0", "0:9", "9:0")
+SIDE_KINDS = ("preflight", "collect")
+# Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
+FOR_EVER = {
+    *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "ReservationDeleted"),
+    *("InvalidAccount", "InvalidQOS", "MaxMemPerLimit"),
+}
+# A limit of what one job may have, such as QOSMaxWallDurationPerJobLimit and QOSMaxGRESPerJob.
+_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job ended badly.
+
+    Attributes:
+        kind: `stopped` in order before its time limit; `time`, the limit was reached; `memory`,
+            Slurm ended it for that; `killed`, by hand or for memory; `no_output`, its node could
+            not open its output; `log`, what its log says; `not_started` by its nodes; `never_began`
+            and `lost`, Slurm does not say; `node_silent`, `node_failed`, and `node_unknown` where
+            it is one of several.
+        nodes: The node, or the nodes of the job.
+        log: Its log.
+        line: What the log says.
+        used_bytes: The most memory that a step used.
+        requested_bytes: Its memory.
+    """
+
+    kind: Kind
+    nodes: str | None = None
+    log: Path | None = None
+    line: str | None = None
+    used_bytes: int | None = None
+    requested_bytes: int | None = None
+
+    @property
+    def is_near_limit(self) -> bool:
+        """Whether it used about all of its memory."""
+        return bool(self.requested_bytes) and (self.used_bytes or 0) >= NEAR * (
+            self.requested_bytes or 0
+        )
+
+
+def waits_for_ever(standing: Standing) -> bool:
+    """Return whether a job waits for what its site file rules out."""
+    reason = standing.state.reason or ""
+    is_waiting = standing.state.name == "PENDING"
+    return is_waiting and (reason in FOR_EVER or _PER_JOB.fullmatch(reason) is not None)
+
+
+def find_cause(standing: Standing, results: Results) -> Cause | None:
+    """Return why a job ended badly; None where nothing is known beyond its state."""
+    if not standing.is_bad:
+        return None
+    nodes = (standing.account or {}).get("nodes")
+    match standing.state.name:
+        case "OUT_OF_MEMORY":
+            return _of_memory("memory", standing)
+        case "TIMEOUT" | "DEADLINE":
+            return Cause("time")
+        case "NODE_FAIL" | "BOOT_FAIL":
+            return _node(standing, results)
+        case "FAILED":
+            return _failure(standing, results)
+        case "CANCELLED":
+            # Slurm cancels a job that may not be requeued where a prolog fails (slurm.conf(5)).
+            end = read_end(results.output(standing.job))
+            return Cause("not_started", nodes, line=end.line) if end.prolog_failed else None
+        case "LOST":
+            return Cause("lost" if results.output(standing.job).exists() else "never_began")
+    return None
+
+
+def _of_memory(kind: Kind, standing: Standing) -> Cause:
+    account = standing.account or {}
+    used, requested = account.get("memory_bytes"), account.get("requested_bytes")
+    return Cause(kind, used_bytes=used, requested_bytes=requested)
+
+
+def _node(standing: Standing, results: Results) -> Cause | None:
+    if silent := (standing.record or {}).get("lost"):
+        return Cause("node_silent", one_line(str(silent))[:MAX_LINE])
+    for path in (log_of(standing, results), results.output(standing.job)):
+        if failed := read_end(path).failed_node:
+            return Cause("node_failed", failed)
+    nodes = (standing.account or {}).get("nodes")
+    return Cause("node_unknown", nodes) if nodes else None
+
+
+def _failure(standing: Standing, results: Results) -> Cause:
+    if standing.record and standing.record.get("stopped"):
+        return Cause("stopped")
+    account, output = standing.account or {}, results.output(standing.job)
+    if account.get("exit_code") == NO_OUTPUT and not output.exists():
+        return Cause("no_output", account.get("nodes"), output)
+    if _was_killed(standing):
+        return _of_memory("killed", standing)
+    log = log_of(standing, results)
+    return Cause("log", log=log, line=read_end(log).line)
+
+
+def _was_killed(standing: Standing) -> bool:
+    return (standing.account or {}).get("exit_code") in KILLED
+
+
+def log_of(standing: Standing, results: Results) -> Path:
+    """Return the log of the launch that wrote last, else the output of the job's script."""
+    logs = [results.log_file(name) for name in standing.job.launches]
+    logs += [results.side_log(standing.job)] if standing.job.kind in SIDE_KINDS else []
+    existing = [path for path in logs if path.exists()]
+    output = results.output(standing.job)
+    return max(existing, key=lambda path: path.stat().st_mtime) if existing else output
+
+
+def key_to_mend(standing: Standing, results: Results) -> str | None:
+    """Return the site's key that must change before a job can end well.
+
+    Returns:
+        The key, or keys; nothing ("") where something must change that no record names; None where
+        the same scripts may well measure the rest.
+    """
+    record = standing.record or {}
+    if standing.state.name == "OUT_OF_MEMORY":
+        return "mem"
+    if standing.state.name != "FAILED" or not record or record.get("stopped"):
+        return None
+    if _was_killed(standing):
+        return "mem" if _of_memory("killed", standing).is_near_limit else None
+    if record.get("mend") or record.get("lost"):
+        return _key(one_line(str(record.get("mend") or ""))[:MAX_LINE], results) or None
+    has_begun = any(results.journal(name).exists() for name in standing.job.launches)
+    return None if has_begun or standing.job.kind in ("collect", "profile") else ""
+
+
+def _key(mend: str, results: Results) -> str:
+    """Return the key that sets a variable of the ranks, where a job's record names that."""
+    if mend not in INTERFACE_NAMES:
+        return mend
+    try:
+        site = stored_site(results)
+    except (OSError, ValueError):
+        return mend
+    if mend in site.env:
+        return f"env.{mend}"
+    return "interface" if site.interface else mend

@@ -1,0 +1,221 @@
+"""The command `lockstep plan`."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.slurm.submit.cli_options import (
+    as_json_option,
+    campaign_options,
+    counted,
+    job_facts,
+    say_dropped,
+    work_of,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.campaign.campaign import Campaign
+    from lockstep.slurm.site import Site
+    from lockstep.slurm.submit.excess import Excess
+    from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.submission import Work
+
+
+@click.command()
+@campaign_options
+@click.option(
+    "--overhead",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="FRACTION",
+    help="To ask for so much more, 0.3 for 30 %: queues, failures, what is measured again.",
+)
+@as_json_option
+def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) -> None:
+    """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
+
+    On a login node also which of them a limit of the QOS or the account would hold or refuse.
+
+    \b
+    Examples:
+      lockstep plan campaign.toml --site site.toml
+      lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
+    """
+    from lockstep.vocabulary.inputs import MAX_RATE
+
+    if not overhead <= MAX_RATE:  # nan, too
+        raise ValueError(
+            f"--overhead {overhead:g} is no fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
+        )
+    todo = work_of(**given, budget=budget)
+    say_dropped(todo, budget)
+    over = _over_limits(todo)
+    if as_json:
+        click.echo(json.dumps(_facts(todo, overhead, over), indent=1, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    # All of it before the first line: what does not fit the site is refused alone.
+    points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
+    console.print(points, "")
+    console.print(table, "")
+    for line in [*summary, *(one.text for one in over or ())]:
+        console.print(line, markup=False)
+    if todo.jobs:
+        click.echo(f"Next: {_submission(budget=budget, **given)}")
+
+
+def _over_limits(todo: "Work") -> "list[Excess] | None":
+    """Return the jobs over a limit of QOS or account; None where no Slurm of the site answers."""
+    from lockstep.slurm import associations
+    from lockstep.slurm.submit.excess import excesses
+
+    site, jobs = todo.site, todo.jobs  # what does not fit the site is refused alone
+    try:
+        found = associations.limits_of_jobs(site)
+    except RuntimeError as error:
+        click.echo(f"Limits of QOS and account are not known: {error}", err=True)
+        return None
+    return excesses(jobs, site, found)
+
+
+def _submission(campaign: str, site: str, root: Path, budget: float | None, **options: Any) -> str:
+    """Return the command that sends what was planned."""
+    given = {"to": None if root == Path("results") else root, **options}
+    given["budget"] = budget and f"{budget:g}"
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return shlex.join(["lockstep", "submit", campaign, "--site", site, *words])
+
+
+def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[str, Any]:
+    amounts = {
+        "node_hours": _node_hours(todo.jobs),
+        "gpu_hours": _gpu_hours(todo.jobs),
+        "cost": _cost(todo.jobs, todo.site),
+    }
+    more = {
+        f"{name}_with_overhead": None if amount is None else amount * (1 + overhead)
+        for name, amount in amounts.items()
+    }
+    return {
+        "jobs": [job_facts(spec) for spec in todo.jobs],
+        "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
+        "over_limits": None if over is None else [asdict(one) for one in over],
+        "dropped": todo.dropped,
+        "currency": todo.site.currency,
+        "overhead": overhead,
+        **amounts,
+        **more,
+    }
+
+
+def _point(todo: "Work", world_size: int) -> dict[str, Any]:
+    from lockstep.slurm.submit.resources import share
+
+    own = share(todo.campaign, todo.site)
+    return {
+        "world_size": world_size,
+        "num_nodes": own.num_nodes(world_size),
+        "ranks_per_node": own.on_node(world_size),
+        "num_launches": sum(one.world_size == world_size for one in todo.missing),
+    }
+
+
+def _node_hours(specs: "Sequence[JobSpec]") -> float:
+    return sum(spec.node_hours for spec in specs)
+
+
+def _gpu_hours(specs: "Sequence[JobSpec]") -> float:
+    return sum(spec.gpu_hours for spec in specs)
+
+
+def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
+    """Return what the jobs cost at most; None where the site says no price."""
+    if site.cost_per_gpu_hour is not None:
+        return site.cost_per_gpu_hour * _gpu_hours(specs)
+    if site.cost_per_node_hour is not None:
+        return site.cost_per_node_hour * _node_hours(specs)
+    return None
+
+
+def _points(todo: "Work") -> "Table":
+    table = _empty("ranks", "nodes", "ranks a node", "launches", "cases of a launch")
+    cases = _cases(todo)
+    for world_size in sorted(todo.campaign.world_sizes):
+        table.add_row(*(f"{value:,}" for value in _point(todo, world_size).values()), cases)
+    return table
+
+
+def _cases(todo: "Work") -> str:
+    if todo.campaign.jobs.allocation == "array":
+        return f"1 of {todo.campaign.num_cases():,}"
+    found = todo.campaign.cases_of_studies()
+    return ", ".join(f"{count} {study}" for study, count in found.items())
+
+
+def _empty(*headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        is_text = heading in ("job", "after", "cases of a launch")
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _table(specs: "Sequence[JobSpec]") -> "Table":
+    from lockstep.vocabulary.durations import clock
+
+    table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
+    for spec in specs:
+        name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
+        after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
+        hours = (f"{spec.node_hours:,.2f}", f"{spec.gpu_hours:,.2f}")
+        table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
+    return table
+
+
+def _summary(todo: "Work", overhead: float) -> list[str]:
+    specs, site = todo.jobs, todo.site
+    if not specs:
+        return ["Nothing is missing."]
+    cost = _cost(specs, site)
+    amounts = [(_node_hours(specs), "node-hours"), (_gpu_hours(specs), "GPU-hours")]
+    amounts += [] if cost is None else [(cost, str(site.currency))]
+    lines = [
+        f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "
+        f"{counted(len(todo.missing), 'launch', 'launches')}: at most {_said(amounts)}.",
+        *_of_repeats(todo.campaign),
+    ]
+    if overhead:
+        asked = [(amount * (1 + overhead), unit) for amount, unit in amounts]
+        lines.append(f"With {overhead:.0%} overhead: {_said(asked)}.")
+    if todo.campaign.jobs.launch_time:
+        lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
+    return lines
+
+
+def _of_repeats(campaign: "Campaign") -> list[str]:
+    """Return how far the repeats are independent of each other, by the jobs that they are in."""
+    if campaign.repeats == 1:
+        return []
+    if campaign.jobs.share_job:
+        return ["The repeats share their jobs, so they are not independent; share_job says so."]
+    what = {
+        "ladder": "job",
+        "job": "job for each world size",
+        "array": "array element for each case",
+    }[campaign.jobs.allocation]
+    return [f"Each repeat has its own {what}, so they are independent."]
+
+
+def _said(amounts: Sequence[tuple[float, str]]) -> str:
+    return ", ".join(f"{amount:,.2f} {unit}" for amount, unit in amounts)

@@ -1,0 +1,194 @@
+"""Jobs sent to the testbed's Slurm: what sbatch refuses, and how real jobs stand."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import faults_slurm
+import pytest
+from cluster import SHARED, TESTBED, need_testbed
+from ground import until
+from stand_ins import lockstep, now
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.vocabulary.journal import Journal
+
+TESTBED_USER = "lockstep"
+
+
+@pytest.fixture(scope="module")
+def testbed():
+    """Slurm's commands as the testbed's ordinary user gives them, on PATH."""
+    need_testbed()
+    folder = Path(tempfile.mkdtemp(dir=SHARED))
+    folder.chmod(0o777)
+    (folder / "jobs").mkdir()
+    (folder / "jobs").chmod(0o777)
+    (folder / "bin").mkdir()
+    for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "scontrol"):
+        told = " ".join(f"{key}={value}" for key, value in slurm.ENVIRONMENT.items())
+        script = f'#!/bin/sh\nexec {TESTBED}/as-user env {told} {name} "$@"\n'
+        (folder / "bin" / name).write_text(script)
+        (folder / "bin" / name).chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def login(testbed, monkeypatch):
+    monkeypatch.setenv("PATH", f"{testbed / 'bin'}:{os.environ['PATH']}")
+    return testbed
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "key", "allowed"),
+    [
+        ("--partition=nowhere", "partition", "partitions: gpu, debug"),
+        ("--account=nobody", "account", "your accounts: project"),
+        ("--qos=gold", "qos", "your QOS: normal"),
+        ("--gres=banana:1", "gpu_type or gpus_per_node", "gres of a node: gpu:fake:2"),
+        ("--gpus-per-node=h100:1", "gpus_per_node, gpu_type", "a node has: gpu: 4 CPUs"),
+        ("--mem=99T", "mem", "MiB of a node: 8000"),
+        ("--nodes=9", "world_sizes", "partitions: gpu has 4 nodes"),
+        ("--nodes=99", "cpus_per_node in the site file, or world_sizes", "gpu has 4 nodes of 4"),
+        ("--time=9-00:00:00", "time", "limits: gpu 1-00:00:00, debug 15:00"),
+        ("--partition=debug --time=16", "time", "limits: gpu 1-00:00:00, debug 15:00"),
+        ("--time=banana", "time", "limits: gpu 1-00:00:00"),
+        ("--constraint=banana", "constraint", "features: rack"),
+        ("--reservation=banana", "reservation", "reservations: none"),
+        ("--cpus-per-task=99", "cpus_per_node", "gpu has 4 nodes of 4 CPUs"),
+        ("--array=0-99999999", "max_array_size", "MaxArraySize: "),
+        ("--nodelist=nowhere", "extra_directives", "nodes: node[1-"),
+        ("--nodess=3", "extra_directives", ""),
+    ],
+)
+def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
+    login, monkeypatch, option, key, allowed
+):
+    monkeypatch.setattr(slurm.getpass, "getuser", lambda: TESTBED_USER)
+    script = login / "true.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
+        slurm.sbatch(script, "lockstep:refused", *option.split())
+    said = str(refused.value)
+    assert f"; change {key}" in said
+    assert allowed in said
+    assert "\n" not in said
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_node_a_job")
+def test_a_job_of_more_nodes_than_its_partition_gives_one_is_told_how_many(login):
+    script = login / "true.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+    too_many = ("--partition=debug", "--nodes=2")
+    with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:
+        slurm.sbatch(script, "lockstep:refused", *too_many)
+    assert "; change world_sizes in the campaign file (partitions: " in str(refused.value)
+    assert "debug has 2 nodes, jobs of 1)" in str(refused.value)
+
+
+@pytest.fixture
+def one_node_a_job():
+    """Let a job of the partition debug have one node; to be asked for before `login`."""
+    need_testbed()
+    update = ["scontrol", "update", "PartitionName=debug"]
+    subprocess.run([*update, "MaxNodes=1"], check=True)
+    yield
+    subprocess.run([*update, "MaxNodes=UNLIMITED"], check=True)
+
+
+@pytest.fixture
+def limits_are_not_enforced():
+    """Let Slurm take a job that no partition will ever run; to be asked for before `login`."""
+    need_testbed()
+    with faults_slurm.configured("EnforcePartLimits=NO"):
+        yield
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.usefixtures("limits_are_not_enforced")
+def test_a_job_that_was_taken_beyond_its_partition_s_limit_waits_for_ever(login):
+    sent(login, "long", "true", "--partition=debug", "--time=16")
+    path = os.environ["PATH"]
+    try:
+        until(lambda: row_of(login, "long", path)["reason"] == "PartitionTimeLimit", "its reason")
+        said = lockstep(f"status {login}", login, path).stdout
+    finally:
+        lockstep(f"cancel {login} --job long", login, path)
+    assert "waits: for ever: its time is over the partition's limit; lower time (Parti" in said
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_real_jobs_stand_as_they_are(login):
+    ended = {"good": "true", "bad": "echo 'RuntimeError: no data'; exit 3", "ended": "sleep 300"}
+    ids = {}
+    for name, command in ended.items():
+        ids[name] = sent(login, name, command)
+    ids["held"] = sent(login, "held", "true", "--hold")
+    ids["gone"] = sent(login, "gone", "true", f"--output={login}/nowhere/%j.out")
+    ids["some"] = sent(login, "some", "true", "--array=0-1", "--hold", num=2)
+    by_hand = login / "jobs" / "by-hand.sh"
+    by_hand.write_text("#!/bin/bash\ntrue\n")
+    where = (f"--output={login}/jobs/slurm-%j.out", "--job-name=by-hand", "--time=1")
+    ids["by-hand"] = slurm.sbatch(by_hand, "nobody recorded this", *where)
+    ids["arr"] = sent(login, "arr", "[ $SLURM_ARRAY_TASK_ID -ne 2 ]", "--array=0-4%3", num=5)
+    path = os.environ["PATH"]
+    given_up = lockstep(f"cancel {login} --job ended", login, path)
+    assert f"cancelled: ended, job {ids['ended']}" in given_up.stdout
+    held = row_of(login, "held", path)
+    assert (held["state"], held["reason"]) == ("PENDING", "JobHeldUser")
+    # Root looks at the jobs of another user, and cancels them.
+    assert held["user"] == TESTBED_USER
+    lockstep(f"cancel {login} --job held", login, path)
+    lockstep(f"cancel {login} --job some --point 1", login, path)
+    assert row_of(login, "some", path)["elements"] == {"PENDING": 1, "CANCELLED": 1}
+    lockstep(f"cancel {login} --job some", login, path)
+    watched = lockstep(f"status {login} --watch 1 --json", login, path)
+    found = {row["job"]: row for row in json.loads(watched.stdout)["jobs"]}
+    states = {name: row["state"] for name, row in found.items()}
+    assert states["good"] == "COMPLETED"
+    assert states["bad"] == "FAILED"
+    assert found["bad"]["advice"].startswith("jobs/slurm-")
+    assert "RuntimeError: no data" in found["bad"]["advice"]
+    assert states["ended"] == states["held"] == states["some"] == "CANCELLED"
+    assert found["gone"]["advice"].startswith("exit code 0:53: node")
+    assert (states["by-hand"], found["by-hand"]["by_hand"]) == ("COMPLETED", True)
+    assert found["by-hand"]["id"] == ids["by-hand"]
+    assert found["arr"]["elements"] == {"COMPLETED": 4, "FAILED": 1}
+    assert [one["id"] for one in found["arr"]["ended_badly"]] == [f"{ids['arr']}_2"]
+    collected = lockstep(f"collect {login} --json", login, path)
+    rows = json.loads(collected.stdout)["jobs"]
+    assert all(row["accounting"]["elapsed_s"] is not None for row in rows)
+    first = (login / "accounting.json").read_bytes()
+    lockstep(f"collect {login}", login, path)
+    assert (login / "accounting.json").read_bytes() == first
+
+
+def sent(folder, name, command, *options, num=1):
+    """Send a job to the testbed, and record it as `lockstep submit` does."""
+    script = folder / "jobs" / f"{name}.sh"
+    script.write_text(f"#!/bin/bash\n{command}\n")
+    output = "%A_%a" if num > 1 else "%j"
+    where = (f"--output={folder}/jobs/slurm-{output}.out", f"--job-name={name}", "--time=1")
+    job_id = slurm.sbatch(script, f"lockstep:{name}-testbed", *where, *options)
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    launches = [f"{name}-{number}" for number in range(num)]
+    kind = "array" if num > 1 else "ladder"
+    head = {"uuid": f"lockstep:{name}-testbed", "job": name, "time": now(), "kind": kind}
+    record.append(head | {"launches": launches, "id": job_id})
+    record.close()
+    return job_id
+
+
+def row_of(folder, name, path):
+    found = json.loads(lockstep(f"status {folder} --json", folder, path).stdout)
+    return next(row for row in found["jobs"] if row["job"] == name)

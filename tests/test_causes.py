@@ -1,0 +1,171 @@
+"""Why a job ended badly, and what must be mended: facts by what Slurm, a record and a log say."""
+
+import json
+
+import pytest
+from stand_ins import keep, send
+
+from lockstep.slurm.programs.log_lines import read_end
+from lockstep.slurm.scheduler import State
+from lockstep.slurm.status.advice import advise
+from lockstep.slurm.status.causes import Cause, find_cause, key_to_mend, waits_for_ever
+from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.standing import Standing
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    return Results(tmp_path)
+
+
+def ended(results, state, record=None, *, kind="ladder", begun=True, **account):
+    """Return how a job of one launch stands that has ended, as Slurm and its own record say."""
+    launches = ["w1-r0"] if kind == "ladder" else []
+    send(results.path, "job", "17", launches, kind=kind)
+    if launches and begun:
+        keep(results.path, "w1-r0", "a")
+    (job,) = results.jobs()
+    return Standing(job, State(state), account, record)
+
+
+def write_log(results, text, name="launches/w1-r0/log.txt"):
+    path = results.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+MEMORY = {"memory_bytes": 31 * GIB, "requested_bytes": 32 * GIB}
+LITTLE = MEMORY | {"memory_bytes": 3 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("state", "account", "cause", "key"),
+    [
+        ("OUT_OF_MEMORY", MEMORY, Cause("memory", None, None, None, 31 * GIB, 32 * GIB), "mem"),
+        ("OUT_OF_MEMORY", {}, Cause("memory"), "mem"),
+        ("TIMEOUT", {}, Cause("time"), None),
+        ("NODE_FAIL", {"nodes": "node[2-3]"}, Cause("node_unknown", "node[2-3]"), None),
+        ("PREEMPTED", {}, None, None),
+        ("CANCELLED", {}, None, None),
+        ("LOST", {}, Cause("never_began"), None),
+    ],
+)
+def test_the_cause_is_by_the_state_that_slurm_says(results, state, account, cause, key):
+    standing = ended(results, state, **account)
+    assert find_cause(standing, results) == cause
+    assert key_to_mend(standing, results) == key
+
+
+@pytest.mark.parametrize(("memory", "key"), [(MEMORY, "mem"), (LITTLE, None)])
+def test_a_process_that_was_killed_may_have_been_over_its_memory(results, memory, key):
+    standing = ended(results, "FAILED", {"exit_code": 137}, exit_code="137:0", **memory)
+    cause = find_cause(standing, results)
+    assert (cause.kind, cause.is_near_limit) == ("killed", key == "mem")
+    assert key_to_mend(standing, results) == key
+
+
+def test_a_job_that_stopped_in_order_needs_only_to_be_resumed(results):
+    standing = ended(results, "FAILED", {"exit_code": 75, "stopped": True})
+    assert find_cause(standing, results) == Cause("stopped")
+    assert key_to_mend(standing, results) is None
+
+
+def test_a_log_says_why_a_launch_failed(results):
+    log = write_log(results, "RuntimeError: no\x1b[0m data\nbye\n")
+    cause = find_cause(ended(results, "FAILED", exit_code="1:0"), results)
+    assert (cause.kind, cause.log, cause.line) == ("log", log, "RuntimeError: no\\x1b[0m data")
+
+
+def test_an_output_that_a_node_cannot_open_is_named(results):
+    standing = ended(results, "FAILED", begun=False, exit_code="0:53", nodes="node1")
+    output = results.path / "jobs/slurm-17.out"
+    assert find_cause(standing, results) == Cause("no_output", "node1", output)
+
+
+def test_a_job_that_its_nodes_did_not_start_is_told_from_one_that_was_cancelled(results):
+    standing = ended(results, "CANCELLED", nodes="node[1-2]")
+    line = "Error running slurm prolog: 1"  # as slurmd 22.05.8 says it
+    write_log(results, f"{line}\n", "jobs/slurm-17.out")
+    assert find_cause(standing, results) == Cause("not_started", "node[1-2]", line=line)
+
+
+def test_the_node_that_failed_is_the_one_that_srun_or_the_job_names(results):
+    standing = ended(results, "NODE_FAIL", nodes="node[2-3]")
+    # The node that says so is the one that runs the script, and is well.
+    said = "slurmstepd: error: *** JOB 17 ON node2 CANCELLED AT 2026-11-21 DUE TO NODE FAILURE ***"
+    write_log(results, f"{said}\n", "jobs/slurm-17.out")
+    assert find_cause(standing, results).kind == "node_unknown"
+    write_log(results, "srun: error: Node failure on node3\n")
+    assert find_cause(standing, results) == Cause("node_failed", "node3")
+    silent = ended(results, "NODE_FAIL", {"exit_code": 1, "lost": "node2"})
+    assert find_cause(silent, results) == Cause("node_silent", "node2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "mend", "key"),
+    [
+        ("ladder", True, "container.image", "container.image"),
+        ("ladder", False, "", ""),
+        ("ladder", True, "", None),
+        ("preflight", False, "", ""),
+        ("collect", False, "", None),
+        ("ladder", True, "GLOO_SOCKET_IFNAME", "interface"),
+        ("ladder", True, "NCCL_SOCKET_IFNAME", "env.NCCL_SOCKET_IFNAME"),
+    ],
+)
+def test_what_resume_cannot_mend_is_named_by_the_site_s_key(results, kind, begun, mend, key):
+    site = {"schema": 1, "name": "s", "cpus_per_node": 4, "gpus_per_node": 0, "time": "01:00:00"}
+    site |= {"container": {"image": "/x.sif"}, "interface": "ib0"}
+    site |= {"env": {"NCCL_SOCKET_IFNAME": "ib1"}}
+    (results.path / "jobs/site.json").write_text(json.dumps(site))
+    standing = ended(results, "FAILED", {"exit_code": 1, "mend": mend}, kind=kind, begun=begun)
+    assert key_to_mend(standing, results) == key
+    advice = advise(standing, results, "results/x", is_last=True)
+    assert ("--site SITE" in advice) is (key is not None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_for_ever"),
+    [("QOSMaxWallDurationPerJobLimit", True), ("InvalidAccount", True), ("Priority", False)],
+)
+def test_a_job_that_waits_for_ever_is_told_by_slurm_s_reason(results, reason, is_for_ever):
+    standing = ended(results, "PENDING")
+    standing = Standing(standing.job, State("PENDING", reason))
+    assert waits_for_ever(standing) is is_for_ever
+    assert bool(advise(standing, results, "x", is_last=True)) is is_for_ever
+
+
+# As the testbed's preflight wrote it where its nodes had no GPU.
+PREFLIGHT = """\
+=========================== 44 deselected in 18.56s ============================
+! _pytest.outcomes.Exit: rank 0 on vm: local rank 0 needs GPU 0, but 0 are visible on this host !
+srun: error: node1: task 0: Exited with exit code 78
+srun: launch/slurm: _step_signal: Terminating StepId=10.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", None),
+        (PREFLIGHT, "rank 0 on vm: local rank 0 needs GPU 0, but 0 are visible on this host"),
+        ("x" * 20000 + "\nsrun: error: node2: task 1: Killed\n  \n== done ==\n",
+         "srun: error: node2: task 1: Killed"),
+        ("fine\n", "fine"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_log_that_says_most_is_found(tmp_path, text, line):
+    log = tmp_path / "log.txt"
+    log.write_text(text)
+    assert read_end(log).line == line
+    assert read_end(tmp_path / "gone").line is None
+
+
+def test_a_preflight_that_failed_is_read_in_its_own_log(results):
+    log = write_log(results, PREFLIGHT, "jobs/preflight-17.txt")
+    write_log(results, "lockstep: every rank: ended with 78\n", "jobs/slurm-17.out")
+    assert find_cause(ended(results, "FAILED", kind="preflight"), results).log == log

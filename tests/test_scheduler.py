@@ -1,0 +1,168 @@
+"""Slurm's commands as they are asked, what they answer, and what sbatch refuses."""
+
+import re
+
+import pytest
+from stand_ins import StandIns
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs import sbatch_refusals as refusals
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    made = StandIns(tmp_path / "bin")
+    made.say("squeue")
+    monkeypatch.setenv("PATH", str(made.folder))
+    return made
+
+
+def test_a_command_that_hangs_is_given_up(asked, monkeypatch):
+    asked.say("squeue", seconds=30)
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
+    with pytest.raises(RuntimeError, match="squeue gave no answer"):
+        slurm.queue()
+
+
+def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
+    foreign = ("SLURM_MEM_PER_CPU", "SLURM_CLUSTERS", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
+    for name in (*foreign, "SLURM_CONF", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    asked.act("squeue", "/usr/bin/env")
+    asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
+    slurm.sbatch(asked.folder / "x.sh", "mine")
+    question, job = slurm.ask("squeue"), (asked.folder / "job").read_text()
+    for environment in (question, job):
+        assert [name for name in foreign if f"{name}=" in environment] == []
+        assert {"SLURM_CONF=1", "OTHER=1"} <= set(environment.splitlines())
+    assert "SLURM_TIME_FORMAT=%s" in question
+    assert "SLURM_" not in job.replace("SLURM_CONF", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "elements"),
+    [
+        ("3", [3]),
+        ("[3-5%2]", [3, 4, 5]),
+        ("[0,2,7-8]", [0, 2, 7, 8]),
+        ("[0-30:10%1]", [0, 10, 20, 30]),
+        ("[1-3,...]", [1, 2, 3]),
+        ("[9-1]", []),
+        ("[x-y]", []),
+    ],
+)
+def test_the_elements_of_an_array_are_counted_out(text, elements):
+    assert list(slurm.numbers(text)) == elements
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "jobs of a higher priority come first"),
+        ("ReqNodeNotAvail, May be reserved for other job", "(ReqNodeNotAvail, May be reserved"),
+        ("(launch failed requeued held)", "it could not be started on its nodes"),
+        ("QOSMaxJobsPerUserLimit", "until fewer of your jobs run"),
+        ("QOSGrpGRES", "together they are at its limit"),
+        ("QOSMaxGRESPerUser", "a limit of the QOS is reached"),
+        ("AssocGrpGRESMinutes", "its budget is spent"),
+        ("Strange", "waits: Strange"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_plain_words(reason, words):
+    meaning = slurm.State("PENDING", reason).meaning
+    assert words in meaning
+    assert reason == "Priority" or reason.strip("()") in meaning  # Slurm's own word is kept
+
+
+# What sbatch prints
+
+
+@pytest.mark.parametrize("text", ["41;cluster\n", "Welcome!\n12 jobs wait\n2026\n41;a b\nBye\n"])
+def test_the_id_is_found_in_what_a_site_s_sbatch_prints(asked, text):
+    asked.say("sbatch", text)
+    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+
+
+@pytest.mark.parametrize("text", ["", "Submitted batch job 41\n", "-41\n"])
+def test_an_answer_without_an_id_is_a_lost_one(asked, text):
+    asked.say("sbatch", text)
+    asked.say("squeue", "41|41|PENDING|Priority|1|me|mine\n")
+    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+    asked.say("squeue")
+    with pytest.raises(RuntimeError, match="sbatch gave no job id"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+
+
+BANNER = "sbatch: default account proj, time limit 24h, invalid qos are refused\n"
+LOST_ANSWERS = (
+    "Socket timed out on send/recv operation",
+    "Unable to contact slurm controller (connect failure)",
+    "Zero Bytes were transmitted or received",
+)
+
+
+@pytest.mark.parametrize("lost", LOST_ANSWERS)
+def test_a_submission_whose_answer_was_lost_is_found_again(asked, lost):
+    asked.say("sbatch", rc=1, error=f"{BANNER}sbatch: error: Batch job submission failed: {lost}\n")
+    asked.say("squeue", "41_[0-9]|41|PENDING|None|1|me|mine\n", "")
+    script = asked.folder / "x.sh"
+    assert slurm.sbatch(script, "mine", "--dependency=afterok:7") == "41"
+    (call,) = asked.calls("sbatch")
+    assert call == f"sbatch --parsable --comment=mine --dependency=afterok:7 {script}"
+    with pytest.raises(RuntimeError, match=re.escape(lost)):  # it is not there: nothing refused it
+        slurm.sbatch(script, "mine")
+
+
+def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked):
+    """Slurm keeps a refused job for a while, FAILED for BadConstraints, with its comment."""
+    asked.say("squeue", "41|41|FAILED|BadConstraints|1|me|mine\n")
+    asked.say("sbatch", rc=1, error="sbatch: error: Requested node configuration is not available")
+    with pytest.raises(ValueError, match=r"; change gpus_per_node, gpu_type, cpus_per_node or mem"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+    asked.say("sbatch", rc=1, error="sbatch: error: something new")
+    with pytest.raises(RuntimeError, match=r"sbatch said: sbatch: error: something new"):
+        slurm.sbatch(asked.folder / "x.sh", "mine")
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        ("invalid partition specified: X", "partition"),
+        ("Invalid account or account/partition combination specified", "account"),
+        ("Requested node configuration is not available", "gpus_per_node, gpu_type, "),
+        ("Invalid Trackable RESource (TRES) specification", "gpu_type or gpus_per_node"),
+        ("Node count specification invalid", "world_sizes"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "time"),
+        ("More processors requested than permitted", "cpus_per_node"),
+        ("Batch script contains DOS line breaks (\\r\\n)", "shell_before"),
+        ("unrecognized option '--nodess=3'", "extra_directives"),
+        ("Job violates accounting/QOS policy (job submit limit, ...)", "qos, account"),
+    ],
+)
+def test_a_message_of_sbatch_is_about_a_key(message, key):
+    assert refusals.find(message).key.startswith(key)
+
+
+def explain(text, answer, folder):
+    return refusals.explain(text, "me", answer, folder / "gone.sh")
+
+
+def test_a_refusal_names_the_key_and_what_there_is(tmp_path):
+    def ask(*command):
+        assert command[:2] == ("sinfo", "--noheader")
+        return "gpu\ndebug\ngpu\n"
+
+    def silent(*_):
+        raise RuntimeError("Connection refused")
+
+    text = f"{BANNER}sbatch: error: Invalid partition name\n"
+    said = explain(text, ask, tmp_path)
+    assert said.endswith("; change partition in the site file (partitions: gpu, debug)")
+    assert "\n" not in said
+    assert explain(text, silent, tmp_path).endswith("; change partition in the site file")
+
+
+def test_what_is_no_refusal_names_no_key(tmp_path):
+    for message in (*LOST_ANSWERS, "", "something new"):
+        text = f"{BANNER}sbatch: error: {message}\n"
+        assert explain(text, lambda *_: "", tmp_path) is None
