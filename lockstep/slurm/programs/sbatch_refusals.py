@@ -55,22 +55,24 @@ _PARTITIONS = (_sinfo("%R"), "partitions")
 _ACCOUNTS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
               "user={user}", "format=Account"), "your accounts")  # fmt: skip
 _QOS = (("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where",
-         "user={user}", "format=QOS"), "your QOS", "commas")  # fmt: skip
+         "user={user}", "format=QOS"), "your QOS")  # fmt: skip
 
 # The messages are those of slurm_errno.c and of sbatch's own reading of options, Slurm 22.05 to
 # 24.05; the first that fits counts, so the narrower ones come first.
 REFUSALS = (
     Refusal("invalid account", "account", SITE, *_ACCOUNTS),
-    Refusal("invalid qos", "qos", SITE, *_QOS),
+    Refusal("invalid qos", "qos", SITE, *_QOS, form="commas"),
     Refusal("invalid partition", "partition", SITE, *_PARTITIONS),
     Refusal("requested partition configuration", "partition", SITE, *_PARTITIONS),
     Refusal("user's group not permitted", "partition", SITE, *_PARTITIONS),
     Refusal("job violates accounting/qos policy", "qos, account, time, or jobs.share_job for fewer "
             "jobs,", EITHER),
     Refusal("license", "extra_directives (--licenses)"),
-    Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features", "commas"),
+    Refusal("invalid feature", "constraint", SITE, _sinfo("%f"), "features",
+            form="commas"),
     Refusal("reservation", "reservation", SITE,
-            ("scontrol", "show", "reservation", "--oneliner"), "reservations", "reservations"),
+            ("scontrol", "show", "reservation", "--oneliner"), "reservations",
+            form="reservations"),
     Refusal("time limit", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("invalid --time", "time", EITHER, _sinfo("%R %l"), "limits"),
     Refusal("memory specification", "mem", SITE, _sinfo("%m"), "MiB of a node"),
@@ -88,7 +90,7 @@ REFUSALS = (
     Refusal("node count", "world_sizes", CAMPAIGN, _sinfo("%R has %D nodes, jobs of %s"),
             "partitions"),
     Refusal("job array", "max_array_size", SITE,
-            ("scontrol", "show", "config"), "MaxArraySize", "array_size"),
+            ("scontrol", "show", "config"), "MaxArraySize", form="array_size"),
     Refusal("invalid node name", "extra_directives", SITE, _sinfo("%N"), "nodes"),
     Refusal("unrecognized option", "extra_directives"),
     Refusal("invalid option", "extra_directives"),
