@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
+import figures_exchanges
 import pytest
-from figures_exchanges import CountingStore
 from torch.distributed import HashStore, TCPStore
 
 from lockstep.world.control import Control, LostError, Waits
@@ -236,14 +236,11 @@ def test_rank_0_may_be_slow_to_conclude_once_it_has_come_to_the_end_of_a_case(se
     assert at_once([zero, one], lambda c: c.settle("enter", 1, slow, Waits.AFTER_CASE)) == [2, 2]
 
 
-def test_ranks_above_0_read_the_conclusion_alone_whatever_the_others_gave(server):
-    controls = ranks(server, 4, 30)
-    for control in controls:
-        control.store = CountingStore(control.store)
-    at_once(controls, lambda c: c.settle("call", "x" * 10_000, lambda given: len(given)))
-    zero, *others = [control.store.bytes_read for control in controls]
-    assert zero > 4 * 10_000
-    assert others == [len("[[], 4]")] * 3
+def test_ranks_meet_three_times_a_case_and_what_one_above_0_reads_does_not_grow():
+    few, many = (figures_exchanges.count(world_size) for world_size in (2, 16))
+    assert few.num_exchanges == many.num_exchanges == 3
+    assert few.bytes_of_another == many.bytes_of_another < 1000
+    assert many.bytes_of_rank_0 == 8 * few.bytes_of_rank_0
 
 
 def test_a_lost_store_is_told_from_a_silent_rank(tmp_path):
