@@ -121,6 +121,9 @@ class Campaign(BaseModel):
     seed: Annotated[StrictInt, Field(ge=0, lt=2**32)] = Field(
         default=0, description="seed of data, parameters and the order of launches"
     )
+    order_seed: Annotated[StrictInt, Field(ge=0, lt=2**32)] | None = Field(
+        default=None, description="seed of the order of cases; drawn for each launch by default"
+    )
     size: Literal["smoke", "laptop", "node", "cluster"] = Field(description="how much to measure")
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="cuda if there is one")
     threads_per_rank: Count | None = Field(
@@ -294,6 +297,8 @@ def common_options(campaign: Campaign) -> Iterator[str]:
         value = getattr(campaign, name)
         if value is not None:
             yield f"--{name.replace('_', '-')}={value}"
+    if campaign.order_seed is not None:
+        yield f"--order-seed={campaign.order_seed}"
     if campaign.case_budget is not None:
         yield f"--case-budget={campaign.case_budget:g}"
     yield f"--label=campaign={campaign.name}"

@@ -10,7 +10,6 @@ ranks run; there is no more than Python's own library.
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +85,7 @@ class Mark:
     Attributes:
         num_lines: Lines of the journal.
         num_log_bytes: Bytes of the log.
-        time_s: Since the epoch, when that was, in whole seconds: the clock of files may be late.
+        time_s: When that was, in whole seconds since the epoch, by the clock of the file system.
     """
 
     num_lines: int
@@ -98,7 +97,9 @@ def mark(folder: Path) -> Mark:
     """Return how far a launch's folder is filled now."""
     path, log = folder / "journal.jsonl", folder / "log.txt"
     num_lines = path.read_bytes().count(b"\n") if path.exists() else 0
-    return Mark(num_lines, log.stat().st_size if log.exists() else 0, int(time.time()))
+    log.touch()  # the time of other files is compared with its time: hosts' clocks differ
+    status = log.stat()
+    return Mark(num_lines, status.st_size, int(status.st_mtime))
 
 
 def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = False) -> Facts:
@@ -173,7 +174,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="of the launch")
     parser.add_argument("--num-lines", type=int, required=True, help="of its journal before")
     parser.add_argument("--num-log-bytes", type=int, required=True, help="of its log before")
-    parser.add_argument("--began", type=int, required=True, help="seconds since the epoch")
+    parser.add_argument(
+        "--began",
+        type=int,
+        required=True,
+        help="seconds since the epoch, as the log's file system counts",
+    )
     parser.add_argument("--exit-code", type=int, required=True, help="of srun")
     parser.add_argument("--stop-file", type=Path, required=True)
     return parser

@@ -56,6 +56,10 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--workload", help="Model of every training study, e.g. mlp:width=512.")
 @click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
 @click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
+@click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
+@click.option(
+    "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
+)
 @click.option("--name", help="Name of the results folder.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches, start none.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")

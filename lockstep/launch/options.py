@@ -28,6 +28,7 @@ class Settings:
         budget_s: Within this a case ends, its set-up and teardown included.
         threads_per_rank: Threads of a rank; None for its share of the cores.
         seed: Seed of parameters and data.
+        order_seed: Seed of the order of cases; None for one that rank 0 draws.
         result_path: Where pytest-benchmark writes its JSON; None for nowhere.
         journal_path: Where finished cases are kept; None keeps none.
         resume: Leave out the cases the journal already holds.
@@ -48,6 +49,7 @@ class Settings:
     budget_s: float
     threads_per_rank: int | None
     seed: int
+    order_seed: int | None
     result_path: Path | None
     journal_path: Path | None
     resume: bool
@@ -102,6 +104,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--warmup-rounds": {"type": int, "help": "untimed rounds before them"},
     "--steps-per-round": {"type": int, "help": "steps in a round"},
     "--seed": {"type": int, "default": 0, "help": "seed of parameters and data (default: 0)"},
+    "--order-seed": {"type": int, "help": "seed of the order of cases (drawn, and recorded)"},
     "--comm-timeout": {
         "type": float,
         "metavar": "SECONDS",
@@ -163,6 +166,7 @@ def read(option: Any) -> Settings:
         budget_s=budget_s,
         threads_per_rank=option.threads_per_rank,
         seed=option.seed,
+        order_seed=option.order_seed,
         result_path=Path(option.benchmark_json) if option.benchmark_json else None,
         journal_path=_journal_path(option),
         resume=option.resume,
@@ -182,7 +186,7 @@ def check(option: Any) -> None:
     Raises:
         ValueError: The first such option.
     """
-    for judge in (_changes, _labels, part, _limits, _seed, _files):
+    for judge in (_changes, _labels, part, _limits, _seeds, _files):
         judge(option)
 
 
@@ -215,10 +219,12 @@ def _goal(option: Any) -> Goal | None:
     return None if margin is None else Goal(margin, option.benchmark_confidence)
 
 
-def _seed(option: Any) -> int:
-    if not 0 <= option.seed < MAX_SEED:
-        raise ValueError(f"--seed {option.seed} is not from 0 to {MAX_SEED - 1}")
-    return int(option.seed)
+def _seeds(option: Any) -> None:
+    for name in ("seed", "order_seed"):
+        seed = getattr(option, name)
+        if seed is not None and not 0 <= seed < MAX_SEED:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {seed} is not from 0 to {MAX_SEED - 1}")
 
 
 def _files(option: Any) -> None:

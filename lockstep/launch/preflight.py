@@ -231,14 +231,16 @@ class Before:
     order_seed: int | None = None
 
 
-def order_seed(control: Control, before: Before) -> int:
-    """Return the seed of the order of cases: that of the session resumed, or a new one of rank 0.
+def order_seed(control: Control, before: Before, chosen: int | None) -> int:
+    """Return the seed of the order of cases: of the session resumed, as chosen, or drawn by rank 0.
 
     Raises:
         RuntimeError: A rank did not answer.
     """
     drawn: int = control.exchange_all("order", secrets.randbits(32))[0]
-    return drawn if before.order_seed is None else before.order_seed
+    if before.order_seed is not None:
+        return before.order_seed
+    return drawn if chosen is None else chosen
 
 
 @dataclass(frozen=True)

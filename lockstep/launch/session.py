@@ -116,7 +116,7 @@ class LaunchSession:
             self.watchdog = Watchdog(stacks)
             self.watchdog.arm(self.patience_s)
         before = self._before()
-        self.order_seed = preflight.order_seed(self.control, before)
+        self.order_seed = preflight.order_seed(self.control, before, self.settings.order_seed)
         ordered = sizes.shuffled(items, case_of, self.order_seed)
         self.order = [case_of(item) for item in ordered]
         chosen = [item for item in ordered if self._is_left(before.done.get(case_of(item)))]

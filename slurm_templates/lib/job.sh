@@ -302,7 +302,9 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
         rc=0
         num_lines=$(lockstep_amount -l "$journal")
         num_bytes=$(lockstep_amount -c "$log")
-        printf -v began '%(%s)T' -1
+        # By the file system's clock: what ranks write on other hosts is compared with it.
+        touch -- "$log"
+        began=$(stat -c %Y -- "$log")
         lockstep_step "$log" "${measure[@]}" "${follows[@]:2}" || rc=$?
         mapfile -t follows < <(lockstep_ask_next "$rc" "$folder" --num-lines="$num_lines" \
             --num-log-bytes="$num_bytes" --began="$began" --stop-file="$stop")

@@ -32,6 +32,7 @@ def case_ms(journal: Path) -> list[float]:
         budget_s=180.0,
         threads_per_rank=1,
         seed=0,
+        order_seed=None,
         result_path=None,
         journal_path=journal,
         resume=False,
