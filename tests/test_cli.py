@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
+from lockstep.campaign.run_cli import _gist
+
 ROOT = Path(__file__).parents[1]
 
 BAD_TOML = {
@@ -93,38 +95,15 @@ def test_help_shows_examples_that_name_the_command(folder, arguments):
     assert examples.lstrip().startswith("lockstep ")
 
 
-@pytest.mark.parametrize(
-    ("reason", "gist"),
-    [
-        ("no traceback\nbut a sentence", "but a sentence"),
-        (
-            "rank 0 on n1 (cpu): f()\nE   ValueError: bad\nE   assert 1\n\nf.py:3: ValueError",
-            "rank 0 on n1 (cpu): ValueError: bad",
-        ),
-        (
-            "rank 0 on n1 (H100): f()\nE       torch.DistError: lost\n\nf.py:3: DistError\n"
-            "rank 1 on n2 (H100) did not answer",
-            "rank 0 on n1 (H100): torch.DistError: lost; rank 1 on n2 (H100) did not answer",
-        ),
-        (
-            "rank 0 on n (cpu): E\nE  OSError: x\nrank 1 on n (cpu): E\nE  OSError: x",
-            "rank 0 on n (cpu): OSError: x; rank 1 on n (cpu): OSError: x",
-        ),
-        (
-            "rank 1 on n (cpu): f()\nE   SystemExit: 0\n\nf.py:3: SystemExit\nand 3 ranks more",
-            "rank 1 on n (cpu): SystemExit: 0; and 3 ranks more",
-        ),
-        (
-            "rank 1 on n (cpu): f()\nE   KeyError: 1\n\nDuring ...\nE   Odd: 2\nE\nE   more: 3",
-            "rank 1 on n (cpu): Odd: 2",
-        ),
-        ("rank 1 on n (A (B)): f()\nE   assert 1 == 2", "rank 1 on n (A (B)): assert 1 == 2"),
-    ],
-)
-def test_the_gist_of_a_failure_is_its_errors(reason, gist):
-    from lockstep.campaign.run_cli import _gist
-
-    assert _gist(reason) == gist
+def test_the_gist_of_a_failure_names_each_rank_and_its_error():
+    causes = [
+        {"rank": 0, "host": "n1", "device": "cpu", "error": "ValueError: bad"},
+        {"rank": 1, "host": "n2", "device": "cpu", "error": "it did not answer in time"},
+    ]
+    assert _gist({"reason": "a traceback", "causes": causes}) == (
+        "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu): it did not answer in time"
+    )
+    assert _gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
 
 
 def test_the_command_lists_every_command(folder):

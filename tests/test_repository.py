@@ -262,6 +262,91 @@ def test_most_functions_are_short():
     assert median(body_lines(node) for path in MODULES for node in functions(path)) <= 10
 
 
+# Modules that read what another program says, which has no records for us.
+READS_PROGRAMS = {
+    "lockstep/campaign/last_words.py": "torchrun, srun and pytest",
+    "lockstep/image/apptainer.py": "Apptainer",
+    "lockstep/launch/blame.py": "torch's collectives",
+    "lockstep/slurm/scheduler.py": "Slurm",
+    "lockstep/slurm/status/advice.py": "Slurm",
+}
+READS = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "find", "index"),
+    *("partition", "rpartition", "split", "rsplit"),
+    *("match", "fullmatch", "search", "findall", "finditer", "sub"),
+}
+# Names of what holds a sentence of ours, and of the sentence.
+RECORDS = {"error", "exception", "excinfo", "gap", "flag", "conflict", "failure", "finding"}
+SENTENCES = {"message", "reason", "sentence", "why"}
+
+
+def sentences_read(node):
+    """Return the expressions that search or cut a sentence of ours."""
+    return [ast.unparse(each) for each in ast.walk(node) if _reads_a_sentence(each)]
+
+
+def _reads_a_sentence(node):
+    if isinstance(node, ast.Compare):
+        is_search = any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops)
+        return is_search and any(map(_is_sentence, node.comparators))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    # The first of several lines is a matter of room, not of meaning.
+    is_line = any(isinstance(word, ast.Constant) and word.value == "\n" for word in node.args[:1])
+    read = [node.func.value, *node.args]
+    return node.func.attr in READS and not is_line and any(map(_is_sentence, read))
+
+
+def _is_sentence(node):
+    if isinstance(node, ast.Call):
+        is_text = isinstance(node.func, ast.Name) and node.func.id in ("str", "repr")
+        if is_text:
+            return any(map(_is_of_a_record, node.args))
+        return isinstance(node.func, ast.Attribute) and _is_sentence(node.func.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr in SENTENCES or (node.attr in ("text", "args") and _is_of_a_record(node))
+    if isinstance(node, ast.Subscript):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return key in SENTENCES or _is_of_a_record(node)
+    return isinstance(node, ast.Name) and node.id in SENTENCES | RECORDS
+
+
+def _is_of_a_record(node):
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in RECORDS
+
+
+@each_module
+def test_no_code_reads_a_sentence_of_ours(path):
+    if ids(path) not in READS_PROGRAMS:
+        assert sentences_read(tree(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ('conflict.message.partition(" and are not pooled")[0]', True),
+        ('gap[1].startswith("skipped")', True),
+        ('str(error).startswith("rank ")', True),
+        ('" on " in str(error)', True),
+        ('"timed out" in error.args[0]', True),
+        ('re.split(rf"^(?={WHO})", reason, flags=re.M)', True),
+        ("FLAG.fullmatch(flag.text)", True),
+        ('"skips" not in entry["reason"].lower()', True),
+        ('str(error).partition("\\n")[0]', False),
+        ('gap.kind in ("skipped", "failed")', False),
+        ('name.startswith("NCCL_")', False),
+    ],
+)
+def test_a_sentence_that_is_read_is_found(code, is_found):
+    assert bool(sentences_read(ast.parse(code))) == is_found
+
+
+def test_what_reads_programs_is_there():
+    assert {name for name in READS_PROGRAMS if not (ROOT / name).is_file()} == set()
+
+
 def test_python_files_are_ascii():
     found = [
         f"{ids(path)}:{number}"

@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
-# How a reason names the rank whose words follow.
-WHO = r"rank \d+ on \S+ \(.*?\)"
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
@@ -219,23 +217,19 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
             click.echo(f"{outcome.name} is {said}; its output: {log}", err=True)
         return
     for failed in outcome.failed:
-        click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed['reason'])}", err=True)
+        click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed)}", err=True)
     # Where each case has ended, their reasons say it all.
     is_cut = outcome.remaining or not outcome.failed
     why = f": {ended.facts.words}" if ended and is_cut else ""
     click.echo(f"{outcome.name} is not complete{why}; its output: {log}", err=True)
 
 
-def _gist(reason: str) -> str:
-    """Return what each rank says in a reason, itself named, without its traceback."""
-    parts = re.split(rf"^(?={WHO}(?::| skips| did not)|and \d+ ranks more$)", reason, flags=re.M)
-    return "; ".join(dict.fromkeys(_own_words(part.strip()) for part in parts if part.strip()))
+def _gist(failed: Mapping[str, Any]) -> str:
+    """Return what each rank met in a failed case, itself named, without its traceback."""
+    if causes := failed.get("causes"):
+        return "; ".join(map(_cause, causes))
+    return (failed["reason"].strip().splitlines() or ["it gave no reason"])[-1]
 
 
-def _own_words(said: str) -> str:
-    """Return who speaks and the last error of its traceback, or the last line without one."""
-    # pytest marks the lines of each error with an E; the first of them names it.
-    errors = re.findall(r"^E +(.*)\n?(?:^E(?: .*)?\n?)*", said, re.MULTILINE)
-    words = str(errors[-1]) if errors else said.splitlines()[-1]
-    who = re.match(f"{WHO}: ", said)
-    return words if who is None or words.startswith(who[0]) else who[0] + words
+def _cause(cause: Mapping[str, Any]) -> str:
+    return f"rank {cause['rank']} on {cause['host']} ({cause['device']}): {cause['error']}"

@@ -366,10 +366,11 @@ def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> di
 
 
 def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    names = ("reason", "crashed", "causes")
     return [
-        {"case": case, "reason": e["reason"]} | ({"crashed": True} if e.get("crashed") else {})
-        for case, e in last.items()
-        if e["kind"] == kind
+        {"case": case} | {name: end[name] for name in names if name in end}
+        for case, end in last.items()
+        if end["kind"] == kind
     ]
 
 

@@ -33,6 +33,11 @@ class Gap:
         """Whether another run could fill it."""
         return self.kind not in ("skipped", "too-few-gpus")
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether a launch has recorded why."""
+        return self.kind not in ("no-result", "not-run")
+
 
 def gaps(results: Results) -> list[Gap]:
     """Return all that is missing, first world sizes left out and launches that left no result."""

@@ -47,6 +47,11 @@ def lost(results: Results) -> list[tuple[str, str, str]]:
     return _listed_gaps([gap for gap in missing.gaps(results) if gap.can_be_filled])
 
 
+def unexplained(results: Results) -> list[tuple[str, str, str]]:
+    """Return the gaps for which no launch has recorded a reason."""
+    return _listed_gaps([gap for gap in missing.gaps(results) if not gap.is_explained])
+
+
 def _listed_gaps(found: Sequence[Gap]) -> list[tuple[str, str, str]]:
     names: dict[tuple[str, str], list[str]] = {}
     for gap in found:

@@ -128,7 +128,7 @@ def _subset_explained(given: _Given) -> Verdict:
     if not given.results.launches:
         return None, "nothing was planned here"
     gaps = facts.gaps(given.results)
-    bare = [what for what, why, _ in gaps if not why.startswith(("skipped", "failed"))]
+    bare = [what for what, _, _ in facts.unexplained(given.results)]
     if bare or given.results.unread:
         lost = [*bare, *map(str, given.results.unread)]
         return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
