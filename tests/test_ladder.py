@@ -25,7 +25,6 @@ from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder
 from lockstep.campaign.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
-from lockstep.slurm.status.sent import Results
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.journal import Journal
 from lockstep.vocabulary.locks import NoLocksError
@@ -130,28 +129,12 @@ def test_a_folder_is_claimed_once_and_grows(rungs):
     assert len(json.loads(path.read_text())["launches"]) == 12
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"size": "laptop"}, "measured with size smoke, now it is laptop; give the campaign anoth"),
-        ({"global_batch": 128}, "measured with global_batch None, now it is 128; "),
-        ({"threads_per_rank": 2}, "measured with threads_per_rank 1, now it is 2; "),
-        ({"seed": 5}, "measured with seed 0, now it is 5; "),
-    ],
-)
-def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs, changes, sentence):
+def test_a_folder_of_another_campaign_is_refused_and_left_alone(rungs):
     rungs.claim()
     before = (rungs.folder / "campaign.json").read_bytes()
-    with pytest.raises(ValueError, match=sentence):
-        Ladder(campaign(**changes), rungs.folder).claim()
+    with pytest.raises(ValueError, match="size smoke, now it is laptop"):
+        Ladder(campaign(size="laptop"), rungs.folder).claim()
     assert (rungs.folder / "campaign.json").read_bytes() == before
-
-
-def test_a_file_that_is_no_campaign_is_refused(rungs):
-    rungs.folder.mkdir()
-    (rungs.folder / "campaign.json").write_text("{")
-    with pytest.raises(ValueError, match=r"campaign\.json: not a campaign: "):
-        rungs.claim()
 
 
 def test_the_command_of_a_launch(tmp_path):
@@ -170,31 +153,11 @@ def test_the_command_of_a_launch(tmp_path):
     assert rungs.command(W2, ["--skip-failed"]) == [*command, "--skip-failed"]
 
 
-def test_a_seed_of_zero_and_no_warm_up_are_still_said(tmp_path):
-    command = Ladder(campaign(warmup_rounds=0), tmp_path).command(W1)
-    assert {"--seed=0", "--warmup-rounds=0"} <= set(command)
-    assert not any(part.startswith(("--device", "--precision")) for part in command)
-
-
 def test_step_times_are_medians_over_rounds_divided_by_steps(rungs):
     assert ladder.step_times(rungs) == {}
     keep(rungs, W1, ("case", "a"))
     keep(rungs, W2, ("case", "a"), ("case", "b"))
     assert ladder.step_times(rungs) == {"a": {1: [0.25], 2: [0.25]}, "b": {2: [0.25]}}
-
-
-@pytest.mark.parametrize("text", ["{}", '{"benchmarks": ['])
-def test_step_times_are_the_journal_s_whatever_its_result_holds(rungs, text):
-    keep(rungs, W1, ("case", "a"))
-    rungs.results.launch(W1.name).joinpath("result.json").write_text(text)
-    assert ladder.step_times(rungs) == {"a": {1: [0.25]}}
-
-
-def test_a_journal_whose_case_has_no_step_time_is_refused_by_its_name(rungs, monkeypatch):
-    monkeypatch.setitem(globals(), "entry", lambda case, _: {"name": case, "stats": {}})
-    keep(rungs, W1, ("case", "a"))
-    with pytest.raises(ValueError, match=r"w1-r0/journal\.jsonl: a case line has no median of "):
-        ladder.step_times(rungs)
 
 
 def test_a_result_that_its_journal_is_ahead_of_is_made_again(rungs):
@@ -229,14 +192,6 @@ def test_measured_cases_that_only_a_result_has_are_never_written_over(rungs, lef
     assert contents(rungs.folder) == before
 
 
-def test_a_result_of_a_launch_that_was_begun_again_is_no_loss(rungs):
-    keep(rungs, W2, ("case", "a"))
-    rungs.write_results()
-    keep(rungs, W2, ("case", "b"))
-    rungs.claim()
-    assert rungs.results.claimed()["name"] == rungs.campaign.name
-
-
 @pytest.mark.parametrize(
     "text", ["", '{"benchmarks": [', '{"benchmarks": []}', '{"benchmarks": 3}']
 )
@@ -246,29 +201,6 @@ def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
     result.write_text(text)
     rungs.claim()
     assert rungs.results.claimed()["name"] == rungs.campaign.name
-
-
-@pytest.mark.slow
-def test_a_run_with_nothing_to_measure_makes_a_missing_result(tmp_path, clean_environ):
-    (tmp_path / "ladder.toml").write_text(
-        'schema = 1\nname = "test"\nstudies = ["strong", "collective"]\nworld_sizes = [2]\n'
-        'repeats = 1\nsize = "smoke"\nthreads_per_rank = 1\n'
-    )
-    there = Ladder(campaign(world_sizes=[2]), tmp_path / "results" / "test")
-    there.claim()
-    keep(there, W2, ("case", "a"), ("skip", "b"))
-    ended = subprocess.run(
-        lockstep_run(),
-        cwd=tmp_path,
-        env=clean_environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        **BOUNDED,
-    )
-    assert (ended.returncode, "0 launches to make" in ended.stderr) == (0, True), ended.stderr
-    result = there.results.launch(W2.name) / "result.json"
-    assert [one["name"] for one in json.loads(result.read_text())["benchmarks"]] == ["a"]
 
 
 def test_one_driver_at_a_time(tmp_path):
@@ -296,31 +228,16 @@ def test_one_driver_at_a_time(tmp_path):
     assert other().stdout == "alone\n"
 
 
-@pytest.mark.parametrize("process", [os.getpid(), 2**22 + 1])
-def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path, process):
+def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(f"{process} login1 lockstep run ladder.toml --to x")
+        lock.write(f"{2**22 + 1} login1 lockstep run ladder.toml --to x")
         lock.flush()
-        said = rf"\(process {process} on login1: lockstep run ladder.toml --to x\) works in .*; "
-        said += "wait for it, or --to another folder$"
-        with pytest.raises(ValueError, match=said), ladder.only_driver(tmp_path):
+        with (
+            pytest.raises(ValueError, match="on login1: lockstep run"),
+            ladder.only_driver(tmp_path),
+        ):
             pytest.fail("it may live")
-
-
-def test_a_driver_is_refused_while_a_command_of_jobs_works(tmp_path):
-    said = rf"command \(process {os.getpid()} on {socket.gethostname()}: .*\) works in {tmp_path};"
-    with Results(tmp_path).alone():
-        for other in (ladder.only_driver(tmp_path), Results(tmp_path).alone()):
-            with pytest.raises(ValueError, match=said), other:
-                pytest.fail("both hold the lock")
-
-
-def test_a_driver_signs_its_lock_whatever_bytes_its_command_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["lockstep", "run", "--to", os.fsdecode(b"r\xe9sults")])
-    with ladder.only_driver(tmp_path):
-        said = (tmp_path / ".lock").read_text()
-    assert said == f"{os.getpid()} {socket.gethostname()} lockstep run --to 'r\\udce9sults'"
 
 
 def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
@@ -473,32 +390,17 @@ def killed(tmp_path_factory):
         lockstep_run(), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        wait_until((folder / "results" / "ladder" / "campaign.json").exists)
-        second = run(folder)
         wait_until(lambda: len(ends(folder)) >= 3 or driver.poll() is not None)
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     left = ends(folder)
-    return folder, second, left, run(folder, "--json")  # at once, while the ranks still end
-
-
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_a_second_driver_is_refused(killed):
-    second = killed[1]
-    assert second.returncode == 2
-    (sentence,) = second.stderr.splitlines()
-    assert re.match(
-        r"Error: another lockstep command \(process \d+ on \S+: .*\) works in results/ladder; "
-        r"wait for it, or --to another folder$",
-        sentence,
-    )
+    return folder, left, run(folder, "--json")  # at once, while the ranks still end
 
 
 @pytest.mark.slow
 def test_a_killed_campaign_goes_on_where_it_was(killed):
-    folder, _, left, ended = killed
+    folder, left, ended = killed
     assert {launch for launch, _ in left} == {"w2-r0"}
     assert 3 <= len(left) < 11  # no rank went on after its driver
     assert ended.returncode == 0, ended.stderr
@@ -508,51 +410,24 @@ def test_a_killed_campaign_goes_on_where_it_was(killed):
     # one strong case and five collectives at two sizes, in each of two launches
     assert Counter(launch for launch, _ in cases) == {"w1-r0": 11, "w2-r0": 11}
     assert all(outcome["complete"] for outcome in json.loads(ended.stdout))
-
-
-@pytest.mark.slow
-def test_the_results_of_a_killed_campaign_are_complete(killed):
-    folder = killed[0]
     for launch, num_measured in (("w1-r0", 1), ("w2-r0", 11)):  # a single rank skips collectives
         path = folder / "results" / "ladder" / "launches" / launch / "result.json"
         document = json.loads(path.read_text())
         assert document == journal.rebuild(path.with_name("journal.jsonl"))
-        assert document[KEY]["complete"] is True
-        assert len(document["benchmarks"]) == num_measured
-        assert len(document["benchmarks"]) + len(document[KEY]["skipped"]) == 11
+        assert (document[KEY]["complete"], len(document["benchmarks"])) == (True, num_measured)
+        assert num_measured + len(document[KEY]["skipped"]) == 11
 
 
 @pytest.mark.slow
-def test_a_finished_campaign_starts_no_launch(killed):
+def test_a_finished_campaign_is_left_as_it_is(killed):
     folder = killed[0]
     before = contents(folder / "results" / "ladder" / "launches")
     ended = run(folder, "--json")
     assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
-    assert "; 0 launches to make\n" in ended.stderr
+    assert run(folder, "--global-batch", "32").returncode == 2
+    planned = run(folder, "--dry-run", "--repeats", "2").stdout.splitlines()
+    assert ["-r1" in line for line in planned[1:]] == [True, True]
     assert contents(folder / "results" / "ladder" / "launches") == before
-
-
-@pytest.mark.slow
-def test_a_changed_campaign_is_refused_and_overwrites_nothing(killed):
-    folder = killed[0]
-    before = contents(folder / "results")
-    ended = run(folder, "--global-batch", "32")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(
-        "Error: results/ladder holds results measured with global_batch None, now it is 32; "
-    )
-    assert contents(folder / "results") == before
-
-
-@pytest.mark.slow
-def test_a_dry_run_says_what_is_missing_and_writes_nothing(killed):
-    folder = killed[0]
-    before = contents(folder / "results")
-    ended = run(folder, "--dry-run", "--repeats", "2")
-    assert ended.returncode == 0
-    assert ended.stdout.splitlines()[0].endswith("; 2 launches to make")
-    assert [("-r1" in line) for line in ended.stdout.splitlines()[1:]] == [True, True]
-    assert contents(folder / "results") == before
 
 
 FAULTY = """
@@ -588,20 +463,7 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     (outcome,) = json.loads(ended.stdout)
     assert (outcome["measured"], len(outcome["failed"]), outcome["complete"]) == (1, 1, False)
     assert "a fault of rank 1" in outcome["failed"][0]["reason"]
-    assert re.search(
-        r"^w2-r0: bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
-        r"rank 0 on \S+ \(cpu\): it recorded nothing; call lockstep\.measure; "
-        r"rank 1 on \S+ \(cpu\): AssertionError: a fault of rank 1$",
-        ended.stderr,
-        re.MULTILINE,
-    )
-    assert "w2-r0 is not complete; its output: results/faulty/launches/w2-r0/log.txt" in (
-        ended.stderr
-    )
-    assert ended.stderr.endswith(
-        "Results: results/faulty\nThe same command goes on with what is left.\n"
-        "Next: lockstep report results/faulty\n"
-    )
+    assert "bench/test_a_fault.py::test_faulty[workload=mlp" in ended.stderr
     result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
     (measured,) = json.loads(result.read_text())["benchmarks"]
     assert measured["name"].startswith("test_weak_scaling[")
