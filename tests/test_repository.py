@@ -41,8 +41,6 @@ MAY_IMPORT = {
 # What a login node loads.
 WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.hardware")
 MEASURING = {"torch", "torchvision", "numpy", "pytest", "pytest_benchmark", "psutil", "pynvml"}
-# Wanted by one function that no measured case calls: data to train on without a network.
-NOT_MEASURING = {("lockstep/measure/data.py", "sklearn")}
 MAX_FUNCTION_LINES = 40
 
 
@@ -219,8 +217,7 @@ def measuring_path():
 @pytest.mark.parametrize("path", measuring_path(), ids=ids)
 def test_the_measuring_path_needs_what_any_pytorch_image_has(path):
     roots = {name.split(".")[0] for name in imports(path)}
-    others = roots - set(sys.stdlib_module_names) - MEASURING - {"lockstep"}
-    assert {(ids(path), name) for name in others} <= NOT_MEASURING
+    assert roots - set(sys.stdlib_module_names) - MEASURING - {"lockstep"} == set()
 
 
 def test_the_measuring_path_is_more_than_its_ends():
