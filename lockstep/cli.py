@@ -1,6 +1,6 @@
 """The command `lockstep`, assembled from one small command module per room.
 
-A command's module is loaded only when the command is asked for, so the start is quick and needs
+A command's module is loaded only for that command, so the start is quick and needs
 neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 the input is wrong;
 3 the machine failed; 130 interrupted.
 """
@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "status": (
         "lockstep.slurm.status.jobs_cli:status",
-        "Say how a campaign's jobs and launches stand.",
+        "Say how far a campaign's jobs and launches are.",
     ),
     "cancel": (
         "lockstep.slurm.status.jobs_cli:cancel",
@@ -85,7 +85,7 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is asked for, not to list it."""
+    """A group that imports a command to run it, not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002, click's signature
         """Return the commands in the table's order."""
@@ -129,11 +129,11 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
-        said, context = error.format_message(), getattr(error, "ctx", None)
-        if context is not None and said == context.get_help():  # what a group alone raises
-            click.echo(said, err=True)
+        text, context = error.format_message(), getattr(error, "ctx", None)
+        if context is not None and text == context.get_help():  # what a group alone raises
+            click.echo(text, err=True)
         else:
-            click.UsageError(one_line(said), context).show()
+            click.UsageError(one_line(text), context).show()
         sys.exit(EXIT_INPUT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)

@@ -42,7 +42,7 @@ IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
 def _limiting(duration: str) -> str:
-    # Slurm counts limits in minutes, and takes 0 for none at all (sbatch(1), --time).
+    # Slurm counts limits in minutes, and takes 0 for no limit (sbatch(1), --time).
     if parse_limit(duration) < MINUTE_S:
         raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
     if parse_limit(duration) > YEAR_S:
@@ -162,7 +162,7 @@ class Campaign(BaseModel):
     @classmethod
     def _no_doubles(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         for value in (value for value, count in Counter(values).items() if count > 1):
-            raise ValueError(f"{value!r} stands twice")
+            raise ValueError(f"{value!r} is named twice")
         return values
 
     @model_validator(mode="after")
@@ -172,9 +172,9 @@ class Campaign(BaseModel):
             factors["cases"] = self.num_cases()
         number = math.prod(factors.values())
         if number > MAX_LAUNCHES:
-            said = " x ".join(f"{count:,} {name}" for name, count in factors.items())
+            product_of = " x ".join(f"{count:,} {name}" for name, count in factors.items())
             raise ValueError(
-                f"{said} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
+                f"{product_of} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
                 "lower repeats, or cut it into several campaigns"
             )
         return self
@@ -223,8 +223,8 @@ class Launch:
 
     def facts(self) -> dict[str, Any]:
         """Return the launch as a campaign's folder records it."""
-        known = {key: value for key, value in vars(self).items() if value is not None}
-        return {"name": self.name, **known}
+        facts = {key: value for key, value in vars(self).items() if value is not None}
+        return {"name": self.name, **facts}
 
 
 def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
@@ -290,7 +290,7 @@ def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftO
 
 
 def common_options(campaign: Campaign) -> Iterator[str]:
-    """Yield what pytest is told in every launch of a campaign."""
+    """Yield the options of pytest in every launch of a campaign."""
     if campaign.studies:
         yield from ("-m", " or ".join(campaign.studies))
     for name in IDENTITY:
@@ -306,7 +306,7 @@ def common_options(campaign: Campaign) -> Iterator[str]:
 
 
 def own_options(launch: Launch) -> Iterator[str]:
-    """Yield what pytest is told in one launch alone."""
+    """Yield the options of pytest in one launch alone."""
     yield f"--label=launch={launch.name}"
     yield f"--label=repeat={launch.repeat}"
     if launch.part is not None:
@@ -357,7 +357,7 @@ def _check(campaign: Campaign, path: Path) -> None:
 
 
 def _check_workload(spec: str) -> None:
-    # Making it loads torch: not for a plain name, nor on a login node, which has none.
+    # Making a workload loads torch, which a login node lacks and a plain name does not need.
     name, options = workloads.parse(spec)
     if (options or name not in workloads.TABLE) and find_spec("torch"):
         workloads.make(spec)

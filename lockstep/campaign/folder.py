@@ -25,7 +25,7 @@ _CLAIM_TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch stands.
+    """How far a launch has come.
 
     Attributes:
         name: The launch's name.
@@ -81,7 +81,7 @@ class Folder:
         return self.launch(name) / "result.json"
 
     def log_file(self, name: str) -> Path:
-        """Return what the processes of a launch said."""
+        """Return where the output of a launch is."""
         return self.launch(name) / "log.txt"
 
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ class Folder:
 
         Args:
             name: The launch.
-            studies: What it must have been asked for to be complete.
+            studies: What it must have measured to be complete.
 
         Raises:
             ValueError: The journal is corrupt.
@@ -103,7 +103,7 @@ class Folder:
             return Outcome(name)
         document = journal.rebuild(path)
         block = document[KEY]
-        asked = set(studies) <= set(str(block.get("studies", "")).split(","))
+        has_studies = set(studies) <= set(str(block.get("studies", "")).split(","))
         return Outcome(
             name,
             measured=len(document["benchmarks"]),
@@ -111,12 +111,12 @@ class Folder:
             remaining=len(set(block["expected"]) - set(journal.outcomes(path))),
             in_flight=block["in_flight"],
             failed=tuple(block["failed"]),
-            complete=bool(block["complete"]) and asked,
+            complete=bool(block["complete"]) and has_studies,
         )
 
     def missing(self, campaign: Campaign, launches: Sequence[Launch]) -> list[Launch]:
         """Return the launches that still lack a case, in the order given."""
-        return [one for one in launches if not self.outcome(one.name, campaign.studies).complete]
+        return [each for each in launches if not self.outcome(each.name, campaign.studies).complete]
 
     def write_result(self, name: str) -> bool:
         """Make a launch's JSON from its journal, and return whether a case of it has ended.
@@ -141,7 +141,7 @@ class Folder:
     def claim(
         self, campaign: Campaign, launches: Sequence[Launch], left_out: Sequence[LeftOut] = ()
     ) -> None:
-        """Write the campaign beside its results, or refuse to mix it with another's.
+        """Write the campaign into the folder of its results, or refuse to mix it with another's.
 
         Args:
             campaign: What is measured.
@@ -154,7 +154,7 @@ class Folder:
         self.refuse(campaign, launches)
         facts = campaign.facts() | {
             "launches": [launch.facts() for launch in launches],
-            "left_out": [asdict(one) for one in left_out],
+            "left_out": [asdict(each) for each in left_out],
         }
         journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
 
@@ -173,7 +173,7 @@ class Folder:
         for name in (launch.name for launch in launches):
             if journal_copies.lacks(self.journal(name), self.result(name)):
                 raise ValueError(
-                    f"{self.result_file(name)} holds measured cases that no journal beside it has; "
+                    f"{self.result_file(name)} holds measured cases that its journal lacks; "
                     "move it away to measure again, or give --to another folder"
                 )
 

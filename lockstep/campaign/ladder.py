@@ -1,6 +1,6 @@
 """The local ladder: one torchrun launch per world size and repeat, resumable at any point.
 
-Results stand under `results/<campaign>/launches/<launch>/`: the journal, pytest-benchmark's JSON
+Results lie under `results/<campaign>/launches/<launch>/`: the journal, pytest-benchmark's JSON
 rebuilt from it, and the launch's output. What they hold is never measured again.
 """
 
@@ -46,7 +46,7 @@ class Ladder:
 
     Attributes:
         campaign: What to measure.
-        folder: Where its results stand.
+        folder: Where its results are.
         left_out: World sizes of it that this machine cannot measure.
         lock: Descriptor of the folder's lock, which launches hold as long as they write.
     """
@@ -89,7 +89,7 @@ class Ladder:
         self.results.refuse(self.campaign, plan(self.campaign))
 
     def claim(self) -> None:
-        """Write the campaign beside its results, or refuse to mix it with another's.
+        """Write the campaign into the folder of its results, or refuse to mix it with another's.
 
         Raises:
             ValueError: As `Folder.refuse` does.
@@ -101,7 +101,7 @@ class Ladder:
 
         Args:
             launch: Which one.
-            options: What pytest is told beside, to leave out what failed before.
+            options: Further options of pytest, to leave out what failed before.
         """
         return [
             *torchrun(launch.world_size),
@@ -118,7 +118,7 @@ class Ladder:
 
         Args:
             launch: Which one.
-            on_progress: Told how many cases have ended, a few times a second.
+            on_progress: Called with the number of cases that have ended, about once a second.
         """
         follows = Next("again")
         while follows.kind == "again":
@@ -152,8 +152,8 @@ class Ladder:
                 _stop(process)
                 self.results.write_result(launch.name)
         code = process.returncode
-        said = last_words(path, before.num_log_bytes) or f"torchrun ended with {code}"
-        return Ended(gather(folder, before, str(hung or said)), code, hung)
+        why = last_words(path, before.num_log_bytes) or f"torchrun ended with {code}"
+        return Ended(gather(folder, before, str(hung or why)), code, hung)
 
     def _limit_s(self, outcome: Outcome) -> float:
         """Return how long a launch may bring nothing: all that a start or a case may take, twice.
@@ -251,7 +251,7 @@ def _runs(pid: str) -> bool:
 
 
 def only_skip(ladder: Ladder) -> str:
-    """Return why the first case was skipped, where a complete campaign measured none; or nothing.
+    """Return why the first case was skipped where no case was measured; else nothing.
 
     Raises:
         ValueError: A journal is corrupt.
@@ -271,7 +271,7 @@ def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
     Raises:
         ValueError: A journal is corrupt.
     """
-    found: dict[str, dict[int, list[float]]] = {}
+    times: dict[str, dict[int, list[float]]] = {}
     for launch in plan(ladder.campaign):
         path = ladder.results.journal(launch.name)
         if not journal.outcomes(path):
@@ -283,8 +283,8 @@ def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
                 raise ValueError(
                     f"{path}: a case line has no median of its steps; the journal is corrupt"
                 ) from None
-            found.setdefault(name, {}).setdefault(launch.world_size, []).append(step_s)
-    return found
+            times.setdefault(name, {}).setdefault(launch.world_size, []).append(step_s)
+    return times
 
 
 def _step_s(entry: dict[str, Any]) -> float:

@@ -1,29 +1,36 @@
-"""Why a launch ended, in the words of whoever knew it best: its ranks, pytest, srun or torchrun."""
+"""Why a launch ended, by the words of the programs that took part in it.
+
+A process that is killed leaves no record: its launcher's output is all there is. The table below is
+the one place that reads such output.
+"""
 
 import re
 import signal
 from pathlib import Path
 
-from lockstep.vocabulary.texts import one_line
-
 # A rank may print without end; why a launch ended is at the end of its log.
 MAX_LOG_BYTES = 2**20
-MAX_WORDS_CHARACTERS = 300
+MAX_CHARACTERS = 300
 
-_RANK = re.compile(r"^lockstep: (rank .*)$", re.MULTILINE)
-# Why pytest ended, in rank 0's words; of a rank that was killed it knows only the silence.
-_PYTEST = re.compile(
-    r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", re.MULTILINE
-)
-_TORCHRUN = re.compile(
+# program -> the line that says why, the programs that know best first
+LINES = {
+    # What ranks say when memory ran out is what came of it.
+    "Slurm on memory": re.compile(
+        r"^(?:srun: error: |(?=slurmstepd))(.*(?:exceeded memory limit|oom.kill|Out Of Memory).*)$",
+        re.MULTILINE,
+    ),
+    "a rank": re.compile(r"^lockstep: (rank .*)$", re.MULTILINE),
+    # In rank 0's words; of a rank that was killed it knows only the silence.
+    "pytest": re.compile(
+        r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", re.MULTILINE
+    ),
+    "srun": re.compile(r"^srun: error: (\S+: tasks? .*)$", re.MULTILINE),
+}
+TORCHRUN = re.compile(
     r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", re.MULTILINE | re.DOTALL
 )
-_SRUN = re.compile(r"^srun: error: (\S+: tasks? .*)$", re.MULTILINE)
-# What ranks say when memory ran out is what came of it.
-_MEMORY = re.compile(
-    r"^(?:srun: error: |(?=slurmstepd))(.*(?:exceeded memory limit|oom.kill|Out Of Memory).*)$",
-    re.MULTILINE,
-)
+# How srun says that a task ended by itself, not by a signal.
+EXITED = "Exited with"
 
 
 def last_words(log: Path, start: int) -> str:
@@ -36,16 +43,14 @@ def last_words(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))
         text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    root, task = _TORCHRUN.search(text), _SRUN.search(text)
-    is_killed = bool(root and int(root[2]) < 0) or bool(task and "Exited with" not in task[1])
-    found = (
-        _MEMORY.search(text)
-        or _RANK.search(text)
-        or (None if is_killed else _PYTEST.search(text))
-        or task
-    )
-    words = found[1] if found else root and f"rank {root[1]} ended with {how(int(root[2]))}"
-    return one_line(words or "")[:MAX_WORDS_CHARACTERS]
+    lines = {program: line[1] for program in LINES if (line := LINES[program].search(text))}
+    root = TORCHRUN.search(text)
+    is_killed = bool(root and int(root[2]) < 0) or EXITED not in lines.get("srun", EXITED)
+    if is_killed:
+        lines.pop("pytest", None)
+    torchruns = f"rank {root[1]} ended with {how(int(root[2]))}" if root else ""
+    why = next(iter(lines.values()), torchruns)
+    return "".join(letter if letter.isprintable() else " " for letter in why)[:MAX_CHARACTERS]
 
 
 def how(exit_code: int) -> str:

@@ -21,7 +21,7 @@ from lockstep.world.placement import STORE_VARIABLES, VARIABLES
 
 # What every rank imports beyond what a login node has.
 NEEDED = ("torch", "torchvision", "pytest", "pytest_benchmark")
-# What a GPU's driver leaves in /dev; where none is, torch need not be loaded, which takes seconds.
+# What a GPU's driver leaves in /dev; without that, torch need not be loaded, which takes seconds.
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
 COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 # The first import of torch from a cold, shared file system takes a minute and more.
@@ -73,7 +73,7 @@ class Ended:
     """How a session of a launch ended.
 
     Attributes:
-        facts: What is known of the launch then.
+        facts: Of the launch then.
         exit_code: torchrun's.
         hung: Where it hung, and was ended.
     """
@@ -87,7 +87,7 @@ def left_ranks(torchrun_pid: int) -> tuple[LeftRank, ...]:
     """Return which ranks of a launch on this machine still run."""
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(torchrun_pid).children()
-        return tuple(sorted(_as_ranks(children), key=lambda one: one.rank))
+        return tuple(sorted(_as_ranks(children), key=lambda left: left.rank))
     return ()
 
 

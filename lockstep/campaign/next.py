@@ -26,7 +26,7 @@ Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a launch when a session of it has ended.
+    """The facts of a launch when a session of it has ended.
 
     Attributes:
         words: Why the session ended.
@@ -52,8 +52,8 @@ class Next:
     """What follows.
 
     Attributes:
-        kind: `done`, `again` for another session, or why there is none.
-        options: What that session's pytest is told beside what the first one was.
+        kind: `done`, `again` for another session, or why no session follows.
+        options: Of that session's pytest, besides those of the first session.
     """
 
     kind: Kind
@@ -63,8 +63,8 @@ class Next:
 def decide(facts: Facts) -> Next:
     """Return what follows a session.
 
-    The journal decides, never a launcher's exit code. Each further session begins a case that none
-    before it has begun, or settles the one that ended the session before it: so they come to an
+    The journal decides, never a launcher's exit code. Each further session begins a case that no
+    session has begun, or settles the case that ended the session before it: so they come to an
     end.
     """
     if facts.has_begun and not facts.num_left:
@@ -114,17 +114,17 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     Raises:
         ValueError: The journal is corrupt.
     """
-    known = Facts(words + _late_ranks(folder, before.time_s), is_stop_asked=is_stop_asked)
+    facts = Facts(words + _late_ranks(folder, before.time_s), is_stop_asked=is_stop_asked)
     path = folder / "journal.jsonl"
     entries = journal.read(path) if path.exists() else []
     heads = [i for i, entry in enumerate(entries) if entry.get("kind") == "launch"]
     if not heads or heads[-1] < before.num_lines:
-        return known
+        return facts
     block, ended = journal.rebuild(path)[KEY], journal.settled(path)
     own = [entry for entry in entries if entry.get("attempt") == entries[heads[-1]].get("attempt")]
     left = set(block["expected"]) - set(ended) | ({block["in_flight"]} - {None})
     return replace(
-        known,
+        facts,
         has_begun=True,
         num_recorded=len(own) - 1,
         num_left=len(left),
@@ -139,8 +139,8 @@ def _late_ranks(folder: Path, begun_s: int) -> str:
     return f"; the case took too long, stacks: {late}" if late else ""
 
 
-# What a job's output says beside how srun ended.
-_SAID: dict[Kind, str] = {
+# What a job's output adds to how srun ended.
+_ADDED: dict[Kind, str] = {
     "done": "",
     "again": "",
     "failed": "; cases have failed",
@@ -154,16 +154,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what follows a session under srun, a line each: kind, words for people, options."""
     given = _parser().parse_args(arguments)
     before = Mark(given.num_lines, given.num_log_bytes, given.began)
-    said = last_words(given.folder / "log.txt", before.num_log_bytes)
+    why = last_words(given.folder / "log.txt", before.num_log_bytes)
     ended = f"srun ended with {given.exit_code}"
     try:
         is_stop_asked = given.exit_code == EXIT_STOPPED or given.stop_file.exists()
-        facts = gather(given.folder, before, said or ended, is_stop_asked=is_stop_asked)
+        facts = gather(given.folder, before, why or ended, is_stop_asked=is_stop_asked)
     except ValueError as error:
         lines = [MARK + "corrupt", f"{ended}: {error}"]
     else:
         following = decide(facts)
-        words = f"{ended}{f': {said}' if said else ''}{_SAID[following.kind]}"
+        words = f"{ended}{f': {why}' if why else ''}{_ADDED[following.kind]}"
         lines = [MARK + following.kind, words, *following.options]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

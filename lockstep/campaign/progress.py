@@ -40,7 +40,7 @@ class View:
             TextColumn("left"),
             console=self._console,
         )
-        # How many cases one's own tests hold is known once they run: a launch then counts as one.
+        # The user's own tests are counted as they run: a launch of them counts as one case.
         self._num_cases = ladder.campaign.num_cases() or 1
         self._already = {launch.name: ladder.outcome(launch).measured for launch in launches}
         total = self._num_cases * len(launches) - sum(self._already.values())
@@ -96,12 +96,12 @@ class View:
         world_sizes = sorted(self._ladder.campaign.world_sizes)
         for world_size in world_sizes:
             table.add_column(f"{world_size} rank{'s' if world_size > 1 else ''}", justify="right")
-        found = step_times(self._ladder)
-        names = short_names(list(found))
-        for case, by_size in list(found.items())[:MAX_ROWS]:
+        times = step_times(self._ladder)
+        names = short_names(list(times))
+        for case, by_size in list(times.items())[:MAX_ROWS]:
             table.add_row(Text(names[case]), *(_cell(by_size.get(n, [])) for n in world_sizes))
-        if len(found) > MAX_ROWS:
-            table.add_row(f"and {len(found) - MAX_ROWS} more cases")
+        if len(times) > MAX_ROWS:
+            table.add_row(f"and {len(times) - MAX_ROWS} more cases")
         return table
 
 

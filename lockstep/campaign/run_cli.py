@@ -59,7 +59,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
 )
 @click.option("--name", help="Name of the results folder.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the launches, start none.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
 def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: Any) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
@@ -105,7 +105,7 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
 
 
 def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return what the options change; one's own tests take the place of the file's studies."""
+    """Return what the options change; the user's own tests replace the file's studies."""
     if not changes["tests"]:
         return changes
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(changes["tests"][0]).stem).strip("-")
@@ -121,10 +121,10 @@ def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
     if campaign.device == "cpu" or (campaign.device is None and max(campaign.world_sizes) == 1):
         return campaign, []
     chosen, left_out = within_gpus(campaign, num_gpus())
-    for one in left_out:
+    for size in left_out:
         click.echo(
-            f"Left out: world size {one.world_size}, which needs {one.world_size} GPUs, and ranks "
-            f"see {one.num_gpus} on this machine; --device cpu measures it on the CPU.",
+            f"Left out: world size {size.world_size}, which needs as many GPUs, and ranks see "
+            f"{size.num_gpus} on this machine; --device cpu measures it on the CPU.",
             err=True,
         )
     return chosen, left_out
@@ -213,8 +213,8 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
     log, ended = ladder.results.log_file(outcome.name), outcome.ended
     if outcome.complete:
         if ended and ended.exit_code:
-            said = f"complete, but it did not end well: {ended.facts.words}"
-            click.echo(f"{outcome.name} is {said}; its output: {log}", err=True)
+            why = f"complete, but it did not end well: {ended.facts.words}"
+            click.echo(f"{outcome.name} is {why}; its output: {log}", err=True)
         return
     for failed in outcome.failed:
         click.echo(f"{outcome.name}: {failed['case']} failed: {_gist(failed)}", err=True)

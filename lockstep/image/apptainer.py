@@ -1,6 +1,6 @@
-"""Apptainer as this machine has it: asked, or told to build, as a program of its own.
+"""Apptainer: what it answers, how it builds, and what its messages mean.
 
-Its messages are another program's; the tables here are all that is known of them.
+The tables at the top hold every phrase of its that this package knows.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How an image is built, once for its content; see `image_record` for what is kept beside it."""
+"""How an image is built, once for its content; see `image_record` for what is kept of it."""
 
 import shlex
 import time

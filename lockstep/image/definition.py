@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 22
 # Written by hand, and so never larger.
 LIMIT_BYTES = 1 << 20
 
-# Names whose values nobody should read; a tokenizer is no secret.
+# Names of secrets; a tokenizer is none.
 SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|(^|_|API)KEY", re.IGNORECASE)
 PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 STAGE = re.compile(r"^bootstrap:", re.IGNORECASE | re.MULTILINE)
@@ -51,7 +51,7 @@ class Definition:
 
     @property
     def takes_commit(self) -> bool:
-        """Whether the image can be told which commit it holds."""
+        """Whether an argument names the commit that the image holds."""
         return COMMIT in self.arguments
 
     @property
@@ -68,16 +68,16 @@ class Definition:
         return [path for source in self.sources for path in self._expanded(source)]
 
     def _expanded(self, source: str) -> list[Path]:
-        # The shell's patterns work in `%files`; an absolute name stands for itself.
+        # The shell's patterns work in `%files`; an absolute name is taken as it is.
         path = self.folder / source
         root = Path(path.anchor)
-        found = [path] if path.exists() else sorted(root.glob(str(path.relative_to(root))))
-        if not found:
+        paths = [path] if path.exists() else sorted(root.glob(str(path.relative_to(root))))
+        if not paths:
             raise ValueError(
                 f"{self.path.name} copies {source}, which is not in {self.folder}; "
                 "build where its files are, a checkout of Lockstep for the built-in definitions"
             )
-        return found
+        return paths
 
 
 def load(name: str, given: Mapping[str, str]) -> Definition:
@@ -150,22 +150,22 @@ def _arguments(path: Path, raw: str, given: Mapping[str, str]) -> dict[str, str]
             )
         if "\n" in value:
             raise ValueError(f"the build argument {name} holds a newline; give it on one line")
-    found = {**defaults, **given}
-    for name in sorted(wanted - set(found)):
+    values = {**defaults, **given}
+    for name in sorted(wanted - set(values)):
         raise ValueError(f"{path.name} needs a value of {name}; add --build-arg {name}=VALUE")
-    return {name: value for name, value in found.items() if name in wanted}
+    return {name: value for name, value in values.items() if name in wanted}
 
 
 def _section(text: str, name: str) -> list[str]:
-    bodies = [body for found, body in SECTION.findall(text) if found.lower() == name]
+    bodies = [body for heading, body in SECTION.findall(text) if heading.lower() == name]
     lines = [line for body in bodies for line in body.splitlines()]
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def header(text: str, name: str) -> str | None:
     """Return what a definition's header says of `bootstrap` or `from`, or None."""
-    found = re.search(rf"^\s*{name}:\s*([^#\n]*)", text, re.IGNORECASE | re.MULTILINE)
-    return found[1].strip() if found else None
+    line = re.search(rf"^\s*{name}:\s*([^#\n]*)", text, re.IGNORECASE | re.MULTILINE)
+    return line[1].strip() if line else None
 
 
 def _sources(path: Path, text: str) -> tuple[str, ...]:
@@ -193,16 +193,16 @@ def _for_spython(text: str) -> list[str]:
 
     A blank line comes first in a section, whose first line it would also read as a header's.
     """
-    found = ["Bootstrap: docker", "From: base"]
+    lines = ["Bootstrap: docker", "From: base"]
     for section in SECTION.finditer(text):
         if section[1].lower() == "files":
-            heading, *lines = section[0].strip().splitlines()
-            found += [heading, "", *(line for line in lines if not line.lstrip().startswith("#"))]
-    return found
+            heading, *body = section[0].strip().splitlines()
+            lines += [heading, "", *(line for line in body if not line.lstrip().startswith("#"))]
+    return lines
 
 
 def key(definition: Definition, *others: str) -> str:
-    """Return what stands for all that goes into an image: two equal keys, two like images.
+    """Return a digest of all that goes into an image: equal keys make like images.
 
     Args:
         definition: Its text, its arguments, its base and the files it copies are counted. The
@@ -229,12 +229,12 @@ def _files(top: Path) -> list[Path]:
     """Return a folder's files without Python's caches, or the file itself."""
     if top.is_file():
         return [top]
-    found = (path for path in top.rglob("*") if "__pycache__" not in path.parts)
-    return sorted(path for path in found if path.is_file())
+    paths = (path for path in top.rglob("*") if "__pycache__" not in path.parts)
+    return sorted(path for path in paths if path.is_file())
 
 
 def base_digest(definition: Definition) -> str | None:
-    """Return what stands for a base of this machine; None where a registry has it.
+    """Return a digest of a base on this machine; None where a registry has it.
 
     A file's SHA-256; for a folder, one over its files' names, sizes and times.
 

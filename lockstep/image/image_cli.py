@@ -211,7 +211,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     dirty = {True: ", with changes", None: ""}.get(facts.get("git_dirty"), "")
     yield "commit", (facts["git_commit"] or "-") + dirty
     if "definition" not in facts:
-        yield "record", "none: it was not built by lockstep image build, or was copied alone"
+        yield "record", "-: it was not built by lockstep image build, or was copied alone"
         return
     yield "definition", f"{facts['definition']}, sha256 {facts['definition_sha256']}"
     arguments = ", ".join(f"{name}={value}" for name, value in facts["build_args"].items())

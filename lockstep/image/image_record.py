@@ -1,4 +1,4 @@
-"""The record beside an image file, IMAGE.json: how the image was built, and the file's SHA-256.
+"""The record IMAGE.json of an image file: how it was built, and its SHA-256.
 
 (The id in an image's own header is random, or absent, and says nothing about what the file holds.)
 """
@@ -14,12 +14,12 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """What is kept beside an image that was built here.
+    """What is kept of an image that was built here.
 
     Attributes:
         sha256: Of the image file.
         size_bytes: Of the image file.
-        key: Stands for all that went into it; see `definition.key`.
+        key: Digest of all that went into it, see `definition.key`.
         definition: Name of the definition file.
         definition_sha256: Of that file.
         bootstrap: Where its base came from.
@@ -63,7 +63,7 @@ def record_path(image: Path) -> Path:
 
 
 def log_path(image: Path) -> Path:
-    """Return where all is that Apptainer said as it built an image."""
+    """Return where the output is of Apptainer as it built an image."""
     return image.with_name(f"{image.name}.log")
 
 

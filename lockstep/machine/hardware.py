@@ -23,7 +23,7 @@ class Device:
             other clocks or fewer units is not taken for this one.
         peak_flop_per_s: Dense peak in FLOP/s, by precision; absent where not in hardware.
         memory_bytes_per_s: Peak memory bandwidth in bytes/s.
-        source: The document the figures stand in.
+        source: The document that the figures are from.
     """
 
     name: str

@@ -48,7 +48,7 @@ def driver_version() -> str | None:
 
 
 def slowdowns(device: "torch.device") -> list[str]:
-    """Return why a device holds its clocks back right now; empty where it does not, or none says.
+    """Return why a device holds its clocks back right now; empty if it does not say.
 
     Ask at the end of the timed rounds, while the device is still as warm as they made it.
     """

@@ -1,6 +1,6 @@
 """Where a result comes from: the software, the machine, the image and the settings of a launch.
 
-Everything is read, nothing asked for. A fact that cannot be read is None: a missing git, a
+A fact that cannot be read is None: a missing git, a
 driver that does not answer or an image out of reach never stops a measurement. torch is imported
 only where a rank is described, so that a login node can use the rest.
 """
@@ -40,7 +40,7 @@ SLURM_NAMES = (
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
 )
-# What a launch has only where its ranks drive GPUs; a CUDA build of torch on a CPU used none.
+# What a launch has only where its ranks drive GPUs, whatever torch was built for.
 GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
 # Apptainer writes into every image when, and of what, it was built.
@@ -212,16 +212,16 @@ def git_facts(root: Path) -> dict[str, Any]:
 def _built_of(root: Path) -> dict[str, Any]:
     """Return what an image's builder left: a commit, with `-dirty` after it where files differed.
 
-    The file `COMMIT` stands beside the suite it speaks of; the variable `LOCKSTEP_COMMIT` of an
-    image would also speak of a checkout bound into it, so it counts for none.
+    The file `COMMIT` lies in the folder of the suite that it is about. The variable
+    `LOCKSTEP_COMMIT` of an image does not count for a checkout that is bound into the image.
     """
     text = read_text(root / "COMMIT")
     if text is None and not (root / ".git").exists():
         text = os.environ.get("LOCKSTEP_COMMIT")
-    found = re.fullmatch(r"([0-9a-f]{7,64})(-dirty)?", text or "")
-    if not found:
+    name = re.fullmatch(r"([0-9a-f]{7,64})(-dirty)?", text or "")
+    if not name:
         return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": found[1], "git_dirty": found[2] is not None}
+    return {"git_commit": name[1], "git_dirty": name[2] is not None}
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -297,8 +297,8 @@ def usable_cores() -> list[int]:
 
 def cpu_model() -> str:
     """Return the processor's name, or the architecture where the system gives none."""
-    found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo") or "", re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    line = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo") or "", re.MULTILINE)
+    return line[1].strip() if line else platform.processor() or platform.machine()
 
 
 def os_name() -> str:
@@ -317,8 +317,8 @@ def driver_version() -> str | None:
 def _kernel_driver_version() -> str | None:
     """Return the version the loaded kernel module reports, for sites without nvidia-ml-py."""
     text = read_text("/proc/driver/nvidia/version") or ""
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
-    return found[1] if found else None
+    line = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
+    return line[1] if line else None
 
 
 def _cudnn_version(number: int | None) -> str | None:

@@ -305,7 +305,7 @@ def _with_unit(value: float | None, unit: str) -> str | None:
 
 
 def _present(facts: Mapping[str, Any], *names: str) -> str | None:
-    """Return the facts that are known, joined."""
+    """Return the facts that are not None, joined."""
     return ", ".join(str(facts[name]) for name in names if facts[name]) or None
 
 

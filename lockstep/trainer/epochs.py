@@ -28,7 +28,7 @@ class Score:
 
     Attributes:
         correct: Right predictions since the last reset.
-        judged: Predictions since the last reset; none where targets are not classes.
+        judged: Predictions since the last reset; 0 where targets are not classes.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -132,8 +132,8 @@ class EpochRunner:
 
     def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
         """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""
-        found = failures.first_step(own.tolist(), own.isfinite().tolist())
-        raise failures.diverged(epoch + 1, self.world.control.exchange_all("diverged", found))
+        step = failures.first_step(own.tolist(), own.isfinite().tolist())
+        raise failures.diverged(epoch + 1, self.world.control.exchange_all("diverged", step))
 
     def _steps(self, epoch: int, num_steps: int) -> Iterable[int]:
         """Return the steps to take, on rank 0 at a terminal with a line that counts samples."""

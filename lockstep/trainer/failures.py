@@ -1,4 +1,4 @@
-"""Why a training run failed: said once, by the rank that had the fault, to whoever started it."""
+"""Why a training run failed, reported once, by the rank that had the fault."""
 
 import contextlib
 import json
@@ -41,13 +41,13 @@ class Failure:
         """Return what a rank has run into."""
         if isinstance(error, ValueError):
             return cls("input", str(error), True, False)
-        name, said = type(error).__name__, str(error)
-        is_consequence = blame.is_consequence(f"{name}: {said}")
+        named = f"{type(error).__name__}: {error}"
+        is_consequence = blame.is_consequence(named)
         is_system = isinstance(error.__cause__, OSError)
         if isinstance(error, RankError) and not is_system:
-            return cls(_kind(error), said, True, is_consequence)
-        said = said if isinstance(error, RuntimeError) else f"{name}: {said}"
-        return cls(_kind(error), f"rank {rank} on {hostname()}: {said}", is_system, is_consequence)
+            return cls(_kind(error), str(error), True, is_consequence)
+        text = str(error) if isinstance(error, RuntimeError) else named
+        return cls(_kind(error), f"rank {rank} on {hostname()}: {text}", is_system, is_consequence)
 
 
 def _kind(error: Exception) -> Literal["machine", "diverged"]:
@@ -63,7 +63,7 @@ def report(path: Path, failure: Failure) -> None:
 
 
 def read(path: Path) -> Failure | None:
-    """Return what a rank has written down; None where none had the time."""
+    """Return what a rank has written down; None where no rank had the time."""
     return Failure(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
@@ -84,17 +84,17 @@ def diverged(epoch: int, ranks: Sequence[dict[str, Any]]) -> DivergedError:
 
     Args:
         epoch: Counted from 1.
-        ranks: What `first_step` found on each; at least one has such a step.
+        ranks: What `first_step` returned on each; at least one has such a step.
     """
-    step = min(found["step"] for found in ranks if found["step"] is not None)
-    there = [rank for rank, found in enumerate(ranks) if found["step"] == step]
-    found = ranks[there[0]]
-    who = f"rank {there[0]} on {found['host']}"
+    step = min(end["step"] for end in ranks if end["step"] is not None)
+    there = [rank for rank, end in enumerate(ranks) if end["step"] == step]
+    first = ranks[there[0]]
+    who = f"rank {there[0]} on {first['host']}"
     if len(there) == len(ranks) > 1:
         hosts = ", ".join(dict.fromkeys(rank["host"] for rank in ranks))
         who = f"all {len(ranks)} ranks on {hosts}"
     return DivergedError(
-        f"{who}: the loss is {found['loss']} in step {step + 1} of epoch {epoch}; lower --lr, or "
+        f"{who}: the loss is {first['loss']} in step {step + 1} of epoch {epoch}; lower --lr, or "
         "look at the data of that step",
         *there,
     )

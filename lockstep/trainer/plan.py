@@ -1,4 +1,4 @@
-"""What a training run is asked for, and the arithmetic of its batches, epochs and rates.
+"""The configuration of a training run, and the arithmetic of its batches, epochs and rates.
 
 Needs no torch: the command checks a run here before it starts any rank.
 """
@@ -216,7 +216,7 @@ def lr_factor(scheduler: str, epoch: int, epochs: int) -> float:
 
 
 def validation_indices(num_samples: int, rank: int, world_size: int) -> range:
-    """Return the samples a rank validates on: every one once over all ranks, none padded."""
+    """Return the samples a rank validates on: every sample once over all ranks, without padding."""
     return range(rank, num_samples, world_size)
 
 
@@ -235,7 +235,7 @@ class EpochRow:
         seed: Seed of parameters, order and augmentation.
         repeat: Which of several equal runs.
         epoch: Counted from 1.
-        epochs: How many were asked for.
+        epochs: Of the whole run.
         world_size: Number of ranks.
         num_nodes: Number of hosts.
         local_batch: Samples per rank per update.

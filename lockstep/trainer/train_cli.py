@@ -232,7 +232,7 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
     Raises:
         ValueError: A rank refused the configuration.
         RuntimeError: A rank failed.
-        SystemExit: The loss is not finite, which was said.
+        SystemExit: The loss is not finite.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-train-") as folder:
         path = Path(folder) / "config.json"
@@ -273,7 +273,7 @@ def _check_status(status: int, failure: Failure | None, log_file: Path) -> None:
         return
     if failure and not failure.is_consequence:
         raise RuntimeError(failure.message)
-    # A rank that was killed has said nothing; torchrun knows which ended first.
+    # A rank that was killed reports nothing; torchrun knows which ended first.
     words = last_words(log_file, 0) or f"training ended with {how(status)}"
     raise RuntimeError(words)
 

@@ -13,13 +13,13 @@ CURVE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Check:
-    """One claim about the runs, and what was found.
+    """One claim about the runs, and whether it holds.
 
     Attributes:
         name: accuracy, curve or parameters.
         world_size: The run it is about.
         passed: Whether the claim holds.
-        found: What was found, in words.
+        found: What the runs show, in words.
     """
 
     name: str

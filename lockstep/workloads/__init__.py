@@ -30,7 +30,7 @@ class Workload:
     """One model and its data, small enough to read at a glance.
 
     Attributes:
-        name: The workload as it was asked for, options included.
+        name: The workload, options included.
         build: Makes the model, parameters seeded by torch's global generator.
         make_batch: Takes a number of items, a device and a generator on that device; returns
             inputs and targets whose first dimension is the number of items.
@@ -94,8 +94,8 @@ def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object
     try:
         return builder(**options)
     except ValueError as error:  # as Builder asks: about an option's value
-        said = _first_line(error) or "raised ValueError"
-        raise ValueError(f"workload {spec!r}: {said}") from error
+        why = _first_line(error) or "raised ValueError"
+        raise ValueError(f"workload {spec!r}: {why}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of the user's code: it may exit, too
@@ -103,7 +103,7 @@ def _build(spec: str, builder: Builder, options: dict[str, int | str]) -> object
 
 
 def _refusal(spec: str, what: str) -> ValueError:
-    """Return the error for a user's own code that is no workload, or makes none."""
+    """Return the error for a user's own code that neither is nor makes a workload."""
     return ValueError(
         f"workload {spec!r} {what}; it must name a function that returns a "
         "lockstep.workloads.Workload, with a default for each parameter not given as key=value"
@@ -150,9 +150,9 @@ def _find_builder(name: str) -> Builder:
 
 
 def unknown(name: str, others: list[str]) -> ValueError:
-    """Return the error for a name nobody has, with its nearest neighbours."""
-    known = sorted({*TABLE, *others})
-    near = difflib.get_close_matches(name, known, n=3)
+    """Return the error for an unknown name, with its nearest neighbours."""
+    names = sorted({*TABLE, *others})
+    near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(TABLE)}"
     return ValueError(
         f"no workload {name!r}: {hint} (also any torchvision classification model, "

@@ -1,4 +1,4 @@
-"""What training a workload costs in floating-point operations and in memory, found on no data."""
+"""What training a workload costs in floating-point operations and memory, computed without data."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,7 +25,7 @@ def flop_per_item(workload: Workload) -> float | None:
         inputs, targets = (part.to(_META) for part in _batch(workload, _COUNTED_ITEMS))
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(workload.loss(model(inputs), targets))
-    except Exception:  # noqa: BLE001, of the user's code: what is not known is no failure
+    except Exception:  # noqa: BLE001, of the user's code: an unknown cost is no failure
         return None
     return float(counter.get_total_flops()) / _COUNTED_ITEMS
 

@@ -9,7 +9,7 @@ from torch import nn
 from lockstep.workloads import Workload
 
 NUM_CLASSES = 10
-MAX_DEPTH = 10_000  # to make more layers takes minutes, which nobody measures
+MAX_DEPTH = 10_000  # making more layers would take minutes
 
 
 def mlp(width: int = 1024, depth: int = 4) -> Workload:

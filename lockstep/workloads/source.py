@@ -43,13 +43,13 @@ def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
 
 
 def _file_of(function: Callable[..., Any]) -> Path | None:
-    """Return the Python file a function is defined in; None where it has none."""
+    """Return the Python file a function is defined in; None where it is in no file."""
     function = inspect.unwrap(getattr(function, "func", function))  # of a partial
     try:
-        found = inspect.getsourcefile(function if inspect.isroutine(function) else type(function))
+        path = inspect.getsourcefile(function if inspect.isroutine(function) else type(function))
     except TypeError:  # compiled code
         return None
-    return Path(found) if found else None
+    return Path(path) if path else None
 
 
 def _structure(workload: Workload) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 from lockstep.workloads import Builder, Workload, unknown
 from lockstep.workloads.images import image_workload
 
-# In training these two return extra outputs that no plain loss takes, unless told not to.
+# In training these two return extra outputs that no plain loss takes, unless an option forbids it.
 _NO_EXTRA_OUTPUTS = {"aux_logits": False, "init_weights": True}
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "googlenet": _NO_EXTRA_OUTPUTS,
