@@ -1,7 +1,6 @@
 """The local ladder: what is measured is never lost and never measured again."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -27,7 +26,6 @@ from lockstep.campaign.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.locks import NoLocksError
 from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -238,15 +236,6 @@ def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
             ladder.only_driver(tmp_path),
         ):
             pytest.fail("it may live")
-
-
-def test_a_file_system_without_locks_is_no_other_driver(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(NoLocksError, match="ENOSYS"), ladder.only_driver(tmp_path):
-        pytest.fail("nobody is kept out")
 
 
 @pytest.mark.slow

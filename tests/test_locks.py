@@ -1,0 +1,41 @@
+"""Locks: one holder at a time, and what signs them."""
+
+import errno
+import fcntl
+import os
+import socket
+import sys
+import threading
+
+import pytest
+
+from lockstep.vocabulary import locks
+
+
+def test_a_lock_has_one_holder_until_its_file_is_closed(tmp_path):
+    with (tmp_path / ".lock").open("a") as first, (tmp_path / ".lock").open("a") as second:
+        assert locks.take(first)
+        assert not locks.take(second)
+        threading.Timer(0.1, first.close).start()
+        assert locks.take(second, 60)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_an_error_of_its_own(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (tmp_path / ".lock").open("a") as lock, pytest.raises(locks.NoLocksError) as raised:
+        locks.take(lock)
+    assert f"{tmp_path} " in str(raised.value)
+    assert errno.errorcode[code] in str(raised.value)
+
+
+def test_a_lock_names_its_holder_whatever_bytes_its_command_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lockstep", "run", "--to", os.fsdecode(b"r\xe9sults")])
+    with (tmp_path / ".lock").open("a") as lock:
+        locks.sign(lock)
+    process, host, command = locks.holder(tmp_path / ".lock")
+    assert (process, host) == (str(os.getpid()), socket.gethostname())
+    assert command.startswith("lockstep run --to ")
