@@ -304,7 +304,7 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
         num_bytes=$(lockstep_amount -c "$log")
         # By the file system's clock: what ranks write on other hosts is compared with it.
         touch -- "$log"
-        began=$(stat -c %Y -- "$log")
+        began=$(date -r "$log" +%s)
         lockstep_step "$log" "${measure[@]}" "${follows[@]:2}" || rc=$?
         mapfile -t follows < <(lockstep_ask_next "$rc" "$folder" --num-lines="$num_lines" \
             --num-log-bytes="$num_bytes" --began="$began" --stop-file="$stop")
