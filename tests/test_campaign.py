@@ -94,7 +94,7 @@ def test_cases_of_one_launch():
         ({"seed": -1}, "seed"),
         ({"order_seed": 2**32}, "order_seed"),
         ({"workload": 3}, "workload = 3"),
-        ({"world_sizes": [1, 2, 1]}, "1 stands twice"),
+        ({"world_sizes": [1, 2, 1]}, "1 is named twice"),
         ({"world_sizes": []}, "world_sizes"),
         ({"world_sizes": [0]}, r"world_sizes\.0"),
         ({"world_sizes": [1, 3]}, "global_batch=64 does not divide by world_size=3"),
