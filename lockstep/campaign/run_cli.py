@@ -228,7 +228,8 @@ def _gist(failed: Mapping[str, Any]) -> str:
     """Return what each rank met in a failed case, itself named, without its traceback."""
     if causes := failed.get("causes"):
         return "; ".join(map(_cause, causes))
-    return (failed["reason"].strip().splitlines() or ["it gave no reason"])[-1]
+    lines = str(failed["reason"]).strip().splitlines()
+    return lines[-1] if lines else "it gave no reason"
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
