@@ -8,6 +8,8 @@ import re
 import signal
 from pathlib import Path
 
+from lockstep.vocabulary.texts import one_line
+
 # A rank may print without end; why a launch ended is at the end of its log.
 MAX_LOG_BYTES = 2**20
 MAX_CHARACTERS = 300
@@ -50,7 +52,7 @@ def last_words(log: Path, start: int) -> str:
         lines.pop("pytest", None)
     torchruns = f"rank {root[1]} ended with {how(int(root[2]))}" if root else ""
     why = next(iter(lines.values()), torchruns)
-    return "".join(letter if letter.isprintable() else " " for letter in why)[:MAX_CHARACTERS]
+    return one_line(why)[:MAX_CHARACTERS]
 
 
 def how(exit_code: int) -> str:
