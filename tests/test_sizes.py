@@ -70,13 +70,13 @@ def test_what_the_other_studies_vary():
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_every_size_shares_its_global_batch_on_the_usual_ladder(name, world_size):
     size = sizes.find(name)
-    assert sizes.check_global_batch(size.global_batch, world_size) * world_size == size.global_batch
+    assert sizes.local_batch_of(size.global_batch, world_size) * world_size == size.global_batch
 
 
 @given(st.integers(1, 10**6), st.integers(1, 4096))
 def test_a_global_batch_is_shared_out_whole_or_refused_with_one_that_can_be(batch, world_size):
     try:
-        local_batch = sizes.check_global_batch(batch, world_size)
+        local_batch = sizes.local_batch_of(batch, world_size)
     except ValueError as error:
         assert batch % world_size != 0
         offered = re.search(r"; choose (\d+)(?: or (\d+))?, or leave that world", str(error))

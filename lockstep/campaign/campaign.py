@@ -349,7 +349,7 @@ def _check(campaign: Campaign, path: Path) -> None:
     try:
         if "strong" in campaign.studies:
             for world_size in campaign.world_sizes:
-                sizes.check_global_batch(campaign.measured_size().global_batch, world_size)
+                sizes.local_batch_of(campaign.measured_size().global_batch, world_size)
         if campaign.workload is not None:
             _check_workload(campaign.workload)
     except ValueError as error:

@@ -35,8 +35,9 @@ from lockstep.vocabulary.record import KEY, case_name
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
-# What options.py gives a case that no campaign limits, and session.py a rank between two cases.
+# The time of a case without a limit of its own, as in launch/options.py.
 USUAL_BUDGET_S = 900.0
+# The least time a rank has between two cases, as in launch/session.py.
 LEAST_PATIENCE_S = 60.0
 
 
@@ -132,7 +133,7 @@ class Ladder:
         on_progress: Callable[[Launch, int], None],
         options: Sequence[str],
     ) -> Ended:
-        """Make one launch and return how it ended."""
+        """Run one session of a launch and return how it ended."""
         folder = self.results.launch(launch.name)
         folder.mkdir(parents=True, exist_ok=True)
         before, path = mark(folder), self.results.log_file(launch.name)

@@ -36,11 +36,11 @@ EXITED = "Exited with"
 
 
 def last_words(log: Path, start: int) -> str:
-    """Return what tells why a launch ended; or nothing.
+    """Return what tells why a session ended; or nothing.
 
     Args:
-        log: The output of one launch or more.
-        start: Byte at which this launch's begins.
+        log: The output of a launch's sessions.
+        start: Byte at which the output of this session begins.
     """
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - MAX_LOG_BYTES))

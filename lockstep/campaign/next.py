@@ -19,7 +19,7 @@ from lockstep.campaign.last_words import last_words
 from lockstep.vocabulary import journal
 from lockstep.vocabulary.record import KEY
 
-EXIT_STOPPED = 75  # as session.py says that the stop file ended it
+EXIT_STOPPED = 75  # of a session that the stop file ended, see launch/ending.py
 MARK = "lockstep-next: "  # before the first line that a script reads
 Kind = Literal["done", "again", "failed", "stopped", "not-begun", "no-progress"]
 
@@ -32,8 +32,8 @@ class Facts:
         words: Why the session ended.
         has_begun: Whether its ranks met and wrote to the journal.
         num_recorded: What it wrote there of cases: that one began, or how it ended.
-        num_left: Cases that have not ended in this run, nor well before it; the one in flight is
-            one of them.
+        num_left: Cases that are still to be settled: neither finished before, nor ended by the
+            sessions since the launch was last started anew. The case in flight is one of them.
         num_failed: Cases that have failed.
         is_stop_asked: Whether the stop file is there, by a user or since the job's time is nearly
             over.

@@ -245,7 +245,7 @@ def _problem(items: list[pytest.Item], world_size: int) -> str:
     rows = [params_of(item) for item in items if has_size(item)]
     try:
         for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
-            sizes.check_global_batch(batch, world_size)
+            sizes.local_batch_of(batch, world_size)
         for spec in {row["workload"] for row in rows if "workload" in row}:
             workloads.make(spec)
     except ValueError as error:

@@ -16,7 +16,7 @@ from lockstep.vocabulary import metrics
 from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import World
 
-# A precision that is asked for is given up after so many times the fixed rounds.
+# The margin of error asked for is given up after so many times the fixed rounds.
 MAX_BATCHES = 20
 # Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
 LEAST_ALONE = 8

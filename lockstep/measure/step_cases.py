@@ -7,7 +7,7 @@ from lockstep import workloads
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
 from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.sizes import check_global_batch
+from lockstep.vocabulary.sizes import local_batch_of
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def measure_training(
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
-        local_batch = check_global_batch(global_batch, harness.world.world_size)
+        local_batch = local_batch_of(global_batch, harness.world.world_size)
     config = StepConfig(
         precision=precision,
         bucket_cap_mb=bucket_cap_mb,

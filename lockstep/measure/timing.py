@@ -1,7 +1,7 @@
 """How a round is timed.
 
-An untimed entry barrier; then `steps_per_round` steps that run freely; one device synchronisation;
-the clock stops. Each rank keeps its own durations; nothing inside the timed region synchronises
+An untimed entry barrier; then `steps_per_round` steps that run freely; the end
+is marked and awaited, which is the one device synchronisation. Each rank keeps its own durations; nothing inside the timed region synchronises
 with the host. On a GPU the clock is a pair of CUDA events on the current stream, on a CPU the
 host's monotonic clock.
 """
@@ -116,6 +116,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 class ReplayClock:
     """A timer for pytest-benchmark that replays durations already measured.
+
+    Reports do not read the statistics that follow; they read the rounds of all ranks.
 
     `pedantic` reads its timer twice a round. Replaying our own durations, the maximum over ranks,
     keeps its statistics, JSON and compare, and leaves rounds and synchronisation to us.

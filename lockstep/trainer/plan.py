@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.sizes import check_global_batch
+from lockstep.vocabulary.sizes import local_batch_of
 
 SCHEDULERS = ("none", "cosine", "step", "multistep")
 LR_SCALES = ("none", "linear", "sqrt")
@@ -151,7 +151,7 @@ class Batch:
         if config.global_batch is None:
             local, scaling = int(config.local_batch or 0), "fixed-epochs"
         else:
-            local, scaling = check_global_batch(config.global_batch, world_size), "strong"
+            local, scaling = local_batch_of(config.global_batch, world_size), "strong"
         if local % config.accumulation:
             raise ValueError(
                 f"a local batch of {local} does not split into {config.accumulation} equal "

@@ -93,7 +93,7 @@ def _faster(change: float) -> str:
     return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
 
 
-# Facts that one kind shows in words of its own.
+# How to print a field that `str` would not print well.
 _OWN: dict[tuple[str, str], Callable[[Any], str]] = {
     ("unequal-threads", "threads"): threads_at_sizes,
     ("moved", "hosts"): _hosts,

@@ -1,6 +1,7 @@
-"""The named sizes: how much each study measures, from a smoke test to a cluster.
+"""The cases of each study, and the named sizes that scale them from a smoke test to a cluster.
 
-A row of a study is one case; its keys are the arguments of the test and, as `name=value`, its id.
+A row of a study is one case; its keys are the arguments of the test and, as `name=value`, its id,
+so all rows of a study have the same keys in the same order.
 The rows are equal on all ranks, because they rest on the size and the options alone.
 """
 
@@ -259,7 +260,7 @@ def case_id(row: Row) -> str:
     return "-".join(f"{name}={value}" for name, value in row.items())
 
 
-def check_global_batch(global_batch: int, world_size: int) -> int:
+def local_batch_of(global_batch: int, world_size: int) -> int:
     """Return the local batch of a strong-scaling case.
 
     Raises:

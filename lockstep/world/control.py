@@ -20,7 +20,8 @@ from lockstep.vocabulary.host import hostname
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Outside a case, rank 0 may spend one time-out elsewhere and one on silent ranks; one is to spare.
+# Between cases the others wait for rank 0 this many time-outs: it may be late by one, wait for
+# silent ranks for another, and the third is a margin.
 TIMEOUTS_FOR_RANK_0 = 3
 # Once a case must be over, rank 0 has this long to say who was there.
 VERDICT_S = 1.0
@@ -31,11 +32,14 @@ class LostError(RuntimeError):
 
 
 class Waits(Enum):
-    """How long the ranks wait for each other in an exchange while a case runs.
+    """At which stage of a case ranks exchange, which says how long they wait for each other.
 
-    A time-out is what a phase of the case may have waited for another rank before, so the end of
-    a phase is waited for until the case must be over. As a case is left, rank 0 may take long to
-    write it down, once it has come.
+    IN_BODY: while the case's own code runs. Rank 0 waits for one time-out, the others for rank 0.
+    AFTER_PHASE: after set-up or call. A rank may come late by the time-out of a collective, so all
+        wait until the case must be over.
+    AFTER_CASE: as the case is left. Rank 0 must come in time, but may then write for long.
+
+    Between cases the stage does not matter, for there is no deadline.
     """
 
     IN_BODY = auto()
@@ -67,10 +71,11 @@ class Limits:
         return max(self.deadline, now + VERDICT_S / 2)
 
     def of_arrival(self) -> float | None:
-        """Return until when rank 0 is to have come; None where the others do not ask.
+        """Return until when rank 0 must have come; None where only its conclusion counts.
 
-        Within a case rank 0 may have failed on its way here, and be at the end of the phase: it is
-        waited for as it waits for the others, or they would come too late to that end.
+        If rank 0 fails in the body of a case, it skips this exchange and waits at the end of the
+        phase. The others then give up as soon as rank 0 itself would have, and so reach the end of
+        the phase in time.
         """
         if self.deadline is None or self.waits is Waits.AFTER_PHASE:
             return None
@@ -91,7 +96,7 @@ class Limits:
 
 
 class Control:
-    """Exchanges small JSON values between all ranks, one named round at a time.
+    """Exchanges small JSON values between all ranks, one named exchange at a time.
 
     Args:
         store: The key-value store all ranks see.
@@ -101,9 +106,10 @@ class Control:
 
     Attributes:
         deadline: When the case that runs must be over, on this rank's monotonic clock in seconds;
-            None between cases. All ranks leave the exchange that begins a case together.
-        bounded: What an exchange between cases runs in, each in one of its own; a case that runs
-            has a bound already.
+            None between cases. All ranks leave the exchange that begins a case at the same time,
+            so each may count from its own clock.
+        bounded: Makes the context that each exchange between cases runs in, which ends a rank that
+            stays too long; within a case the watchdog of the case does that.
     """
 
     def __init__(self, store: "Store", rank: int, world_size: int, timeout_s: float) -> None:
@@ -114,7 +120,7 @@ class Control:
         self.bounded: Callable[[], AbstractContextManager[None]] = nullcontext
         self._timeout_s = timeout_s
         self._uses: Counter[str] = Counter()
-        # In the latest exchange, as rank 0 saw it; rank 0 itself where it did not answer.
+        # Ranks that were silent in the latest exchange, as rank 0 saw it, or rank 0 itself.
         self._silent: set[int] = set()
 
     def settle(

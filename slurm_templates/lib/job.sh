@@ -297,7 +297,7 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
     lockstep_profiled "$folder"
     measure=("${tool[@]}" python3 -m pytest "${tests[@]}" "${options[@]}" --label=launch="$name"
         --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
-    # Whatever ends a step, the other cases follow in another one where that is of use.
+    # However srun's step ends, another session follows where cases are left that it may measure.
     while [ "${follows[0]}" = again ]; do
         rc=0
         num_lines=$(lockstep_amount -l "$journal")
