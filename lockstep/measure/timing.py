@@ -1,9 +1,9 @@
 """How a round is timed.
 
-An untimed entry barrier; then `steps_per_round` steps that run freely; the end
-is marked and awaited, which is the one device synchronisation. Each rank keeps its own durations; nothing inside the timed region synchronises
-with the host. On a GPU the clock is a pair of CUDA events on the current stream, on a CPU the
-host's monotonic clock.
+An untimed entry barrier; then `steps_per_round` steps that run freely; the end is marked and
+awaited, which is the one device synchronisation. Each rank keeps its own durations; nothing inside
+the timed region synchronises with the host. On a GPU the clock is a pair of CUDA events on the
+current stream, on a CPU the host's monotonic clock.
 """
 
 import gc

@@ -10,11 +10,11 @@ from typing import IO
 
 from lockstep.world import control
 
-# A rank is ended so long after its time is over. Within VERDICT_S rank 0 says who did not answer, or
-# the others say that rank 0 did not; the rest is a margin, so that this is out before.
+# A rank is ended so long after its time is over. Within VERDICT_S rank 0 says who did not answer,
+# or the others say that rank 0 did not; the rest is a margin, so that this is out before.
 GRACE_S = control.VERDICT_S + 0.5
-# A process says that it is late so long after its time is over: after rank 0 has named it, and before
-# the other ranks give up on a rank 0 that is late itself.
+# A process says that it is late so long after its time is over: after rank 0 has named it, and
+# before the other ranks give up on a rank 0 that is late itself.
 SPEAK_S = 0.75 * control.VERDICT_S
 
 
