@@ -242,6 +242,14 @@ def test_bf16_is_flagged_where_the_cpu_has_no_instruction_for_it() -> None:
     assert not train_step.is_emulated("fp32", CPU)
 
 
+def test_an_emulated_precision_is_measured_only_where_it_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(train_step, "_cpu_flags", lambda: frozenset({"avx2"}))
+    assert "bf16" in train_step.unsupported_here(CPU, asked="fp32")
+    assert "bf16" not in train_step.unsupported_here(CPU, asked="bf16")
+    monkeypatch.setattr(train_step, "_cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert "bf16" not in train_step.unsupported_here(CPU, asked="fp32")
+
+
 def test_resnet18_sends_44_7_megabytes_of_gradients() -> None:
     with torch.device("meta"):
         model = workloads.make("resnet18").build()

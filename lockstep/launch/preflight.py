@@ -127,11 +127,17 @@ def _refuse_difference(
         )
 
 
-def gather_unsupported(world: World, control: Control) -> dict[str, str]:
-    """Return precision -> why the first rank that lacks it cannot compute in it; equal on all."""
+def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, str]:
+    """Return precision -> why the first rank that lacks it cannot measure it; equal on all.
+
+    Args:
+        world: The ranks.
+        control: How they exchange it.
+        asked: The precision that the launch asks for.
+    """
     from lockstep.measure.train_step import unsupported_here
 
-    there = control.exchange_all("unsupported", unsupported_here(world.device))
+    there = control.exchange_all("unsupported", unsupported_here(world.device, asked))
     return {name: reason for rank in reversed(there) for name, reason in rank.items()}
 
 

@@ -48,7 +48,7 @@ class LaunchSession:
     Attributes:
         provenance: Of the launch, every rank's part in it; empty until the ranks have met.
         flags: What is known against any result of the launch.
-        unsupported: Precision -> why a rank cannot compute in it.
+        unsupported: Precision -> why a rank cannot measure it.
         ending: Why the launch ends before its next case; None while it goes on.
         has_parted: Whether this rank has left the others.
         order_seed: Seed of the order in which the launch runs its cases.
@@ -109,7 +109,9 @@ class LaunchSession:
         preflight.refuse_alike(self.control, _problem(items, self.world.world_size))
         self.sources = {case_of(item): source_sha256(item) for item in items}
         self.provenance = preflight.gather_provenance(self.world, self.control, self.settings.seed)
-        self.unsupported = preflight.gather_unsupported(self.world, self.control)
+        self.unsupported = preflight.gather_unsupported(
+            self.world, self.control, self.settings.size.precision
+        )
         self.flags = tuple(preflight.launch_flags(self.provenance))
         if stacks := self.keeper.open():
             self.watchdog.close()

@@ -44,7 +44,7 @@ class Harness:
         flags: What is already known against any result of this launch.
         goal: When there are enough rounds; None for the fixed number.
         rank_hosts: Host of each rank.
-        unsupported: Precision -> why a rank of this launch cannot compute in it.
+        unsupported: Precision -> why a rank of this launch cannot measure it.
         facts: Further fields of `CaseRecord`, which the launch knows.
     """
 

@@ -274,9 +274,18 @@ def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
     return {"bucket_bytes": bucket_bytes(ddp), "gradient_bytes": gradient_bytes(ddp)}
 
 
-def unsupported_here(device: torch.device) -> dict[str, str]:
-    """Return precision -> why this rank's hardware cannot compute in it."""
+def unsupported_here(device: torch.device, asked: str) -> dict[str, str]:
+    """Return precision -> why this rank's hardware cannot measure it.
+
+    A precision that a CPU emulates takes minutes a step; it is measured only where it is asked for.
+    """
     reasons = {precision: unsupported(precision, device) for precision in PRECISIONS}
+    for precision in PRECISIONS:
+        if precision != asked and is_emulated(precision, device):
+            reasons[precision] = (
+                f"this CPU computes {precision} in software; --precision {precision} measures it "
+                "all the same"
+            )
     return {precision: reason for precision, reason in reasons.items() if reason}
 
 
