@@ -75,7 +75,7 @@ SIZES = {
     "laptop": Size(
         rounds=8,
         warmup_rounds=2,
-        steps_per_round=2,
+        steps_per_round=1,
         workload="resnet18",
         bucket_workload="resnet18",
         sensitivity_workload="mnist_cnn",
