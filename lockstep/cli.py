@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.text.printable import one_line
 
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {

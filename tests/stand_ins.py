@@ -14,8 +14,8 @@ from unittest import mock
 from lockstep import cli
 from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.accounting import FIELDS
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from test_session import errors, own_cases
 
-from lockstep.vocabulary import journal
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.slurm.status import collection
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.submission import set_aside
-from lockstep.vocabulary import journal
+from lockstep.vocabulary.records import journal
 
 GPU_JOB = {
     "JobID": "17",

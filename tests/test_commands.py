@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from lockstep.vocabulary import commands
-from lockstep.vocabulary.commands import CommandError, Ended
+from lockstep.vocabulary.system import commands
+from lockstep.vocabulary.system.commands import CommandError, Ended
 
 SHELL = ("/bin/sh", "-c")
 

@@ -10,7 +10,7 @@ from data.report_samples import (
 )
 
 from lockstep.report.load.reading import load
-from lockstep.vocabulary.flags import flag
+from lockstep.vocabulary.records.flags import flag
 
 
 @pytest.mark.parametrize(

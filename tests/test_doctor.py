@@ -25,7 +25,7 @@ from lockstep.slurm.doctor.checks import Subject
 from lockstep.slurm.doctor.examination import Diagnosis, Result
 from lockstep.slurm.scheduler import NotInstalledError
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.system.host import hostname
 
 ROOT = Path(__file__).parents[1]
 ABSENT = NotInstalledError("scontrol")

@@ -27,8 +27,8 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.report_cli import import_table
 from lockstep.report.words.lines import WIDTH
-from lockstep.vocabulary.flags import flag
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.flags import flag
+from lockstep.vocabulary.records.record import KEY
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = Path(targets.__file__).with_name("targets.schema.json")

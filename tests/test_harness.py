@@ -15,8 +15,8 @@ from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
 from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
-from lockstep.vocabulary.flags import flag
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.flags import flag
+from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]
 SMOKE = ("-m", "pytest", ROOT / "bench", "--size", "smoke")

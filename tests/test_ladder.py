@@ -24,9 +24,9 @@ from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder
 from lockstep.campaign.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
-from lockstep.vocabulary import journal
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 W1, W2 = Launch(1, 0), Launch(2, 0)

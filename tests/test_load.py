@@ -22,8 +22,8 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.flags import Flag
-from lockstep.vocabulary.record import KEY, case_name
+from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.records.record import KEY, case_name
 
 
 def settings(world_size, drift):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from lockstep.vocabulary import locks
+from lockstep.vocabulary.system import locks
 
 
 def test_a_lock_has_one_holder_until_its_file_is_closed(tmp_path):

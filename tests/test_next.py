@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.next import Facts, Next, decide, gather, mark
-from lockstep.vocabulary.journal import Journal, settled
-from lockstep.vocabulary.record import SCHEMA_VERSION
+from lockstep.vocabulary.records.journal import Journal, settled
+from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
 WORDS = "rank 1 ended with SIGKILL"
 AGAIN = Next("again", ("--skip-failed", f"--after={WORDS}"))

@@ -10,7 +10,7 @@ import pytest
 from lockstep import content
 from lockstep.launch import preflight
 from lockstep.machine import provenance
-from lockstep.vocabulary import record
+from lockstep.vocabulary.records import record
 
 UNKNOWN = {"git_commit": None, "git_dirty": None}
 # In CI a missing git is a failure.

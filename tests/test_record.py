@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lockstep.machine import provenance
 from lockstep.report.load.contents import checked, json_schema
-from lockstep.vocabulary import record
-from lockstep.vocabulary.record import CaseRecord
+from lockstep.vocabulary.records import record
+from lockstep.vocabulary.records.record import CaseRecord
 
 SCHEMA = json.loads(Path(record.__file__).with_name("record.schema.json").read_text())
 
@@ -128,7 +128,7 @@ def test_the_published_schema_follows_from_the_description():
     remake = (
         "python -c 'import json; from lockstep.report.load import contents; "
         "print(json.dumps(contents.json_schema(), indent=1))' "
-        "> lockstep/vocabulary/record.schema.json"
+        "> lockstep/vocabulary/records/record.schema.json"
     )
     assert json_schema() == SCHEMA, f"to write it again: {remake}"
 

@@ -11,8 +11,8 @@ from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.render import MARK, embedded, html
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.text import formats
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
 

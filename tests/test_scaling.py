@@ -13,7 +13,7 @@ from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.flags import Flag
 
 
 def row(world_size, rate, scaling="strong", case="c", **more):

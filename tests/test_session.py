@@ -18,9 +18,9 @@ from launched import store
 
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
-from lockstep.vocabulary import journal
 from lockstep.vocabulary.metrics import relative_margin
-from lockstep.vocabulary.record import KEY, CaseRecord, case_name
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY, CaseRecord, case_name
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.vocabulary import sizes
-from lockstep.vocabulary.record import STUDIES
+from lockstep.vocabulary.records.record import STUDIES
 
 ALL = pytest.mark.parametrize("name", sizes.SIZES)
 

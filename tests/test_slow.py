@@ -9,7 +9,7 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import slowest
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.record import KEY
 
 HOSTS = ["node01", "node02"]
 

@@ -8,8 +8,8 @@ import stand_ins
 
 from lockstep.campaign.campaign import load
 from lockstep.campaign.folder import Folder
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import SCHEMA_VERSION
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
 CAMPAIGN = """schema = 1
 name = "ladder"

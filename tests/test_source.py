@@ -8,7 +8,7 @@ import pytest
 from launched import suite
 
 from lockstep.report.load.reading import gather
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.record import KEY
 
 # A user's own workload, whose width may be edited, and a suite of one case.
 MINE = """

@@ -7,8 +7,8 @@ from data.report_samples import CASE, document, one_launch, provenance, record, 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
-from lockstep.vocabulary.journal import Journal, write_result
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.journal import Journal, write_result
+from lockstep.vocabulary.records.record import KEY
 
 
 def test_a_single_file_is_read(tmp_path):

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from launched import suite
 
-from lockstep.vocabulary.record import KEY, case_name
+from lockstep.vocabulary.records.record import KEY, case_name
 
 CASES = """
 import os

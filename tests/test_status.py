@@ -14,8 +14,8 @@ import pytest
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.locks import NoLocksError
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.system.locks import NoLocksError
 
 DISABLED = "Slurm accounting storage is disabled"
 

@@ -7,8 +7,8 @@ import pytest
 import stand_ins
 from stand_ins import StandIns
 
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 
 CAMPAIGN = """schema = 1
 name = "ladder"

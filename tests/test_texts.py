@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.vocabulary import durations
-from lockstep.vocabulary.texts import last_line, one_line
+from lockstep.vocabulary.text import durations
+from lockstep.vocabulary.text.printable import last_line, one_line
 
 
 @pytest.mark.parametrize(

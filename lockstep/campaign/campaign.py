@@ -26,10 +26,11 @@ from pydantic import (
 )
 
 from lockstep import content, workloads
-from lockstep.vocabulary import inputs, sizes
-from lockstep.vocabulary.durations import parse_limit
-from lockstep.vocabulary.record import OWN, Study
+from lockstep.vocabulary import sizes
+from lockstep.vocabulary.records.record import OWN, Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
+from lockstep.vocabulary.text import inputs
+from lockstep.vocabulary.text.durations import parse_limit
 
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 

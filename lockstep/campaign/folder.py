@@ -8,8 +8,9 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
-from lockstep.vocabulary import files, journal, journal_copies
-from lockstep.vocabulary.record import KEY, check_schema
+from lockstep.vocabulary.records import journal, journal_copies
+from lockstep.vocabulary.records.record import KEY, check_schema
+from lockstep.vocabulary.system import files
 
 if TYPE_CHECKING:
     from lockstep.campaign.launcher import Ended

@@ -29,9 +29,10 @@ from lockstep.campaign.launcher import (
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark
-from lockstep.vocabulary import journal, journal_copies, locks
-from lockstep.vocabulary.host import die_with_parent, hostname
-from lockstep.vocabulary.record import KEY, case_name
+from lockstep.vocabulary.records import journal, journal_copies
+from lockstep.vocabulary.records.record import KEY, case_name
+from lockstep.vocabulary.system import locks
+from lockstep.vocabulary.system.host import die_with_parent, hostname
 
 POLL_S = 1.0
 ORPHAN_S = 60.0

@@ -16,7 +16,7 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.next import Facts
-from lockstep.vocabulary import commands
+from lockstep.vocabulary.system import commands
 from lockstep.world.placement import STORE_VARIABLES, VARIABLES
 
 # What every rank imports beyond what a login node has.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary import commands
+from lockstep.vocabulary.system import commands
 
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lockstep.vocabulary import files
-from lockstep.vocabulary.journal import write_atomically
+from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.system import files
 
 SCHEMA_VERSION = 1
 

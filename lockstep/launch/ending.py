@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from lockstep.launch.blame import EXIT_LOST
-from lockstep.vocabulary import journal
+from lockstep.vocabulary.records import journal
 from lockstep.world.watchdog import GRACE_S
 
 if TYPE_CHECKING:

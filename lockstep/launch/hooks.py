@@ -22,9 +22,10 @@ from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
-from lockstep.vocabulary import journal, sizes
-from lockstep.vocabulary.host import hostname
-from lockstep.vocabulary.record import KEY, STUDIES, sized_name
+from lockstep.vocabulary import sizes
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
+from lockstep.vocabulary.system.host import hostname
 from lockstep.world.placement import placement
 
 # True where these hooks came after the command line was read.

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep import content, workloads
 from lockstep.plugin import FIXTURE
-from lockstep.vocabulary.record import OWN
+from lockstep.vocabulary.records.record import OWN
 
 
 def case_of(item: pytest.Item) -> str:

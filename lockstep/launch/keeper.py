@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.launch.options import Settings
-from lockstep.vocabulary import journal
-from lockstep.vocabulary.errors import AgreedError, RankError
-from lockstep.vocabulary.flags import flag
-from lockstep.vocabulary.journal import Journal
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.errors import AgreedError, RankError
+from lockstep.vocabulary.records.flags import flag
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 from lockstep.world.control import Control
 from lockstep.world.watchdog import stacks_file
 

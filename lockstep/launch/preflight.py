@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.machine import provenance
-from lockstep.vocabulary import journal
-from lockstep.vocabulary.environment import steers_torch
-from lockstep.vocabulary.errors import AgreedError, RankError
-from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.host import hostname
-from lockstep.vocabulary.record import KEY, pooling_facts
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.errors import AgreedError, RankError
+from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.records.record import KEY, pooling_facts
+from lockstep.vocabulary.system.environment import steers_torch
+from lockstep.vocabulary.system.host import hostname
 from lockstep.world.control import Control
 from lockstep.world.process_group import World
 

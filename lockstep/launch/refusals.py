@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.vocabulary.record import OWN
+from lockstep.vocabulary.records.record import OWN
 
 WORKERS = "each rank's workers would join as that rank"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do

@@ -32,7 +32,7 @@ from lockstep.launch.options import Settings
 from lockstep.measure.harness import Harness
 from lockstep.measure.timing import ReplayClock
 from lockstep.vocabulary import sizes
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.flags import Flag
 from lockstep.world import process_group as world
 from lockstep.world.control import TIMEOUTS_FOR_RANK_0, Control, LostError
 from lockstep.world.placement import Placement, is_launched, placement

@@ -7,8 +7,8 @@ from typing import NoReturn
 import pytest
 
 from lockstep.launch.ending import EXIT_USAGE
-from lockstep.vocabulary.errors import AgreedError
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.records.errors import AgreedError
+from lockstep.vocabulary.system.host import hostname
 from lockstep.world.control import LostError
 from lockstep.world.placement import Placement, placement
 

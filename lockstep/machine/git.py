@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.vocabulary import commands
+from lockstep.vocabulary.system import commands
 
 TIMEOUT_S = 20
 

@@ -20,8 +20,8 @@ import psutil
 from lockstep import content
 from lockstep.machine import git, nvml
 from lockstep.machine.storage import read_text
-from lockstep.vocabulary.environment import NAMES, steers_torch
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.system.environment import NAMES, steers_torch
+from lockstep.vocabulary.system.host import hostname
 
 if TYPE_CHECKING:
     import torch

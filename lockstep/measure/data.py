@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from lockstep.vocabulary import locks
+from lockstep.vocabulary.system import locks
 from lockstep.workloads import Workload
 
 NAMES = ("digits", "synthetic", "mnist", "cifar10")

@@ -9,8 +9,8 @@ from lockstep.machine import memory
 from lockstep.measure import result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.vocabulary.flags import Flag
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import World
 

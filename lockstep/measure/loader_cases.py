@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep.measure import data
 from lockstep.measure.harness import Harness
-from lockstep.vocabulary.flags import Flag, flag
+from lockstep.vocabulary.records.flags import Flag, flag
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -8,8 +8,8 @@ from typing import Any
 from lockstep.machine.memory import Room
 from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
-from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.record import CaseRecord, problem
+from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.records.record import CaseRecord, problem
 
 # A rank that computes so much longer than the others sets the pace of all.
 STRAGGLER_RATIO = 1.15

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import workloads
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
-from lockstep.vocabulary.flags import Flag, flag
+from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.sizes import local_batch_of
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 

@@ -113,7 +113,7 @@ def report(
 
 def _refuse_numbers(threshold: float, cost_per_gpu_hour: float | None) -> None:
     """Refuse what no option of click does."""
-    from lockstep.vocabulary.inputs import MAX_RATE
+    from lockstep.vocabulary.text.inputs import MAX_RATE
 
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
@@ -191,7 +191,7 @@ def _text(cell: str) -> str:
 def _refuse_foreign(target: Path, force: bool) -> None:
     """Refuse to replace a page that is not a report of ours."""
     from lockstep.report.page.render import MARK
-    from lockstep.vocabulary import files
+    from lockstep.vocabulary.system import files
 
     if target.is_dir():
         raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
@@ -219,7 +219,7 @@ def _command(
 
 def _write_page(page: dict[str, Any], target: Path) -> None:
     from lockstep.report.page.render import html
-    from lockstep.vocabulary.journal import write_atomically
+    from lockstep.vocabulary.records.journal import write_atomically
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")
@@ -256,7 +256,7 @@ def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, forc
     Each TABLE is a CSV file, or the name of one that ships with Lockstep.
     """
     from lockstep.report.load import imports
-    from lockstep.vocabulary.formats import counted
+    from lockstep.vocabulary.text.formats import counted
 
     known = imports.built_in()
     files = [path if path.exists() else known.get(str(path), path) for path in tables]

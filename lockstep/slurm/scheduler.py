@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.slurm.programs import sbatch_refusals as refusals
-from lockstep.vocabulary import commands
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.system import commands
+from lockstep.vocabulary.text.printable import one_line
 
 TIMEOUT_S = 60
 # What sacct says where slurm.conf has no AccountingStorageType.

@@ -21,7 +21,7 @@ from pydantic import (
 
 from lockstep import content
 from lockstep.campaign.campaign import Duration
-from lockstep.vocabulary import inputs
+from lockstep.vocabulary.text import inputs
 
 # Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
 # last one would win unseen.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.launch import blame
-from lockstep.vocabulary.errors import RankError
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.system.host import hostname
 
 # A rank that only lost the others gives the one that had the fault this time to speak first.
 YIELD_S = 2.0

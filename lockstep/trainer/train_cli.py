@@ -19,8 +19,8 @@ from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import LR_SCALES, SCHEDULERS, Batch, TrainConfig
 from lockstep.trainer.verification import CURVE_TOLERANCE, MIN_ACCURACY, Check, compare
-from lockstep.vocabulary.host import die_with_parent
 from lockstep.vocabulary.sizes import PRECISIONS
+from lockstep.vocabulary.system.host import die_with_parent
 from lockstep.world.placement import VARIABLES, refuse_apart
 from lockstep.world.process_group import usable_cores
 

@@ -49,10 +49,10 @@ from lockstep.trainer.plan import (
     scaled_lr,
     to_csv,
 )
-from lockstep.vocabulary import locks
-from lockstep.vocabulary.errors import RankError
-from lockstep.vocabulary.host import hostname
-from lockstep.vocabulary.journal import write_atomically
+from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.system import locks
+from lockstep.vocabulary.system.host import hostname
 from lockstep.workloads.costs import batch_bytes, model_bytes
 from lockstep.world import process_group as world
 from lockstep.world.control import Control

@@ -14,8 +14,8 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from lockstep.vocabulary.errors import RankError
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.system.host import hostname
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep.machine import provenance
-from lockstep.vocabulary.errors import RankError
-from lockstep.vocabulary.host import die_with_parent, hostname
+from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.system.host import die_with_parent, hostname
 from lockstep.world.control import Control, LostError
 from lockstep.world.placement import SHOWN_CHARACTERS, Placement, integer, placement
 

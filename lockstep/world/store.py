@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from lockstep.vocabulary import journal
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.text.printable import one_line
 
 # To itself, by the name that the ranks are given: an answer takes milliseconds.
 CONNECT_S = 30.0

@@ -31,7 +31,7 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs import sbatch_refusals as refusals
 from lockstep.slurm.status import accounting, collection, standing
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary import journal
+from lockstep.vocabulary.records import journal
 
 DATA = Path(__file__).parents[1] / "data"
 LAUNCH = "w1-r0"

@@ -25,7 +25,8 @@ from lockstep.report.load.reading import load
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.job import jobs, launches_of
 from lockstep.slurm.submit.script import render
-from lockstep.vocabulary import files, journal
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import files
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = "launches/w1-r0"

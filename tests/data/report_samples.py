@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.load.results import Results
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION, CaseRecord
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, CaseRecord
 
 CASE = "strong[64]"
 # What is put in the place of every value: none, and of every type and range.

@@ -14,7 +14,7 @@ from ground import until
 from stand_ins import lockstep, now
 
 from lockstep.slurm import scheduler as slurm
-from lockstep.vocabulary.journal import Journal
+from lockstep.vocabulary.records.journal import Journal
 
 TESTBED_USER = "lockstep"
 

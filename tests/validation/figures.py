@@ -27,7 +27,7 @@ import figures_exchanges  # noqa: E402
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
 
-from lockstep.vocabulary.record import KEY, case_name  # noqa: E402
+from lockstep.vocabulary.records.record import KEY, case_name  # noqa: E402
 
 HEAVY = ("torch", "pandas", "matplotlib")
 NUM_CASES = 20

@@ -15,7 +15,7 @@ import numpy as np
 from data.report_samples import document, provenance, record, write
 
 from lockstep.report.load import imports
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.record import KEY
 
 ROUND_SD = 0.005
 LAUNCH_SD = 0.01

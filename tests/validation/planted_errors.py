@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.vocabulary.record import KEY, case_name
+from lockstep.vocabulary.records.record import KEY, case_name
 
 Json = dict[str, Any]
 STUDIES = ("strong", "weak", "bucket", "collective")

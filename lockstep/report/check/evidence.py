@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
 from lockstep.report.load.sources import read_document
-from lockstep.vocabulary.record import KEY, case_name
+from lockstep.vocabulary.records.record import KEY, case_name
 
 # Studies whose points are meant to be compared over world sizes.
 LADDERS = ("strong", "weak", "imported")

@@ -7,7 +7,7 @@ from textwrap import shorten, wrap
 import click
 
 from lockstep.report.check.checker import LEVELS, Finding, Level
-from lockstep.vocabulary.formats import counted
+from lockstep.vocabulary.text.formats import counted
 
 WIDTH = 100
 # Places that one group names; --json and the page name them all.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.report.check.evidence import Hit
 from lockstep.report.words.lines import plain
-from lockstep.vocabulary.flags import threads_at_sizes
-from lockstep.vocabulary.formats import counted, number, percent, ratio
+from lockstep.vocabulary.records.flags import threads_at_sizes
+from lockstep.vocabulary.text.formats import counted, number, percent, ratio
 
 if TYPE_CHECKING:
     from lockstep.report.predict.models import Break

@@ -8,7 +8,7 @@ from lockstep.report.check.wording import blocked
 from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
 from lockstep.report.compare.pairing import ambiguity
 from lockstep.report.words import lines
-from lockstep.vocabulary.formats import DASH, counted, listed, percent, percent_span
+from lockstep.vocabulary.text.formats import DASH, counted, listed, percent, percent_span
 
 if TYPE_CHECKING:
     from lockstep.report.compare.circumstances import Caution

@@ -19,7 +19,8 @@ from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
 from lockstep.report.compute import quantities, replicates
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
-from lockstep.vocabulary import flags, formats, record
+from lockstep.vocabulary.records import flags, record
+from lockstep.vocabulary.text import formats
 
 
 @dataclass

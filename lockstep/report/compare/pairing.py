@@ -17,8 +17,8 @@ from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.text import formats
 
 # What makes points incomparable, by the name under which `--allow` lets it differ.
 MUST_AGREE = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.report.compute.statistics import t_quantile
-from lockstep.vocabulary.flags import Flag, flag
+from lockstep.vocabulary.records.flags import Flag, flag
 
 if TYPE_CHECKING:
     from lockstep.report.load.results import Row

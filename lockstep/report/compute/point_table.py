@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series, pooled_step_s
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
-from lockstep.vocabulary import flags
+from lockstep.vocabulary.records import flags
 
 
 @dataclass

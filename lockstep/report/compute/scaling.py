@@ -21,7 +21,7 @@ from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.flags import Flag
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.report.check import wording
-from lockstep.vocabulary.formats import counted, listed, number, percent
+from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 if TYPE_CHECKING:
     from lockstep.report.gate.verdicts import Verdict

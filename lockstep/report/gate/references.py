@@ -10,7 +10,7 @@ from lockstep.report.compute.statistics import Interval, log_interval, median_ra
 from lockstep.report.gate.targets import Reference
 from lockstep.report.gate.verdicts import Goal, Verdict
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary.durations import TIME_UNITS
+from lockstep.vocabulary.text.durations import TIME_UNITS
 
 
 def name_of(series: Series, point: Point) -> str:

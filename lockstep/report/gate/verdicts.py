@@ -24,8 +24,8 @@ from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.gate import gate_wording
 from lockstep.report.load.results import Results, Row
-from lockstep.vocabulary import flags, record
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records import flags, record
+from lockstep.vocabulary.records.flags import Flag
 
 MET, MISSED, NOT_SHOWN, BLOCKED = "met", "missed", "not-shown", "blocked"
 # Relative: a value that equals its target but for the last digits of the arithmetic reaches it.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.report.load.results import COPY, Conflict, Launch, Results, Row
-from lockstep.vocabulary import record
-from lockstep.vocabulary.flags import flag
+from lockstep.vocabulary.records import record
+from lockstep.vocabulary.records.flags import flag
 
 # What one case's workload is made of: equal in every launch and at every world size.
 SOURCES = ("workload_sha256", "gradient_bytes")

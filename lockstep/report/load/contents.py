@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.vocabulary.described import Amount, Count, Whole
-from lockstep.vocabulary.launch_block import LaunchBlock
-from lockstep.vocabulary.record import CaseRecord, Derived, Rounds, Seconds
+from lockstep.vocabulary.records.described import Amount, Count, Whole
+from lockstep.vocabulary.records.launch_block import LaunchBlock
+from lockstep.vocabulary.records.record import CaseRecord, Derived, Rounds, Seconds
 
 Kind = TypeVar("Kind")
 

@@ -22,12 +22,12 @@ from typing import Any, get_args
 
 from lockstep import content
 from lockstep.report.load.sources import IMPORTED
-from lockstep.vocabulary import files
-from lockstep.vocabulary.durations import TIME_UNITS
-from lockstep.vocabulary.flags import Flag, flag
-from lockstep.vocabulary.formats import counted
-from lockstep.vocabulary.journal import write_atomically
-from lockstep.vocabulary.record import SCHEMA_VERSION, Scaling
+from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.durations import TIME_UNITS
+from lockstep.vocabulary.text.formats import counted
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 # The header names under which tables give the number of ranks.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.formats import counted
+from lockstep.vocabulary.text.formats import counted
 
 PREFIX = "NCCL_"
 # Variables that name a launch's own files or meeting place, not what it measures.

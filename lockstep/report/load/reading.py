@@ -16,8 +16,8 @@ from lockstep.report.load import conflicts, layout, rows, sources
 from lockstep.report.load.contents import ImportedTable, checked
 from lockstep.report.load.results import Launch, Results, Row, Unread
 from lockstep.report.load.sources import JOURNAL, RESULT
-from lockstep.vocabulary import record
-from lockstep.vocabulary.launch_block import LaunchBlock
+from lockstep.vocabulary.records import record
+from lockstep.vocabulary.records.launch_block import LaunchBlock
 
 # What the summary of a training run holds, and no pytest-benchmark file.
 TRAINING_RUN = {"config", "epoch_plan", "step_losses"}

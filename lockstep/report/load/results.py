@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.described import Amount, Count, Positive, Whole
-from lockstep.vocabulary.flags import Flag
+from lockstep.vocabulary.records.described import Amount, Count, Positive, Whole
+from lockstep.vocabulary.records.flags import Flag
 
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.

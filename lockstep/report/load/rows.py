@@ -9,8 +9,9 @@ from lockstep.report.compute import rounds
 from lockstep.report.compute.rounds import Rounds
 from lockstep.report.load.contents import Details, Stats, checked
 from lockstep.report.load.results import ORIGINS, OTHER, Row, Unread
-from lockstep.vocabulary import flags, metrics, record
-from lockstep.vocabulary.record import SHORTEST_ROUND_S, CaseRecord
+from lockstep.vocabulary import metrics
+from lockstep.vocabulary.records import flags, record
+from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
 
 # What `details` holds of the steps that no rank waits in.
 ALONE = "rank_alone_s"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.load.contents import CampaignFile, checked
-from lockstep.vocabulary import files, journal, journal_copies, record
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.records import journal, journal_copies, record
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.printable import one_line
 
 IMPORTED = "imported.json"
 CAMPAIGN = "campaign.json"

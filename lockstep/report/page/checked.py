@@ -7,7 +7,7 @@ from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
-from lockstep.vocabulary.formats import counted, listed
+from lockstep.vocabulary.text.formats import counted, listed
 
 # Errors that stand above everything else; the panel has them all.
 MAX_FIRST = 5

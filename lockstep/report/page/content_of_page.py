@@ -19,8 +19,8 @@ from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import checked, facts
 from lockstep.report.page.panels import accounts, by_study, losses, parts
 from lockstep.report.page.twelve_rules import twelve_panel
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.formats import counted, percent, percent_span, ratio
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, percent, percent_span, ratio
 
 # Data beyond this size stays out of the page; --json prints it.
 MAX_EMBEDDED_BYTES = 300_000

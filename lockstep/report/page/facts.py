@@ -9,8 +9,8 @@ from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import OTHER, Launch, Results
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.formats import counted
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted
 
 # Facts of provenance that get a row of their own, in this order; the others follow.
 FIRST_FACTS = (

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from lockstep.vocabulary import formats
+from lockstep.vocabulary.text import formats
 
 # Okabe and Ito's palette without the yellow, which is unreadable on white.
 SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")

@@ -19,7 +19,7 @@ from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
 from lockstep.report.page.panels.parts import Panel, baseline_text, panel, table
-from lockstep.vocabulary.formats import DASH, counted, listed, size_of
+from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
 
 State = Literal["held", "not held", "does not apply"]
 # Fewer launches show a departure from the normal distribution only where it is gross.

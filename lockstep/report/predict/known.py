@@ -12,7 +12,7 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.predict import models
 from lockstep.report.predict.models import Array
 from lockstep.report.predict.unpredictable import forbidding
-from lockstep.vocabulary.durations import TIME_UNITS
+from lockstep.vocabulary.text.durations import TIME_UNITS
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding

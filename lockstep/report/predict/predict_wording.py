@@ -10,8 +10,8 @@ from lockstep.report.predict.prediction import Candidate, Prediction, predict, u
 from lockstep.report.predict.recommendation import Recommendation, diminishing, next_step
 from lockstep.report.predict.unpredictable import FARTHEST
 from lockstep.report.words.lines import numbers
-from lockstep.vocabulary.durations import in_words
-from lockstep.vocabulary.formats import listed, number, percent, ratio, span, trimmed
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import listed, number, percent, ratio, span, trimmed
 
 MEANINGS = {
     "level": "efficiency stays as last measured",

@@ -14,9 +14,9 @@ from lockstep.report.check.wording import joined
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.predict.models import marginal_efficiencies
 from lockstep.report.predict.unpredictable import doublings_between
-from lockstep.vocabulary import durations
-from lockstep.vocabulary.durations import in_words
-from lockstep.vocabulary.formats import percent, percent_span, ratio_span, trimmed
+from lockstep.vocabulary.text import durations
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import percent, percent_span, ratio_span, trimmed
 
 Kind = Literal["efficiency", "deadline", "budget", "fastest"]
 # Each kind with a limit, and the largest one.

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from lockstep.report.check.wording import joined
-from lockstep.vocabulary.formats import counted, listed
+from lockstep.vocabulary.text.formats import counted, listed
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding

@@ -7,9 +7,9 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts
 from lockstep.report.words.lines import numbers, sentence
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.durations import in_words
-from lockstep.vocabulary.formats import number, percent, ratio
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import number, percent, ratio
 
 NARROWEST, WIDEST = 80, 120
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from lockstep.vocabulary import formats
+from lockstep.vocabulary.text import formats
 
 WIDTH = 100
 # What is left of a line for its last cell, at the least.

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm.cluster import Cluster
 from lockstep.slurm.site import Site
-from lockstep.vocabulary import commands
-from lockstep.vocabulary.texts import last_line
+from lockstep.vocabulary.system import commands
+from lockstep.vocabulary.text.printable import last_line
 
 Status = Literal["ok", "warning", "missing", "not needed"]
 COMMAND_TIMEOUT_S = 30

@@ -19,8 +19,8 @@ from lockstep.slurm.doctor.checks import (
 )
 from lockstep.slurm.doctor.machine_checks import named_interfaces
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.durations import clock, parse_limit
-from lockstep.vocabulary.texts import last_line
+from lockstep.vocabulary.text.durations import clock, parse_limit
+from lockstep.vocabulary.text.printable import last_line
 
 # A job of a minute fits into any gap of a queue; where there is no gap, waiting longer is no help.
 NODES_TIMEOUT_S = 120

@@ -13,7 +13,7 @@ from lockstep.slurm.doctor.checks import Finding, Status, Subject, not_needed, o
 from lockstep.slurm.lint import variables
 from lockstep.slurm.lint.shell.shell_script import Script
 from lockstep.slurm.lint.shell.shell_words import value_of
-from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES, steers_torch
+from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES, steers_torch
 
 WIDTH = 80
 STATUS_WIDTH = 12

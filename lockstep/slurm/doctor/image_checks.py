@@ -22,8 +22,8 @@ from lockstep.slurm.doctor.checks import (
 )
 from lockstep.slurm.site import Container
 from lockstep.slurm.submit.script import GPU_FLAGS
-from lockstep.vocabulary import files
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system.host import hostname
 
 GB = 10**9
 NO_IMAGE = "the site's ranks run in no image"

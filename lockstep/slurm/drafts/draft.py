@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.text.printable import one_line
 
 COMMENT_COLUMN = 40
 

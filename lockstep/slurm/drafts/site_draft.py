@@ -16,8 +16,8 @@ from lockstep.slurm.doctor.machine_checks import FAST
 from lockstep.slurm.drafts.campaign_draft import campaign_file, ranks_per_node
 from lockstep.slurm.drafts.draft import Draft, line, toml_key
 from lockstep.slurm.drafts.surroundings import Surroundings
-from lockstep.vocabulary.durations import clock, parse_limit
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.text.durations import clock, parse_limit
+from lockstep.vocabulary.text.printable import one_line
 
 USUAL_TIME = "02:00:00"
 

@@ -14,7 +14,7 @@ from lockstep.slurm.lint.rules import container_rules as container
 from lockstep.slurm.lint.rules import directive_rules as directive
 from lockstep.slurm.lint.rules import launchers
 from lockstep.slurm.lint.shell.shell_script import Script
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.text.printable import one_line
 
 Severity = Literal["error", "warning", "note"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.vocabulary import files
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.printable import one_line
 
 SITE = "in the site file"
 CAMPAIGN = "in the campaign file"

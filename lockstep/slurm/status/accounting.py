@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from lockstep.slurm import scheduler as slurm
-from lockstep.vocabulary.durations import parse
+from lockstep.vocabulary.text.durations import parse
 
 FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),

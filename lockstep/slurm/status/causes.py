@@ -10,7 +10,7 @@ from lockstep.slurm.site import INTERFACE_NAMES
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.submission import stored_site
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.text.printable import one_line
 
 Kind = Literal[
     "stopped", "time", "memory", "killed", "no_output", "log", "not_started", "never_began", "lost",

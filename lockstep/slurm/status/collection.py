@@ -11,8 +11,9 @@ from typing import Any
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, by_hand, standing
 from lockstep.slurm.status.sent import Job, Results
-from lockstep.vocabulary import files, journal
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.system import files
 
 SCHEMA = 2
 # Of an element that was cancelled before it began sacct keeps nothing.

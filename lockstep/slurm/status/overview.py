@@ -11,7 +11,7 @@ from lockstep.slurm.status.advice import advise
 from lockstep.slurm.status.causes import key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
-from lockstep.vocabulary.durations import in_words
+from lockstep.vocabulary.text.durations import in_words
 
 # A thousand elements or launches are counted; so many of those that need a look are named.
 MAX_NAMED = 8

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
-from lockstep.vocabulary import files, journal, locks
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import files, locks
 
 
 @dataclass(frozen=True)

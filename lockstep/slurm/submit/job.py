@@ -13,7 +13,7 @@ from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
-from lockstep.vocabulary.durations import parse_limit
+from lockstep.vocabulary.text.durations import parse_limit
 
 Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
 Profiler = Literal["nsys", "ncu"]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.campaign.campaign import Campaign
 from lockstep.slurm.site import Site
-from lockstep.vocabulary.durations import clock, parse_limit
+from lockstep.vocabulary.text.durations import clock, parse_limit
 
 if TYPE_CHECKING:
     from lockstep.slurm.submit.resources import Share

@@ -48,7 +48,7 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
       lockstep plan campaign.toml --site site.toml
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
     """
-    from lockstep.vocabulary.inputs import MAX_RATE
+    from lockstep.vocabulary.text.inputs import MAX_RATE
 
     if not overhead <= MAX_RATE:  # nan, too
         raise ValueError(
@@ -172,7 +172,7 @@ def _empty(*headings: str) -> "Table":
 
 
 def _table(specs: "Sequence[JobSpec]") -> "Table":
-    from lockstep.vocabulary.durations import clock
+    from lockstep.vocabulary.text.durations import clock
 
     table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
     for spec in specs:

@@ -25,10 +25,10 @@ from lockstep.campaign.campaign import Launch
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job import JobSpec
-from lockstep.vocabulary import commands, files
-from lockstep.vocabulary.environment import COMMUNICATION_PREFIXES
-from lockstep.vocabulary.inputs import MAX_SHOWN_CHARACTERS
-from lockstep.vocabulary.texts import one_line
+from lockstep.vocabulary.system import commands, files
+from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
+from lockstep.vocabulary.text.inputs import MAX_SHOWN_CHARACTERS
+from lockstep.vocabulary.text.printable import one_line
 
 IMAGE_SUITE = "/opt/lockstep"
 BASE = "base.sh.j2"

@@ -18,8 +18,9 @@ from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
 from lockstep.slurm.submit.resources import share
 from lockstep.slurm.submit.script import LIBRARY, library, render
-from lockstep.vocabulary import files, journal
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.system import files
 
 SITE_FILE = "site.json"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.page.panels.settings import equal_buckets
-from lockstep.vocabulary.formats import listed
+from lockstep.vocabulary.text.formats import listed
 
 FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from lockstep.report.check.evidence import Evidence, Hit, hit
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.durations import TIME_UNITS
+from lockstep.vocabulary.text.durations import TIME_UNITS
 
 # Published numbers are rounded.
 ROUNDED = 0.05

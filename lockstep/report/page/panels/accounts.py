@@ -9,9 +9,9 @@ from typing import Any
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, shown, table
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.durations import in_words
-from lockstep.vocabulary.formats import counted, number, percent
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted, number, percent
 
 ACCOUNTING = "accounting.json"
 # Of `lockstep.slurm.status.collection`; an earlier one holds less, and is made anew by `collect`.

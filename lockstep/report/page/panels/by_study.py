@@ -9,7 +9,7 @@ from lockstep.report.page.panels.collective_tables import collective_panel
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
 from lockstep.report.page.panels.settings import settings_panel
-from lockstep.vocabulary.formats import number
+from lockstep.vocabulary.text.formats import number
 
 
 def panels(results: Results, series: Sequence[Series], threshold: float, hours: str) -> list[Panel]:

@@ -19,9 +19,9 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.durations import TIME_UNITS
-from lockstep.vocabulary.formats import number, percent, percent_span, ratio
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.durations import TIME_UNITS
+from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio
 
 
 def imported_panel(results: Results, series: list[Series], origin: str, threshold: float) -> Panel:

@@ -14,8 +14,9 @@ from lockstep.report.page.panels.parts import (
     panel,
     table,
 )
-from lockstep.vocabulary import formats, metrics
-from lockstep.vocabulary.formats import counted, number, span
+from lockstep.vocabulary import metrics
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, number, span
 
 
 def collective_panel(series: list[Series]) -> Panel:

@@ -29,8 +29,8 @@ from lockstep.report.page.panels.parts import (
     step_ms,
     table,
 )
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.formats import (
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import (
     counted,
     number,
     percent,

@@ -13,7 +13,7 @@ from lockstep.report.page.panels.parts import (
     curve_of,
 )
 from lockstep.report.predict import prediction
-from lockstep.vocabulary.formats import percent, percent_span
+from lockstep.vocabulary.text.formats import percent, percent_span
 
 
 def efficiency_figure(study: str, series: list[Series], threshold: float) -> Figure:

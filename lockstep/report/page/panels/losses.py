@@ -16,8 +16,8 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, slowest
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.formats import number, percent
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import number, percent
 
 ADVICE: dict[Cause, str] = {
     EXPOSED: "try a larger batch per rank, and the bucket sizes",

@@ -10,9 +10,9 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import OTHER
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.durations import in_words
-from lockstep.vocabulary.formats import counted, number
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted, number
 
 Panel = dict[str, Any]
 Table = dict[str, Any]

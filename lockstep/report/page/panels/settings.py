@@ -24,8 +24,8 @@ from lockstep.report.page.panels.parts import (
     step_ms,
     table,
 )
-from lockstep.vocabulary import formats
-from lockstep.vocabulary.formats import counted, number, ratio, ratio_span, span
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, number, ratio, ratio_span, span
 
 # What each study compares its cases with: the factor it varies, and that factor's reference.
 REFERENCES = {

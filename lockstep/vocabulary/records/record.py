@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from lockstep.vocabulary import metrics
-from lockstep.vocabulary.described import About, Amount, Count, Positive, Whole
+from lockstep.vocabulary.records.described import About, Amount, Count, Positive, Whole
 
 KEY = "lockstep"
 SCHEMA_VERSION = 1

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary import files
-from lockstep.vocabulary.journal import ENDS, LIMIT_BYTES, read, rebuild
-from lockstep.vocabulary.record import KEY
+from lockstep.vocabulary.records.journal import ENDS, LIMIT_BYTES, read, rebuild
+from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.system import files
 
 # How a line begins that `Journal` wrote of a case that has ended.
 _ENDED = tuple(f'{{"kind": "{kind}"'.encode() for kind in ENDS)

@@ -2,7 +2,7 @@
 
 import re
 
-from lockstep.vocabulary.formats import DASH, trimmed
+from lockstep.vocabulary.text.formats import DASH, trimmed
 
 # Seconds in each unit that a table of times may use.
 TIME_UNITS = {

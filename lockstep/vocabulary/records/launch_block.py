@@ -6,7 +6,7 @@ Nothing here is required: files of older versions lack some of it, and a reader 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lockstep.vocabulary.described import About, Amount, Count, Whole
+from lockstep.vocabulary.records.described import About, Amount, Count, Whole
 
 Cores = Annotated[list[Whole], About("Cores the process may run on.")]
 

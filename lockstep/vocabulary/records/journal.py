@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.vocabulary import files, locks
-from lockstep.vocabulary.record import KEY, SCHEMA_VERSION, check_schema
+from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION, check_schema
+from lockstep.vocabulary.system import files, locks
 
 # What a killed session leaves behind shares its lock: PyTorch's data loader workers look every 5 s
 # whether their parent lives (MP_STATUS_CHECK_INTERVAL of torch.utils.data._utils).

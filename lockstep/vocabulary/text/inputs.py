@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from lockstep.vocabulary import files
+from lockstep.vocabulary.system import files
 
 Model = TypeVar("Model", bound=BaseModel)
 

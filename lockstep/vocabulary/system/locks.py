@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.vocabulary import files
-from lockstep.vocabulary.host import hostname
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system.host import hostname
 
 POLL_S = 0.2
 MAX_COMMAND_CHARACTERS = 200

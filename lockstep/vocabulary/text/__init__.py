@@ -1,0 +1,1 @@
+"""How text is read and written: numbers, durations, printable lines, a user's TOML files."""
