@@ -121,12 +121,12 @@ def gather(folder: Path, before: Mark, words: str, *, is_stop_asked: bool = Fals
     if not heads or heads[-1] < before.num_lines:
         return facts
     block, ended = journal.rebuild(path)[KEY], journal.settled(path)
-    own = [entry for entry in entries if entry.get("attempt") == entries[heads[-1]].get("attempt")]
+    head, *since = entries[heads[-1] :]
     left = set(block["expected"]) - set(ended) | ({block["in_flight"]} - {None})
     return replace(
         facts,
         has_begun=True,
-        num_recorded=len(own) - 1,
+        num_recorded=sum(entry.get("attempt") == head.get("attempt") for entry in since),
         num_left=len(left),
         num_failed=len(block["failed"]),
     )
