@@ -321,8 +321,8 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
 
 def blocked_by(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
     """Return the rules whose errors touch one of the results, so that no verdict rests on them."""
-    known = list(rows)
-    return list(dict.fromkeys(e.rule for e in errors(findings) if any(map(e.touches, known))))
+    touched = list(rows)
+    return list(dict.fromkeys(e.rule for e in errors(findings) if any(map(e.touches, touched))))
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:

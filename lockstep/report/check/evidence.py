@@ -84,12 +84,12 @@ class Evidence:
         Raises:
             ValueError: A file can no longer be read.
         """
-        known = {(row.launch, row.case) for row in self.results.rows}
+        cases = {(row.launch, row.case) for row in self.results.rows}
         return [
             Entry(launch, case, block, entry["stats"])
             for launch in self.results.launches
             for entry in read_document(launch.path)["benchmarks"]
-            if (launch.name, case := case_name(entry)) in known
+            if (launch.name, case := case_name(entry)) in cases
             and (block := (entry.get("extra_info") or {}).get(KEY))
         ]
 

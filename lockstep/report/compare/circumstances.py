@@ -66,13 +66,13 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 
 
 def _provenance(launch: Launch) -> dict[str, Any]:
-    known = launch.provenance
-    slurm = known.get("slurm")
-    variables = known.get("environment") or {}
+    provenance = launch.provenance
+    slurm = provenance.get("slurm")
+    variables = provenance.get("environment") or {}
     return (
-        {name: value for name, value in known.items() if name not in OWN_FACTS}
-        | {"hosts": sorted({str(rank.get("host")) for rank in known.get("ranks") or []})}
-        | {"cores_per_rank": layout.settings(known).get("cores_per_rank")}
+        {name: value for name, value in provenance.items() if name not in OWN_FACTS}
+        | {"hosts": sorted({str(rank.get("host")) for rank in provenance.get("ranks") or []})}
+        | {"cores_per_rank": layout.settings(provenance).get("cores_per_rank")}
         | {"partition": slurm.get("SLURM_JOB_PARTITION") if isinstance(slurm, dict) else None}
         | {f"variable {name}": value for name, value in variables.items()}
     )

@@ -173,8 +173,8 @@ def _remedy(made: "Comparison") -> list[str]:
         return []
     spread = max(one.spread or 0.0 for one in unsure)
     changes = [one.smallest_change for one in unsure]
-    known = [change for change in changes if change is not None]
-    largest = f"{100 * max(known):.2g} %" if len(known) == len(changes) else "no size"
+    finite = [change for change in changes if change is not None]
+    largest = f"{100 * max(finite):.2g} %" if len(finite) == len(changes) else "no size"
     needed = launches_needed(spread, made.margin, made.error)
     launches = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
     return [

@@ -197,8 +197,8 @@ def _launches(side: Results, points: Iterable[list[Row]]) -> list[Launch]:
 
 def _shown(values: Collection[Any]) -> str:
     """Return the values of a fact for a sentence."""
-    known = sorted("unknown" if value is None else str(value) for value in values)
-    return formats.listed(known, 4) or "unknown"
+    texts = sorted("unknown" if value is None else str(value) for value in values)
+    return formats.listed(texts, 4) or "unknown"
 
 
 def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:

@@ -83,5 +83,5 @@ def not_measured(evidence: Evidence) -> Iterator[Hit]:
     for series in evidence.series:
         if series.row.origin == "target":
             notes = evidence.table(series).get("notes") or [""]
-            said = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
-            yield hit("targets", series, note=said)
+            note = f", {shorten(notes[0], LONGEST_NOTE)}" if notes[0] else ""
+            yield hit("targets", series, note=note)

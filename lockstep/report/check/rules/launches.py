@@ -43,15 +43,15 @@ def oversubscription(evidence: Evidence) -> Iterator[Hit]:
 
 def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
     """Yield (host, threads of its ranks, cores they may use) where both are known."""
-    known = launch.provenance
+    provenance = launch.provenance
     hosts: dict[str, list[dict[str, Any]]] = {}
-    for rank in known.get("ranks") or []:
+    for rank in provenance.get("ranks") or []:
         hosts.setdefault(str(rank.get("host")), []).append(rank)
     for host, ranks in hosts.items():
-        each = (rank.get("num_threads", known.get("threads_per_rank")) for rank in ranks)
+        each = (rank.get("num_threads", provenance.get("threads_per_rank")) for rank in ranks)
         threads = [count for count in each if isinstance(count, int)]
         cores = {str(core) for rank in ranks for core in _listed(rank.get("cores"))}
-        count = len(cores) or known.get("cores_per_node")
+        count = len(cores) or provenance.get("cores_per_node")
         if isinstance(count, int) and count and len(threads) == len(ranks):
             yield host, sum(threads), count
 

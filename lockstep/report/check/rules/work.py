@@ -174,9 +174,9 @@ def _statistic_factors(entry: Entry) -> dict[str, float]:
         "elapsed_s": (entry.block.get("elapsed_s"), sum(rounds)),
     }
     return {
-        name: float(given / true)
-        for name, (given, true) in stored.items()
-        if isinstance(given, int | float)
+        name: float(number / true)
+        for name, (number, true) in stored.items()
+        if isinstance(number, int | float)
     }
 
 
@@ -284,9 +284,9 @@ def _factors(time: Series, rate: Series) -> dict[int, tuple[float, float]]:
     if not pairs:
         return {}
     base = min(pairs)
-    known = all(p.throughput_samples_per_s and q.throughput_samples_per_s
+    both_known = all(p.throughput_samples_per_s and q.throughput_samples_per_s
                 for p, q in pairs.values())  # fmt: skip
-    if known:
+    if both_known:
         return {size: (_over(q, p), float(size)) for size, (p, q) in pairs.items()}
     first = pairs[base][1].rate / pairs[base][0].rate
     return {size: (q.rate / p.rate / first, size / base) for size, (p, q) in pairs.items()}
