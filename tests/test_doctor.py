@@ -14,6 +14,7 @@ import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
 from stand_ins import lockstep
 
+from lockstep.image.image_record import Record, write_record
 from lockstep.slurm import associations
 from lockstep.slurm.cluster import Cluster, Kind, Node, Partition
 from lockstep.slurm.doctor import checks
@@ -206,7 +207,7 @@ def test_threads_are_compared_with_the_cores_that_may_be_used(tmp_path, omp, sta
 @pytest.mark.parametrize(
     ("script", "status", "says"),
     [
-        ("echo 'NVIDIA T4'; echo 'NVIDIA A100'", "ok", "2 x NVIDIA A100, NVIDIA T4"),
+        ("echo 'T4, 15360, 570'; echo 'A100, 40960, 570'", "ok", "2 x A100, T4"),
         ("echo 'no driver' >&2; exit 9", "warning", "nvidia-smi fails: no driver"),
     ],
 )
@@ -352,13 +353,28 @@ def in_image(tmp_path, slurm=SILENT, **changes):
     return subject(tmp_path, slurm, site=site(container={"image": str(file)}, **changes)), file
 
 
+TEXTS = ("key", "definition", "definition_sha256", "bootstrap", "base", "apptainer", "built_at")
+NONES = ("base_digest", "git_commit", "git_dirty")
+BUILT = (
+    dict.fromkeys(TEXTS, "x")
+    | dict.fromkeys(NONES)
+    | {
+        "size_bytes": 1,
+        "build_args": {},
+        "options": [],
+        "build_s": 1.0,
+        "is_signed": False,
+    }
+)
+
+
 def test_an_image_is_compared_with_its_record(tmp_path):
     given, file = in_image(tmp_path)
     assert "no record" in image.image(given).says
     record = tmp_path / "lockstep.sif.json"
     record.write_text("[]")
-    assert image.image(given).status == "ok"
-    record.write_text(json.dumps({"sha256": sha256(SQUASHED).hexdigest()}))
+    assert image.image(given).status == "warning"
+    write_record(file, Record(sha256=sha256(SQUASHED).hexdigest(), **BUILT))
     assert image.image(given).says.endswith("as it was built")
     file.write_bytes(SQUASHED.replace(b"squ", b"sqv"))
     assert image.image(given).status == "missing"

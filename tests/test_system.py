@@ -2,13 +2,14 @@ import json
 import re
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from lockstep.machine import storage, system
+from lockstep.machine import nvidia_smi, storage, system
 from lockstep.machine.system_cli import system as command
 
 
@@ -95,19 +96,15 @@ def test_no_infiniband_is_said(tmp_path):
 
 def test_gpus_are_read_and_equal_ones_counted(facts):
     listing = "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15"
-    gpus = system.parse_gpus(listing)
-    assert gpus[0] == {
-        "name": "NVIDIA H200",
-        "memory_bytes": 143771 * 1024 * 1024,
-        "driver": "570.86.15",
-    }
-    rows = dict(system._hardware_rows(facts["hardware"] | {"gpus": gpus}))
+    gpus = nvidia_smi.parse(listing)
+    assert gpus[0] == nvidia_smi.Gpu("NVIDIA H200", 143771 * 1024 * 1024, "570.86.15")
+    rows = dict(system._hardware_rows(facts["hardware"] | {"gpus": list(map(asdict, gpus))}))
     assert rows["GPUs"] == "2 x NVIDIA H200, 140.4 GiB"
 
 
 def test_a_gpu_without_its_own_memory_is_listed():
-    (gpu,) = system.parse_gpus("NVIDIA GB10, [N/A], 580.95.05")
-    assert gpu["memory_bytes"] is None
+    (gpu,) = nvidia_smi.parse("NVIDIA GB10, [N/A], 580.95.05")
+    assert gpu.memory_bytes is None
 
 
 def test_partitions_are_read():

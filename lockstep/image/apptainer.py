@@ -55,6 +55,12 @@ def version() -> str:
     return ended.output.split()[-1]
 
 
+def is_older(version: str, least: tuple[int, int]) -> bool:
+    """Return whether a version, such as `1.0.3-1`, is older; one that has no numbers is not."""
+    numbers = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < least
+
+
 def version_that_builds() -> str:
     """Return Apptainer's version where it knows build arguments.
 
@@ -62,8 +68,7 @@ def version_that_builds() -> str:
         RuntimeError: It is not installed, does not answer, or is too old.
     """
     installed = version()
-    numbers = re.match(r"([0-9]+)\.([0-9]+)", installed)
-    if numbers and (int(numbers[1]), int(numbers[2])) < LEAST_VERSION:
+    if is_older(installed, LEAST_VERSION):
         least = ".".join(map(str, LEAST_VERSION))
         raise RuntimeError(
             f"apptainer {installed} is installed here, and build arguments need {least} or newer; "

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import network, provenance, storage
+from lockstep.machine import network, nvidia_smi, provenance, storage
 from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.system.commands import answer
 
@@ -25,7 +25,6 @@ TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` 
 DASH = "-"
 COMMAND_TIMEOUT_S = 20
 GIB = 2**30
-MIB = 2**20
 
 SYSTEM_FOLDER = Path("/sys")
 
@@ -59,40 +58,25 @@ def hardware_facts() -> dict[str, Any]:
         "hardware_threads": psutil.cpu_count(),
         "numa_nodes": len(list(processors.glob("node/node[0-9]*"))) or None,
         "memory_bytes": machine["memory_bytes"],
-        "gpus": gpus(),
+        "gpus": [asdict(gpu) for gpu in gpus()],
     }
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Return name, memory in bytes and driver of each GPU, as nvidia-smi or torch sees them."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
-    listing = answer([*query, "--format=csv,noheader,nounits"], COMMAND_TIMEOUT_S)
-    return parse_gpus(listing) if listing else _torch_gpus()
+def gpus() -> list[nvidia_smi.Gpu]:
+    """Return the GPUs as nvidia-smi or, where that lists none, as torch sees them."""
+    try:
+        return nvidia_smi.gpus() or _torch_gpus()
+    except RuntimeError:
+        return _torch_gpus()
 
 
-def parse_gpus(listing: str) -> list[dict[str, Any]]:
-    """Read lines of nvidia-smi: name, memory in MiB, driver."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
-    return [
-        {
-            "name": name,
-            "memory_bytes": int(memory) * MIB if memory.isdecimal() else None,
-            "driver": driver,
-        }
-        for name, memory, driver in rows
-    ]
-
-
-def _torch_gpus() -> list[dict[str, Any]]:
+def _torch_gpus() -> list[nvidia_smi.Gpu]:
     """Return the GPUs torch sees; those of another maker have no nvidia-smi."""
     torch = _torch()
     if torch is None or not torch.cuda.is_available():
         return []
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [
-        {"name": device.name, "memory_bytes": device.total_memory, "driver": None}
-        for device in devices
-    ]
+    return [nvidia_smi.Gpu(device.name, device.total_memory, None) for device in devices]
 
 
 def network_facts(classes: Path = network.CLASSES) -> dict[str, Any]:

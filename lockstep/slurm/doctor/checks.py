@@ -11,7 +11,6 @@ from lockstep.slurm import cluster as clusters
 from lockstep.slurm.cluster import Cluster
 from lockstep.slurm.site import Site
 from lockstep.vocabulary.system import commands
-from lockstep.vocabulary.text.printable import last_line
 
 Status = Literal["ok", "warning", "missing", "not needed"]
 COMMAND_TIMEOUT_S = 30
@@ -117,10 +116,7 @@ def output(
     Raises:
         RuntimeError: It is not there, fails, or does not answer in time.
     """
-    ended = commands.run(command, timeout_s, folder=folder)
-    if ended.code:
-        raise RuntimeError(last_line(ended.errors) or f"it ended with {ended.code}")
-    return ended.output
+    return commands.output(command, timeout_s, folder=folder)
 
 
 def probe(python: Sequence[str], folder: Path | None = None) -> dict[str, Any]:

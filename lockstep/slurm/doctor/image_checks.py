@@ -1,6 +1,5 @@
 """Checks of the container runtime and of the site's image."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -8,7 +7,10 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.image import apptainer as programs
 from lockstep.image import sif
+from lockstep.image.definition import sha256
+from lockstep.image.image_record import read_record
 from lockstep.slurm.doctor.checks import (
     Finding,
     Subject,
@@ -22,7 +24,6 @@ from lockstep.slurm.doctor.checks import (
 )
 from lockstep.slurm.site import Container
 from lockstep.slurm.submit.script import GPU_FLAGS
-from lockstep.vocabulary.system import files
 from lockstep.vocabulary.system.host import hostname
 
 GB = 10**9
@@ -75,11 +76,10 @@ def apptainer(subject: Subject) -> Finding:
         return _lacking(
             subject, "not on PATH", "load its module or ask for it, or use modules and a venv"
         )
-    said = output(["apptainer", "--version"]).strip()
-    numbers = re.search(r"([0-9]+)\.([0-9]+)", said)
-    if numbers and (int(numbers[1]), int(numbers[2])) < LEAST_APPTAINER:
-        return warning(f"{said} is old", "ask for 1.1 or newer, which runs without setuid")
-    return ok(said.removeprefix("apptainer version "))
+    version = programs.version()
+    if programs.is_older(version, LEAST_APPTAINER):
+        return warning(f"{version} is old", "ask for 1.1 or newer, which runs without setuid")
+    return ok(version)
 
 
 def _needs_namespaces() -> bool:
@@ -162,21 +162,22 @@ def image(subject: Subject) -> Finding:
         return wanted
     path = Path(wanted.image)
     try:
-        header = sif.read_header(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        header, digest = sif.read_header(path), sha256(path)
     except OSError as error:
         action = "lockstep image build, or correct container.image"
         return missing(f"{path}: {error.strerror}", action)
     if misfit := _misfit(subject, path, header):
         return misfit
     says = f"{path}, {path.stat().st_size / GB:.1f} GB, sha256 {digest[:12]}"
-    recorded = _recorded(path)
-    if recorded is None:
+    try:
+        record = read_record(path)
+    except ValueError as error:
+        return warning(f"{says}; {error}", "copy the record again with the image")
+    if record is None:
         return ok(f"{says}; no record of how it was built")
-    if recorded != digest:
+    if record.sha256 != digest:
         return missing(
-            f"{says}, but it was built as {recorded[:12]}", "build or copy the image again"
+            f"{says}, but it was built as {record.sha256[:12]}", "build or copy the image again"
         )
     return ok(f"{says}, as it was built")
 
@@ -194,15 +195,6 @@ def _misfit(subject: Subject, path: Path, header: sif.Header | None) -> Finding 
         f"{path} is built for {header.architecture}, and this machine is {sif.architecture_here()}",
         "build it on a machine like the nodes, or correct container.image",
     )
-
-
-def _recorded(image_file: Path) -> str | None:
-    """Return the hash in the record that `lockstep image build` leaves next to an image."""
-    try:
-        record = files.parse(files.content(image_file.with_name(f"{image_file.name}.json")))
-        return str(record["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _starts(command: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.machine import network
+from lockstep.machine import network, nvidia_smi
 from lockstep.machine.storage import file_system
 from lockstep.slurm.doctor.checks import (
     Finding,
@@ -21,7 +21,6 @@ from lockstep.slurm.doctor.checks import (
     missing,
     not_needed,
     ok,
-    output,
     probe,
     torch_in_words,
     warning,
@@ -88,10 +87,9 @@ def gpus(subject: Subject) -> Finding:
     """Which GPUs this machine has, and whether their driver answers."""
     if shutil.which("nvidia-smi"):
         try:
-            listed = output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+            names = [gpu.name for gpu in nvidia_smi.gpus()]
         except RuntimeError as error:
             return warning(f"nvidia-smi fails: {error}", "ask for the driver to be repaired")
-        names = listed.split("\n")[:-1]
         return ok(f"{len(names)} x {', '.join(sorted(set(names)))}")
     if Path("/dev/kfd").exists():
         return ok("AMD GPUs, by /dev/kfd")
@@ -134,7 +132,7 @@ def locked_memory(subject: Subject) -> Finding:
     says = f"ulimit -l is {_limit(soft)}"
     if soft == resource.RLIM_INFINITY:
         return ok(says)
-    if not any(Path("/sys/class/infiniband").glob("*")) and not _names_fast(subject):
+    if not network.infiniband_ports() and not _names_fast(subject):
         return not_needed(f"{says}; only InfiniBand needs more")
     return warning(
         f"{says}; NCCL cannot register buffers and uses sockets",

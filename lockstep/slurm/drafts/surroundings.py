@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from lockstep import content
+from lockstep.machine import nvidia_smi
 from lockstep.slurm.doctor.checks import output
 from lockstep.slurm.doctor.machine_checks import interfaces
 
@@ -81,6 +82,6 @@ def _modules(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _num_gpus() -> int:
     try:
-        return len(output(["nvidia-smi", "--list-gpus"]).splitlines())
+        return len(nvidia_smi.gpus())
     except RuntimeError:
         return 0

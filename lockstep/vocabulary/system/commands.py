@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lockstep.vocabulary.text.printable import last_line
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -78,12 +80,35 @@ def run(
     return Ended(ended.returncode, ended.stdout, ended.stderr or "")
 
 
+def output(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> str:
+    """Return what a command prints.
+
+    Args:
+        command: The command and its arguments.
+        timeout_s: When it is killed.
+        environ: Its variables; ours by default.
+        folder: Where it runs; the current folder by default.
+
+    Raises:
+        RuntimeError: It is not there, fails, or does not answer in time.
+    """
+    ended = run(command, timeout_s, environ=environ, folder=folder)
+    if ended.code:
+        raise RuntimeError(last_line(ended.errors) or f"it ended with {ended.code}")
+    return ended.output
+
+
 def answer(
     command: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> str | None:
     """Return what a command prints; None where it is absent, fails or does not answer."""
     try:
-        ended = run(command, timeout_s, environ=environ)
-    except CommandError:
+        return output(command, timeout_s, environ=environ).strip()
+    except RuntimeError:
         return None
-    return None if ended.code else ended.output.strip()
