@@ -90,10 +90,11 @@ class Accounts:
     @property
     def qos(self) -> dict[str, tuple[str, ...]]:
         """Account -> the qualities of service that it has."""
-        found: dict[str, tuple[str, ...]] = {}
-        for one in self.associations:
-            found[one.account] = tuple(dict.fromkeys([*found.get(one.account, ()), *one.qos]))
-        return found
+        qualities: dict[str, tuple[str, ...]] = {}
+        for association in self.associations:
+            earlier = qualities.get(association.account, ())
+            qualities[association.account] = tuple(dict.fromkeys([*earlier, *association.qos]))
+        return qualities
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,9 +103,9 @@ class Accounts:
 
     def association(self, account: str | None, partition: str) -> Association | None:
         """Return what an account has in a partition; the default account for None."""
-        found = [one for one in self.associations if one.account == (account or self.default)]
-        fitting = (one for place in (partition, "") for one in found if one.partition == place)
-        return next(fitting, None)
+        charged = account or self.default
+        of_account = {a.partition: a for a in reversed(self.associations) if a.account == charged}
+        return of_account.get(partition) or of_account.get("")
 
 
 def read(cluster: str) -> Accounts:
@@ -178,7 +179,7 @@ def _of_tres(name: str, of: str, text: str) -> Iterable[Limit]:
 
 def limits(
     cluster: Cluster,
-    own: Accounts,
+    accounts: Accounts,
     partition: Partition | None,
     account: str | None = None,
     qos: str | None = None,
@@ -187,26 +188,27 @@ def limits(
 
     Args:
         cluster: The cluster.
-        own: What the user has on it.
+        accounts: What the user has on it.
         partition: Where the job goes.
         account: What the job charges; by default what Slurm would.
         qos: The QOS that it names; by default the one Slurm would give it.
     """
     if not cluster.enforces_limits:
         return ()
-    charged = own.association(account, partition.name if partition else "")
+    charged = accounts.association(account, partition.name if partition else "")
     usual = charged.usual_qos if charged else USUAL_QOS
     names = [partition.own_qos or "" if partition else "", qos or usual]
-    known = [own.qualities[name] for name in names if name in own.qualities]
-    if known and "OverPartQOS" in known[-1].flags:
-        known.reverse()
-    denies = any("DenyOnLimit" in one.flags for one in known)
-    found: dict[tuple[str, str], Limit] = {}
-    for one in (*chain(*(one.limits for one in known)), *(charged.limits if charged else ())):
-        found.setdefault(
-            (one.name, one.tres), replace(one, denies=denies or one.name == "MaxSubmit")
+    qualities = [accounts.qualities[name] for name in names if name in accounts.qualities]
+    if qualities and "OverPartQOS" in qualities[-1].flags:
+        qualities.reverse()
+    denies = any("DenyOnLimit" in quality.flags for quality in qualities)
+    of_qualities = chain.from_iterable(quality.limits for quality in qualities)
+    chosen: dict[tuple[str, str], Limit] = {}
+    for limit in chain(of_qualities, charged.limits if charged else ()):
+        chosen.setdefault(
+            (limit.name, limit.tres), replace(limit, denies=denies or limit.name == "MaxSubmit")
         )
-    return tuple(found.values())
+    return tuple(chosen.values())
 
 
 def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
@@ -223,10 +225,10 @@ def limits_of_jobs(site: Site) -> tuple[Limit, ...]:
             f"cluster {cluster.name} has no partition {site.partition or 'by default'} with nodes "
             f"of {site.cpus_per_node} CPUs and {site.gpus_per_node} {site.gpu_type or 'GPUs'}"
         )
-    own = read(cluster.name) if cluster.keeps_accounts else Accounts()
-    if site.account and own.names and site.account not in own.names:
+    accounts = read(cluster.name) if cluster.keeps_accounts else Accounts()
+    if site.account and accounts.names and site.account not in accounts.names:
         raise RuntimeError(f"on cluster {cluster.name} you have no account {site.account}")
-    return limits(cluster, own, chosen, site.account, site.qos)
+    return limits(cluster, accounts, chosen, site.account, site.qos)
 
 
 def _is_of(kind: Kind, site: Site) -> bool:

@@ -139,10 +139,13 @@ UNKNOWN = State("unknown")
 def plain(reason: str) -> str:
     """Return why a job waits in plain words, Slurm's own kept where they say more."""
     word = reason.strip("()").partition(",")[0].replace(" ", "_")
-    known = REASONS.get(word) or next((LIMITS[key] for key in LIMITS if word.startswith(key)), None)
-    if known is None:
+    of_limits = (meaning for start, meaning in LIMITS.items() if word.startswith(start))
+    meaning = REASONS.get(word) or next(of_limits, None)
+    if meaning is None:
         return reason
-    return known if word in ("None", "Priority", "Resources") else f"{known} ({reason.strip('()')})"
+    if word in ("None", "Priority", "Resources"):
+        return meaning
+    return f"{meaning} ({reason.strip('()')})"
 
 
 def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
@@ -236,15 +239,15 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
         raise
 
 
-def _job_id(said: str) -> str:
+def _job_id(answer: str) -> str:
     """Return the id in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
-    found = re.findall(r"^([0-9]+)(?:;.*)?$", said, re.MULTILINE)
-    if not found:
+    ids = re.findall(r"^([0-9]+)(?:;.*)?$", answer, re.MULTILINE)
+    if not ids:
         raise RuntimeError(
-            f"sbatch gave no job id but {said.strip()[:80]!r}; see by squeue --me whether it took "
-            "the job, and ask the cluster's support why sbatch --parsable prints no id"
+            f"sbatch gave no job id but {answer.strip()[:80]!r}; see by squeue --me whether it "
+            "took the job, and ask the cluster's support why sbatch --parsable prints no id"
         )
-    return str(found[-1])
+    return str(ids[-1])
 
 
 def _find(comment: str) -> str | None:
@@ -311,8 +314,8 @@ def queue(users: Iterable[str] = ()) -> dict[str, Queued]:
         RuntimeError: squeue fails.
     """
     whose = [f"--user={','.join(users)}"] if users else []
-    said = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
-    rows = [line.split("|", 7) for line in said.splitlines() if line.count("|") >= 6]
+    listing = ask("squeue", *whose, "--noheader", "--states=all", f"--format={QUEUE_FORMAT}")
+    rows = [line.split("|", 7) for line in listing.splitlines() if line.count("|") >= 6]
     return {row[0]: _queued(*row) for row in rows}
 
 

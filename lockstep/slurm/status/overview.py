@@ -37,7 +37,7 @@ def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
     """Return a campaign's state as JSON has it: a row for each job, an array being one."""
     return {
         "jobs": [_row(group, campaign, results, folder) for group in _groups(campaign.jobs)],
-        "launches": {name: vars(one) for name, one in campaign.launches.items()},
+        "launches": {name: vars(outcome) for name, outcome in campaign.launches.items()},
         "refused": results.refusals(),
         "num_planned": len(campaign.planned),
         "num_complete": campaign.num_complete,
@@ -57,7 +57,7 @@ def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    return [list(group) for _, group in groupby(standings, key=lambda one: one.job.uuid)]
+    return [list(group) for _, group in groupby(standings, key=lambda standing: standing.job.uuid)]
 
 
 def _row(
@@ -65,8 +65,8 @@ def _row(
 ) -> dict[str, Any]:
     head = _representative(group)
     job, account = head.job, head.account or {}
-    launches = [name for one in group for name in one.job.launches]
-    left = [one for one in group if not all(map(campaign.is_complete, one.job.launches or [""]))]
+    launches = [name for element in group for name in element.job.launches]
+    left = [element for element in group if not _is_done(element, campaign)]
     typed, is_last = shlex.quote(folder), campaign.has_ended
     array = {} if job.element is None else _array(group, left, results, typed, is_last)
     return {
@@ -92,12 +92,18 @@ def _row(
     }
 
 
+def _is_done(standing: Standing, campaign: Campaign) -> bool:
+    """Return whether all launches of a job are complete; one of no launches never is done."""
+    launches = standing.job.launches
+    return bool(launches) and all(map(campaign.is_complete, launches))
+
+
 def _representative(group: Sequence[Standing]) -> Standing:
     """Return the element whose state tells most of its array: what goes on, else what is wrong."""
 
-    def rank(one: Standing) -> int:
-        name = one.state.name
-        return ORDER.index(name) if name in ORDER else len(ORDER) + (not one.is_bad)
+    def rank(element: Standing) -> int:
+        name = element.state.name
+        return ORDER.index(name) if name in ORDER else len(ORDER) + (not element.is_bad)
 
     return min(group, key=rank)
 
@@ -110,17 +116,17 @@ def _array(
     is_last: bool,
 ) -> dict[str, Any]:
     """Return what a row says of an array: all its elements, and those that left work undone."""
-    bad = [one for one in left if one.is_bad]
+    bad = [element for element in left if element.is_bad]
     return {
         "elements": counts(group),
         "ended_badly": [
             {
-                "id": one.job.id,
-                "state": one.state.name,
-                "launch": (*one.job.launches, None)[0],
-                "advice": advise(one, results, typed, is_last=is_last),
+                "id": element.job.id,
+                "state": element.state.name,
+                "launch": (*element.job.launches, None)[0],
+                "advice": advise(element, results, typed, is_last=is_last),
             }
-            for one in bad
+            for element in bad
         ],
     }
 
@@ -183,8 +189,8 @@ def _summary(elements: Mapping[str, int]) -> str:
 
 def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
     text = [
-        f"  {one['id']} ({one['launch']}): {one['state']}; {one['advice']}"
-        for one in bad[:MAX_NAMED]
+        f"  {element['id']} ({element['launch']}): {element['state']}; {element['advice']}"
+        for element in bad[:MAX_NAMED]
     ]
     return text + (
         [f"  and {len(bad) - MAX_NAMED} more; --json names them"] if bad[MAX_NAMED:] else []
@@ -193,11 +199,10 @@ def _bad_elements(bad: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _launch_lines(campaign: Campaign) -> list[str]:
     text = [f"launches: {campaign.num_complete} of {len(campaign.planned)} complete"]
-    begun = [one for one in campaign.launches.values() if not one.complete]
-    text += [
-        f"  {one.name}: {one.measured} measured, {len(one.failed)} failed, {one.remaining} left"
-        for one in begun[:MAX_NAMED]
-    ]
+    begun = [outcome for outcome in campaign.launches.values() if not outcome.complete]
+    for outcome in begun[:MAX_NAMED]:
+        counted = f"{outcome.measured} measured, {len(outcome.failed)} failed"
+        text.append(f"  {outcome.name}: {counted}, {outcome.remaining} left")
     if begun[MAX_NAMED:]:
         text.append(f"  and {len(begun) - MAX_NAMED} more that have begun")
     return text
@@ -206,7 +211,8 @@ def _launch_lines(campaign: Campaign) -> list[str]:
 def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
     """Return commands to copy, with the ids and paths they need."""
     typed = shlex.quote(folder)
-    opened = [one for one in campaign.jobs if one.job.id and _may_write(one, campaign)]
+    sent = (standing for standing in campaign.jobs if standing.job.id)
+    opened = [standing for standing in sent if _may_write(standing, campaign)]
     unsent = _unsent(campaign, results)
     if opened:
         text = [*_open_lines(opened, results), *unsent, f"lockstep status {typed} --watch"]
@@ -233,9 +239,9 @@ def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[st
 
 def _unsent(campaign: Campaign, results: Results) -> list[str]:
     """Return the commands for scripts that were not sent, where jobs are sent by hand."""
-    if not all(one.job.by_hand for one in campaign.jobs):
+    if not all(standing.job.by_hand for standing in campaign.jobs):
         return []
-    sent = {one.job.name for one in campaign.jobs}
+    sent = {standing.job.name for standing in campaign.jobs}
     scripts = {name: facts for name, facts in results.scripts().items() if name not in sent}
     launches = {launch for facts in scripts.values() for launch in facts["launches"]}
     if campaign.jobs and all(map(campaign.is_complete, launches)):
@@ -246,24 +252,27 @@ def _unsent(campaign: Campaign, results: Results) -> list[str]:
 def _needs_mending(campaign: Campaign, results: Results) -> bool:
     """Return whether a job that left work undone would end in the same way once more."""
     left = set(campaign.abandoned)
-    last = {one.job.name: one for one in campaign.jobs}.values()
-    bad = [one for one in last if left & {*one.job.launches} or not one.job.launches]
-    return any(key_to_mend(one, results) is not None for one in bad)
+    last = {standing.job.name: standing for standing in campaign.jobs}.values()
+    for standing in last:
+        is_bad = not standing.job.launches or not left.isdisjoint(standing.job.launches)
+        if is_bad and key_to_mend(standing, results) is not None:
+            return True
+    return False
 
 
-def _may_write(one: Standing, campaign: Campaign) -> bool:
+def _may_write(standing: Standing, campaign: Campaign) -> bool:
     """Return whether a job may still write: of an unknown one that left work undone, too."""
-    is_done = bool(one.job.launches) and all(map(campaign.is_complete, one.job.launches))
-    return not one.has_ended and not (one.state.name == "unknown" and is_done)
+    is_over = standing.state.name == "unknown" and _is_done(standing, campaign)
+    return not standing.has_ended and not is_over
 
 
 def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
-    ids = list(dict.fromkeys(by_hand.whole(str(one.job.id)) for one in opened))
-    running = [one for one in opened if one.state.name == "RUNNING"]
+    ids = list(dict.fromkeys(by_hand.whole(str(standing.job.id)) for standing in opened))
+    running = [standing for standing in opened if standing.state.name == "RUNNING"]
     if running:
         yield f"tail -f {shlex.quote(str(results.output(running[0].job)))}"
     yield f"squeue --start --jobs={','.join(ids)}"
-    if all(one.user in (None, slurm.own_name()) for one in opened):
+    if all(standing.user in (None, slurm.own_name()) for standing in opened):
         yield f"scancel {' '.join(ids)}"
 
 
@@ -274,5 +283,5 @@ def _after_jobs(campaign: Campaign, results: Results) -> str:
 
 
 def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
-    after = [(str(one.get("job")), str(one.get("how"))) for one in script["after"]]
+    after = [(str(wait.get("job")), str(wait.get("how"))) for wait in script["after"]]
     return by_hand.command(results.jobs_folder / f"{name}.sh", after)

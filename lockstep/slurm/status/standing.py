@@ -112,20 +112,23 @@ class Campaign:
     @property
     def has_ended(self) -> bool:
         """Whether no job will write any more."""
-        return all(one.has_ended for one in self.jobs)
+        return all(standing.has_ended for standing in self.jobs)
 
     @property
     def abandoned(self) -> list[str]:
         """Launches that an ended job left incomplete and that no job will make any more."""
-        coming = {name for one in self.jobs if not one.has_ended for name in one.job.launches}
-        left = {name for one in self.jobs if one.has_ended for name in one.job.launches}
+        coming: set[str] = set()
+        left: set[str] = set()
+        for standing in self.jobs:
+            launches = left if standing.has_ended else coming
+            launches.update(standing.job.launches)
         return sorted(name for name in left - coming if not self.is_complete(name))
 
     @property
     def is_bad(self) -> bool:
         """Whether something was lost: a launch abandoned, or a job of no launches ended badly."""
-        last = {one.job.name: one for one in self.jobs if not one.job.launches}
-        return bool(self.abandoned) or any(one.is_bad for one in last.values())
+        last = {standing.job.name: standing for standing in self.jobs if not standing.job.launches}
+        return bool(self.abandoned) or any(standing.is_bad for standing in last.values())
 
 
 @dataclass
@@ -149,7 +152,7 @@ class Board:
         standings = [self._standing(job, answers, now, limit_s) for job in jobs]
         launches = self._launches(claimed.get("studies", ()))
         sent = [name for job in jobs for name in job.launches]
-        planned = [one["name"] for one in claimed.get("launches", ())]
+        planned = [launch["name"] for launch in claimed.get("launches", ())]
         planned = planned or list(dict.fromkeys([*sent, *launches]))
         return Campaign(standings, launches, planned, answers.errors)
 
@@ -167,9 +170,9 @@ class Board:
         sent = _named(sent, queue or {})
         others = by_hand.ids(self.results, sent, queue)
         answers = self._ask([*(job.id for job in sent if job.id), *others], queue, errors)
-        found = by_hand.jobs(self.results, others, queue, answers.accounts or {})
-        names = {job.name for job in found}  # of which sbatch may have lost the id
-        return [*(job for job in sent if job.id or job.name not in names), *found], answers
+        by_users = by_hand.jobs(self.results, others, queue, answers.accounts or {})
+        names = {job.name for job in by_users}  # of which sbatch may have lost the id
+        return [*(job for job in sent if job.id or job.name not in names), *by_users], answers
 
     def _ask(
         self, ids: Sequence[str], queue: Mapping[str, slurm.Queued] | None, errors: list[str]
@@ -181,11 +184,11 @@ class Board:
             errors.append(str(error))
             if accounting.is_absent(error):
                 accounts = {}  # which is an answer
-        self._accounts |= {
-            i: one for i, one in (accounts or {}).items() if accounting.has_ended(one)
-        }
-        known = None if accounts is None else {**accounts, **self._accounts}
-        return Answers(self.results.exits(), queue, known, tuple(errors))
+        for job_id, account in (accounts or {}).items():
+            if accounting.has_ended(account):
+                self._accounts[job_id] = account
+        kept = None if accounts is None else {**accounts, **self._accounts}
+        return Answers(self.results.exits(), queue, kept, tuple(errors))
 
     def _wanted(self, ids: Sequence[str], queue: Mapping[str, slurm.Queued]) -> list[str]:
         """Return what sacct is to be asked about: what has left the queue, arrays as a whole."""
@@ -255,22 +258,22 @@ class Board:
         return max(signs, default=None)
 
     def _launches(self, studies: Sequence[str]) -> dict[str, Outcome]:
-        found = {}
+        outcomes = {}
         for name in self.results.names():
-            found[name] = self._complete.get(name) or self.results.outcome(name, studies)
-        self._complete = {name: one for name, one in found.items() if one.complete}
-        return found
+            outcomes[name] = self._complete.get(name) or self.results.outcome(name, studies)
+        self._complete = {name: outcome for name, outcome in outcomes.items() if outcome.complete}
+        return outcomes
 
 
 def queued_elements(queue: Mapping[str, slurm.Queued]) -> dict[str, slurm.Queued]:
     """Return job id, of an element `ID_K`, -> what squeue holds, which joins those that wait."""
-    found = {}
+    elements = {}
     for job in queue.values():
         if job.elements is None:
-            found[job.job_id] = job
+            elements[job.job_id] = job
         else:
-            found |= {f"{job.job_id}_{number}": job for number in job.elements}
-    return found
+            elements |= {f"{job.job_id}_{number}": job for number in job.elements}
+    return elements
 
 
 def is_active(queued: slurm.Queued | None) -> bool:
@@ -285,7 +288,7 @@ def is_held_for(held: slurm.Queued, job: Job) -> bool:
 
 def _named(jobs: Sequence[Job], queue: Mapping[str, slurm.Queued]) -> list[Job]:
     """Return the jobs, those whose id sbatch never said with the id that squeue knows."""
-    ids = {one.comment: one.job_id for one in queue.values()}
+    ids = {queued.comment: queued.job_id for queued in queue.values()}
     return [_named_by(job, ids.get(job.uuid)) for job in jobs]
 
 
@@ -321,4 +324,4 @@ def state_of(
 
 def counts(standings: Sequence[Standing]) -> dict[str, int]:
     """Return state -> how many elements of an array are in it, the most first."""
-    return dict(Counter(one.state.name for one in standings).most_common())
+    return dict(Counter(standing.state.name for standing in standings).most_common())

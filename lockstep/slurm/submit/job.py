@@ -103,10 +103,10 @@ class JobSpec:
 
 def settle(campaign: Campaign, site: Site) -> Campaign:
     """Return the campaign with the device and the threads that every launch will use."""
-    own = share(campaign, site)
+    resources = share(campaign, site)
     # A driver that a node lacks is then an error, never a measurement of its CPUs.
-    device = "cuda" if own.is_gpu else campaign.device
-    threads = campaign.threads_per_rank or own.cpus_per_task
+    device = "cuda" if resources.is_gpu else campaign.device
+    threads = campaign.threads_per_rank or resources.cpus_per_task
     return campaign.model_copy(update={"device": device, "threads_per_rank": threads})
 
 
@@ -133,18 +133,18 @@ def jobs(
     wanted = launches_of(campaign) if launches is None else launches
     if not wanted:
         return []
-    found = list(maker.measuring(wanted))
+    specs = list(maker.measuring(wanted))
     if campaign.jobs.preflight:
         first = maker.preflight(max(launch.world_size for launch in wanted))
-        found = [first, *(_behind(first, job) for job in found)]
+        specs = [first, *(_behind(first, job) for job in specs)]
     if campaign.jobs.collect:
-        found.append(maker.collect(found))
-    return found
+        specs.append(maker.collect(specs))
+    return specs
 
 
 def _behind(first: JobSpec, job: JobSpec) -> JobSpec:
     """Return a job that never begins where the first one fails."""
-    if any(one.how == "afterok" for one in job.after):
+    if any(dependency.how == "afterok" for dependency in job.after):
         return job  # the one before it does not begin then
     return replace(job, after=(Dependency(first.name, "afterok"), *job.after))
 
@@ -182,9 +182,9 @@ class Maker:
         """
         _check_folder(folder, site)
         campaign = settle(campaign, site)
-        own = share(campaign, site)
-        _check_ladder(campaign, site, own)
-        return cls(campaign, site, folder, own)
+        resources = share(campaign, site)
+        _check_ladder(campaign, site, resources)
+        return cls(campaign, site, folder, resources)
 
     def measuring(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         """Yield the jobs that measure, as the campaign cuts them."""
@@ -193,10 +193,10 @@ class Maker:
             return
         before: tuple[Dependency, ...] = ()
         for suffix, group in self._apart(launches):
-            found = self._of_repeat(suffix, group, before)
-            yield from found
+            specs = self._of_repeat(suffix, group, before)
+            yield from specs
             # On nodes that jobs share, two repeats at once would slow each other down.
-            before = () if self.site.is_exclusive else (Dependency(found[-1].name, "afterany"),)
+            before = () if self.site.is_exclusive else (Dependency(specs[-1].name, "afterany"),)
 
     def _apart(self, launches: Sequence[Launch]) -> Iterator[tuple[str, list[Launch]]]:
         """Yield what jobs of their own make, with an end for their names: a repeat each.
@@ -216,11 +216,11 @@ class Maker:
         name = self.campaign.name
         if self.campaign.jobs.allocation == "ladder":
             return [self.make(f"{name}{suffix}", "ladder", launches, before)]
-        found = []
+        specs = []
         for world_size, group in _by_size(launches):
-            found.append(self.make(f"{name}-w{world_size}{suffix}", "job", group, before))
-            before = (Dependency(found[-1].name, "afterok"),)
-        return found
+            specs.append(self.make(f"{name}-w{world_size}{suffix}", "job", group, before))
+            before = (Dependency(specs[-1].name, "afterok"),)
+        return specs
 
     def _all_arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         before: tuple[Dependency, ...] = ()
@@ -236,17 +236,17 @@ class Maker:
         most = self.site.max_array_size
         chunks = [launches[first : first + most] for first in range(0, len(launches), most)]
         for number, chunk in enumerate(chunks, start=1):
-            own = name if len(chunks) == 1 else f"{name}-{number}"
-            yield self.make(own, "array", chunk)
+            array_name = name if len(chunks) == 1 else f"{name}-{number}"
+            yield self.make(array_name, "array", chunk)
 
     def preflight(self, world_size: int) -> JobSpec:
         """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
-        own = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
-        own += [f"--device={self.campaign.device}"] if self.campaign.device else []
+        settings = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
+        settings += [f"--device={self.campaign.device}"] if self.campaign.device else []
         job = self._job(
             f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
         )
-        options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *own)
+        options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *settings)
         return replace(job, options=options, tests=())
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
@@ -284,26 +284,26 @@ class Maker:
         kind: Kind,
         world_sizes: Sequence[int],
         time_s: int,
-        own: Share | None = None,
+        resources: Share | None = None,
     ) -> JobSpec:
-        own = own or self.share
+        resources = resources or self.share
         largest = max(world_sizes)
-        check_nodes(own, self.site, largest)
+        check_nodes(resources, self.site, largest)
         time_s = min(time_s, limit_s(self.site) or time_s)
         number = "%A_%a" if kind == "array" else "%j"
         output = f"{self.folder}/jobs/slurm-{number}.out"
-        asked = own.on_node(largest) if own.is_gpu else 0
+        num_gpus = resources.on_node(largest) if resources.is_gpu else 0
         return JobSpec(
             name=name,
             kind=kind,
             folder=str(self.folder),
-            num_nodes=own.num_nodes(largest),
-            gpus_per_node=asked,
-            billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else asked,
+            num_nodes=resources.num_nodes(largest),
+            gpus_per_node=num_gpus,
+            billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else num_gpus,
             time_s=time_s,
-            cpus_per_task=own.cpus_per_task,
-            directives=tuple(directives(self.site, own, name, largest, time_s, output)),
-            shapes={size: shape(self.site, own, size) for size in world_sizes},
+            cpus_per_task=resources.cpus_per_task,
+            directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
+            shapes={size: shape(self.site, resources, size) for size in world_sizes},
             options=tuple(_options(self.campaign, self.site)),
             tests=self.campaign.tests,
         )
@@ -312,12 +312,12 @@ class Maker:
 def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
     """Yield each world size, the smallest first, with its launches."""
     for world_size in sorted({launch.world_size for launch in launches}):
-        yield world_size, [one for one in launches if one.world_size == world_size]
+        yield world_size, [launch for launch in launches if launch.world_size == world_size]
 
 
-def _check_ladder(campaign: Campaign, site: Site, own: Share) -> None:
+def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
     # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
-    on_node = own.ranks_per_node
+    on_node = resources.ranks_per_node
     for world_size in campaign.world_sizes:
         if world_size > on_node and world_size % on_node:
             raise ValueError(
@@ -330,9 +330,9 @@ def _check_folder(folder: Path, site: Site) -> None:
     if not folder.is_absolute():
         raise ValueError(f"{folder}: not an absolute path; jobs start in another folder")
     barred = UNSAFE | (frozenset(":,") if site.container else frozenset())
-    found = sorted(barred & set(str(folder)))
-    if found or not str(folder).isprintable():
-        what = f"{found[0]!r}" if found else "a control character"
+    unsafe = sorted(barred & set(str(folder)))
+    if unsafe or not str(folder).isprintable():
+        what = f"{unsafe[0]!r}" if unsafe else "a control character"
         raise ValueError(
             f"{str(folder)!r} holds {what}, which sbatch or Apptainer would read its own way; "
             "give --to another folder"
