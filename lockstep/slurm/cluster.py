@@ -156,14 +156,14 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
     settings = dict(_settings(config))
     array = settings.get("MaxArraySize", "")
     storage = settings.get("AccountingStorageType", "")
-    known = [_node(record) for record in _records(nodes, "NodeName")]
+    described = [_node(record) for record in _records(nodes, "NodeName")]
     return Cluster(
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
         max_array_size=slurm.count(array),
         # It reads accounting_storage/none, or (null) since 23.02, where accounting is off.
         keeps_accounts=storage.endswith("slurmdbd"),
-        partitions=tuple(_partition(r, known) for r in _records(partitions, "PartitionName")),
+        partitions=tuple(_partition(r, described) for r in _records(partitions, "PartitionName")),
         # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
         enforces_limits="limits" in settings.get("AccountingStorageEnforce", ""),
     )
@@ -223,8 +223,8 @@ def parse_gres(text: str) -> tuple[str | None, int]:
     `gpu:a100:2(S:0-1),nvme:1` is `("a100", 2)`: a name, perhaps a type, perhaps a number, and in
     brackets the sockets (gres.conf(5)). Of several types the most numerous is returned.
     """
-    found = [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
-    return max(found, key=lambda gpu: gpu[1], default=(None, 0))
+    kinds = [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
+    return max(kinds, key=lambda gpu: gpu[1], default=(None, 0))
 
 
 def _gpus(item: str) -> tuple[str | None, int]:
@@ -239,7 +239,7 @@ def _gpus(item: str) -> tuple[str | None, int]:
 def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
     name = record["PartitionName"]
     limit = record.get("MaxTime", "")
-    own = tuple(node for node in nodes if name in node.partitions)
+    members = tuple(node for node in nodes if name in node.partitions)
     return Partition(
         name=name,
         is_default=record.get("Default") == "YES",
@@ -248,7 +248,7 @@ def _partition(record: Mapping[str, str], nodes: Iterable[Node]) -> Partition:
         max_nodes=slurm.count(record.get("MaxNodes")),
         accounts=_listed(record.get("AllowAccounts")),
         qos=_listed(record.get("AllowQos")),
-        nodes=own,
+        nodes=members,
         own_qos=next(iter(_listed(record.get("QoS")) or ()), None),
     )
 

@@ -58,12 +58,12 @@ def partition(subject: Subject) -> Finding:
         return both
     chosen = both[1].partition(both[0].partition)
     if chosen is None:
-        names = ", ".join(known.name for known in both[1].partitions)
+        names = ", ".join(listed.name for listed in both[1].partitions)
         wanted = both[0].partition or "none that is the default"
         return missing(f"{wanted}: there is no such partition", f"choose from {names}")
     if not chosen.is_up:
         return missing(f"{chosen.name} is not up", "ask when it will be, or choose another")
-    if absent := sorted(set(both[0].partitions) - {known.name for known in both[1].partitions}):
+    if absent := sorted(set(both[0].partitions) - {listed.name for listed in both[1].partitions}):
         return missing(
             f"{', '.join(absent)}: there is no such partition", "take its table out of the site"
         )
@@ -92,19 +92,19 @@ def _nodes_fit(site: Site, chosen: Partition) -> Finding:
 
 def _lacks(site: Site, node: clusters.Node) -> list[str]:
     """Return what the site says of a node and the node has not."""
-    kind, found = node.kind, []
+    kind, lacks = node.kind, []
     if site.gpus_per_node > kind.num_gpus:
-        found.append(f"gpus_per_node {site.gpus_per_node} over {kind.num_gpus}")
+        lacks.append(f"gpus_per_node {site.gpus_per_node} over {kind.num_gpus}")
     if site.gpu_type and site.gpu_type != kind.gpu_type:
-        found.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
+        lacks.append(f"gpu_type {site.gpu_type} is not {kind.gpu_type or 'named'}")
     if site.cpus_per_node > kind.num_cpus:
-        found.append(f"cpus_per_node {site.cpus_per_node} over {kind.num_cpus}")
+        lacks.append(f"cpus_per_node {site.cpus_per_node} over {kind.num_cpus}")
     if (mem_mib := _mib(site.mem)) > kind.memory_mib:
-        found.append(f"mem {mem_mib} MiB over {kind.memory_mib}")
+        lacks.append(f"mem {mem_mib} MiB over {kind.memory_mib}")
     # Expressions such as a&b or [a|b] are left to Slurm.
     if site.constraint and site.constraint.isidentifier() and site.constraint not in node.features:
-        found.append(f"constraint {site.constraint} is no feature of them")
-    return found
+        lacks.append(f"constraint {site.constraint} is no feature of them")
+    return lacks
 
 
 def _mib(mem: str | None) -> int:
@@ -139,21 +139,21 @@ def job_limits(subject: Subject) -> Finding:
     if not cluster.enforces_limits:
         return not_needed("this Slurm enforces no limits of accounts and QOS")
     try:
-        own = associations.read(cluster.name)
+        accounts = associations.read(cluster.name)
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
-    found = associations.limits(
-        cluster, own, cluster.partition(site.partition), site.account, site.qos
+    limits = associations.limits(
+        cluster, accounts, cluster.partition(site.partition), site.account, site.qos
     )
-    for one in found:
-        if one.name == "MaxWall" and parse_limit(site.time) > one.value:
-            would = "sbatch would refuse its jobs" if one.denies else "its jobs would wait for ever"
+    for limit in limits:
+        if limit.name == "MaxWall" and parse_limit(site.time) > limit.value:
+            what_follows = "be refused by sbatch" if limit.denies else "wait for ever"
             return missing(
-                f"{site.time} is over {one.text}: {would}",
-                f'time = "{clock(one.value)}" or less in the site file, or another qos',
+                f"{site.time} is over {limit.text}: its jobs would {what_follows}",
+                f'time = "{clock(limit.value)}" or less in the site file, or another qos',
             )
-    said = [one.text for one in found]
-    return ok(said[0], *said[1:]) if said else ok("account and QOS set none")
+    texts = [limit.text for limit in limits]
+    return ok(texts[0], *texts[1:]) if texts else ok("account and QOS set none")
 
 
 def account(subject: Subject) -> Finding:
@@ -166,27 +166,28 @@ def account(subject: Subject) -> Finding:
     if not cluster.keeps_accounts:
         return not_needed("this Slurm keeps no accounts")
     try:
-        own = associations.read(cluster.name)
+        accounts = associations.read(cluster.name)
     except RuntimeError as error:
         return warning(f"{error}", "ask again later")
-    wanted = site.account or own.default
-    if not own.names:
+    wanted = site.account or accounts.default
+    if not accounts.names:
         return warning("Slurm knows none of yours", "ask for an account on the cluster")
-    choices = ", ".join(own.names)
+    choices = ", ".join(accounts.names)
     if wanted is None:
         return missing("none is named, and you have no default", f"name an account: {choices}")
-    if wanted not in own.names:
+    if wanted not in accounts.names:
         return missing(f"{wanted} is not yours", f"choose from {choices}")
     if chosen and chosen.accounts and wanted not in chosen.accounts:
         allowed = ", ".join(chosen.accounts)
         return missing(f"{wanted} may not use {chosen.name}", f"it is open to {allowed}")
-    return _qos(site, own.qos[wanted], chosen) or ok(f"{wanted}, QOS {site.qos or 'the default'}")
+    is_fit = ok(f"{wanted}, QOS {site.qos or 'the default'}")
+    return _qos(site, accounts.qos[wanted], chosen) or is_fit
 
 
-def _qos(site: Site, own: Sequence[str], chosen: Partition | None) -> Finding | None:
-    if site.qos and site.qos not in own:
+def _qos(site: Site, usable: Sequence[str], chosen: Partition | None) -> Finding | None:
+    if site.qos and site.qos not in usable:
         return missing(
-            f"QOS {site.qos} is none of the account's", f"choose from {', '.join(own) or 'none'}"
+            f"QOS {site.qos} is none of the account's", f"choose from {', '.join(usable) or 'none'}"
         )
     if site.qos and chosen and chosen.qos and site.qos not in chosen.qos:
         allowed = ", ".join(chosen.qos)
@@ -233,24 +234,24 @@ def nodes(subject: Subject) -> Finding:
     num_nodes = min(2, chosen.num_usable_nodes) if chosen else 2
     command = srun(subject.site, num_nodes)
     try:
-        said = _patiently(command)
+        answers = _patiently(command)
     except RuntimeError as error:
         return missing(str(error), f"try: {shlex.join(command[:-3])} hostname")
-    return _nodes_found(subject, _rows(said), num_nodes)
+    return _nodes_found(subject, _rows(answers), num_nodes)
 
 
-def _rows(said: str) -> list[list[str]]:
+def _rows(printed: str) -> list[list[str]]:
     """Return what each node says of itself: its names, then its interfaces."""
-    marked = (line.partition(MARK)[2].split() for line in said.splitlines())
+    marked = (line.partition(MARK)[2].split() for line in printed.splitlines())
     return sorted({row[0]: row for row in marked if len(row) > 1}.values())
 
 
 def _nodes_found(subject: Subject, rows: list[list[str]], num_nodes: int) -> Finding:
-    details = [f"{node}, host {host}: {', '.join(found)}" for node, host, *found in rows]
+    details = [f"{node}, host {host}: {', '.join(links)}" for node, host, *links in rows]
     if len(rows) < num_nodes:
         return missing(f"{len(rows)} of {num_nodes} nodes have answered", "try again", *details)
     for name in named_interfaces(subject):
-        absent = [node for node, _, *found in rows if not _has(found, name)]
+        absent = [node for node, _, *links in rows if not _has(links, name)]
         if absent:
             return missing(
                 f"{', '.join(absent)}: no interface {name}, which the site names",
@@ -269,12 +270,12 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
     options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     if site is not None:
         keys = ("partition", "account", "qos", "constraint", "reservation", "mem")
-        given = {key: getattr(site, key) for key in keys}
-        options += [f"--{key}={value}" for key, value in given.items() if value]
+        wanted = {key: getattr(site, key) for key in keys}
+        options += [f"--{key}={value}" for key, value in wanted.items() if value]
         if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
             options.append(f"--gpus-per-node={f'{site.gpu_type}:' if site.gpu_type else ''}1")
         # Jobs may be meant to begin later, but a job that only looks must not wait.
-        options += [one for one in site.extra_directives if not one.startswith("--begin=")]
+        options += [more for more in site.extra_directives if not more.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
 
 
@@ -300,11 +301,11 @@ def _patiently(command: Sequence[str]) -> str:
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
     ) as started:
         try:
-            said, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
+            printed, complaint = started.communicate(timeout=NODES_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise RuntimeError(
                 f"no nodes within {NODES_TIMEOUT_S} s, the queue is too long; {_end(started)}"
             ) from None
     if started.returncode:
         raise RuntimeError(last_line(complaint) or f"srun ended with {started.returncode}")
-    return said
+    return printed

@@ -25,11 +25,11 @@ def nccl_variables(subject: Subject) -> Finding:
     set_before = exported(subject.site.shell_before) if subject.site else {}
     in_site = subject.site.rank_environment() if subject.site else {}
     environ = dict(subject.environ) | set_before | in_site
-    found = variables.problems(environ)
-    if found:
-        details = [f"{one.message}; {one.action}" for one in found]
+    problems = variables.problems(environ)
+    if problems:
+        details = [f"{problem.message}; {problem.action}" for problem in problems]
         action = "correct them in the site's [env], or where they are exported"
-        return warning(f"{len(found)} doubtful", action, *details)
+        return warning(f"{len(problems)} doubtful", action, *details)
     if subject.site and subject.site.container and (dropped := _dropped(set_before, in_site)):
         return warning(
             f"the image does not get {', '.join(dropped)} of shell_before",
@@ -48,15 +48,17 @@ def exported(lines: str) -> dict[str, str]:
         if command.name == "export"
         for word in command.words[1:]
     }
-    found = {name: value_of(word) for name, word in script.settings.items() if name in names}
-    return {name: script.resolve(value) for name, value in found.items()}
+    words = {name: value_of(word) for name, word in script.settings.items() if name in names}
+    return {name: script.resolve(value) for name, value in words.items()}
 
 
 def _dropped(names: Iterable[str], in_site: Collection[str]) -> list[str]:
     """Return what steers torch, but is neither handed on into an image nor in the site's [env]."""
     steering = filter(steers_torch, names)
     handed_on = COMMUNICATION_PREFIXES
-    return sorted(one for one in steering if one not in in_site and not one.startswith(handed_on))
+    return sorted(
+        name for name in steering if name not in in_site and not name.startswith(handed_on)
+    )
 
 
 @dataclass(frozen=True)
@@ -203,13 +205,13 @@ def page(diagnosis: Diagnosis) -> str:
 def _rows(results: Sequence[Result]) -> Iterator[str]:
     indent = " " * (2 + STATUS_WIDTH + NAME_WIDTH)
     for result in results:
-        found = result.finding
-        head = f"  {found.status:{STATUS_WIDTH}}{result.name:{NAME_WIDTH}}"
-        yield from _wrapped(found.says, head, indent)
-        for detail in found.details:
+        finding = result.finding
+        head = f"  {finding.status:{STATUS_WIDTH}}{result.name:{NAME_WIDTH}}"
+        yield from _wrapped(finding.says, head, indent)
+        for detail in finding.details:
             yield from _wrapped(detail, f"{indent}- ", f"{indent}  ")
-        if found.action:
-            yield from _wrapped(found.action, f"{indent}-> ", f"{indent}   ")
+        if finding.action:
+            yield from _wrapped(finding.action, f"{indent}-> ", f"{indent}   ")
 
 
 def _wrapped(text: str, first: str, indent: str) -> list[str]:

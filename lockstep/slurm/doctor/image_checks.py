@@ -149,10 +149,10 @@ def _squashfuse() -> str | None:
     """Return the first program that Apptainer can mount an image with."""
     config = output(["apptainer", "buildcfg"])
     libexec = re.search(r"^LIBEXECDIR=(.+)$", config, re.MULTILINE)
-    own = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
+    libexec_folder = f"{libexec[1]}/apptainer/bin" if libexec else "/usr/libexec/apptainer/bin"
     names = ("squashfuse_ll", "squashfuse")
-    found = (shutil.which(name, path=path) for name in names for path in (own, None))
-    return next(filter(None, found), None)
+    helpers = (shutil.which(name, path=path) for name in names for path in (libexec_folder, None))
+    return next(filter(None, helpers), None)
 
 
 def image(subject: Subject) -> Finding:

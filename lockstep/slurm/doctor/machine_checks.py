@@ -103,11 +103,11 @@ def gpus(subject: Subject) -> Finding:
 def threads(subject: Subject) -> Finding:
     """How many cores and threads this process may use."""
     cores, may_use = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
-    asked = subject.environ.get("OMP_NUM_THREADS")
-    says = f"{may_use} of {cores} CPUs usable, OMP_NUM_THREADS {asked or 'unset'}"
-    if asked is not None and not asked.isdecimal():
+    wanted = subject.environ.get("OMP_NUM_THREADS")
+    says = f"{may_use} of {cores} CPUs usable, OMP_NUM_THREADS {wanted or 'unset'}"
+    if wanted is not None and not wanted.isdecimal():
         return warning(says, "set OMP_NUM_THREADS to a number, or unset it")
-    if asked is not None and int(asked) > may_use:
+    if wanted is not None and int(wanted) > may_use:
         return warning(says, f"set OMP_NUM_THREADS to {may_use} or less, or unset it")
     if may_use < cores and "SLURM_JOB_ID" not in subject.environ:
         return warning(says, "leave taskset or the cgroup that keeps the other CPUs")
@@ -150,18 +150,18 @@ def _names_fast(subject: Subject) -> bool:
 
 def foreign_packages(subject: Subject) -> Finding:
     """Whether packages from elsewhere come before those that are meant."""
-    own = Path(site_packages.getusersitepackages())
+    folder = Path(site_packages.getusersitepackages())
     if paths := subject.environ.get("PYTHONPATH"):
         return warning(
             f"PYTHONPATH is set: {paths}", "unset PYTHONPATH; Lockstep's jobs set their own"
         )
-    if "PYTHONNOUSERSITE" in subject.environ or not own.is_dir():
+    if "PYTHONNOUSERSITE" in subject.environ or not folder.is_dir():
         return ok("none from PYTHONPATH or ~/.local")
-    num = len(list(own.glob("*.dist-info")))
+    num = len(list(folder.glob("*.dist-info")))
     if not num or not site_packages.ENABLE_USER_SITE:
         return ok("none that this Python sees; jobs set PYTHONNOUSERSITE")
     return warning(
-        f"{num} packages of {own} are seen by every Python of this version",
+        f"{num} packages of {folder} are seen by every Python of this version",
         "export PYTHONNOUSERSITE=1; Lockstep's jobs do",
     )
 
@@ -214,9 +214,9 @@ def named_interfaces(subject: Subject) -> list[str]:
 
 def interface(subject: Subject) -> Finding:
     """Whether the interface that the site names is here."""
-    found, named = interfaces(), named_interfaces(subject)
-    listed = ", ".join(found) or "none but the loopback"
-    everything = [*found, "lo"]
+    here, named = interfaces(), named_interfaces(subject)
+    listed = ", ".join(here) or "none but the loopback"
+    everything = [*here, "lo"]
     absent = [n for n in named if not any(name.startswith(n) for name in everything)]
     if absent:
         return warning(
@@ -225,8 +225,8 @@ def interface(subject: Subject) -> Finding:
         )
     if named:
         return ok(f"{', '.join(named)} is here, as the site says")
-    if found and _rank(found[0]) < len(FAST):
-        return ok(f'{listed}; put interface = "{found[0]}" into the site file')
+    if here and _rank(here[0]) < len(FAST):
+        return ok(f'{listed}; put interface = "{here[0]}" into the site file')
     return ok(listed)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.formats import listed
 from lockstep.vocabulary.text.printable import one_line
 
 SITE = "in the site file"
@@ -101,10 +102,10 @@ REFUSALS = (
 )  # fmt: skip
 
 
-def find(said: str) -> Refusal | None:
+def find(message: str) -> Refusal | None:
     """Return what a message of sbatch is about; None if it is about no key."""
-    low = said.lower()
-    return next((one for one in REFUSALS if one.said in low), None)
+    low = message.lower()
+    return next((refusal for refusal in REFUSALS if refusal.said in low), None)
 
 
 def explain(stderr: str, user: str, ask: Callable[..., str], script: Path) -> str | None:
@@ -118,22 +119,22 @@ def explain(stderr: str, user: str, ask: Callable[..., str], script: Path) -> st
         ask: Runs one of Slurm's commands and returns its output.
         script: What was sent.
     """
-    own = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
-    refusal = find(" ".join(own))
-    if refusal is None or _LOST_ANSWER.search(own[-1]):
+    errors = [line for line in stderr.splitlines() if _OWN_LINE.match(line)]
+    refusal = find(" ".join(errors))
+    if refusal is None or _LOST_ANSWER.search(errors[-1]):
         return None
-    said = one_line(stderr)
-    known = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
-    return f"sbatch said: {said}; change {refusal.key} {refusal.where}{known and f' ({known})'}"
+    facts = "; ".join(filter(None, [_charged(refusal, script), _allowed(refusal, user, ask)]))
+    to_do = f"change {refusal.key} {refusal.where}{facts and f' ({facts})'}"
+    return f"sbatch said: {one_line(stderr)}; {to_do}"
 
 
 def _charged(refusal: Refusal, script: Path) -> str:
     """Return the account and QOS that a script asks for, where one may be what is refused."""
     if not any(name in refusal.key for name in CHARGED) or not script.is_file():
         return ""
-    asked = dict(_CHARGED.findall(files.text(script)))
-    words = [f"{name} {asked[name]}" if name in asked else f"no {name}" for name in CHARGED]
-    return f"sent with {', '.join(words)}"
+    charged = dict(_CHARGED.findall(files.text(script)))
+    texts = [f"{name} {charged[name]}" if name in charged else f"no {name}" for name in CHARGED]
+    return f"sent with {', '.join(texts)}"
 
 
 def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:
@@ -144,9 +145,8 @@ def _allowed(refusal: Refusal, user: str, ask: Callable[..., str]) -> str:
         lines = ask(*(word.format(user=user) for word in refusal.ask)).splitlines()
     except RuntimeError:
         return ""
-    found = _listed(refusal.form, lines)
-    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-    return f"{refusal.noun}: {', '.join(found[:MAX_LISTED]) or 'none'}{more}"
+    items = _listed(refusal.form, lines)
+    return f"{refusal.noun}: {listed(items, MAX_LISTED) or 'none'}"
 
 
 def _listed(form: str, lines: list[str]) -> list[str]:

@@ -60,8 +60,8 @@ def read(text: str) -> dict[str, Account]:
             steps.setdefault(job_id, []).append(row)
         elif job_id:
             jobs[job_id] = row
-    found = {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
-    return {name: account for job_id, account in found.items() for name in _names(job_id)}
+    accounts = {job_id: _account(row, steps.get(job_id, [])) for job_id, row in jobs.items()}
+    return {name: account for job_id, account in accounts.items() for name in _names(job_id)}
 
 
 def _names(job_id: str) -> Iterator[str]:
@@ -163,8 +163,8 @@ def _wait(submitted: int | None, eligible: int | None, started: int | None) -> i
 
 
 def _total_cpu(row: Row, steps: Sequence[Row]) -> float | None:
-    known = [used for step in steps if (used := parse(step["TotalCPU"])) is not None]
-    return sum(known) if known else parse(row["TotalCPU"])
+    used_s = [used for step in steps if (used := parse(step["TotalCPU"])) is not None]
+    return sum(used_s) if used_s else parse(row["TotalCPU"])
 
 
 def _memory(step: Row) -> int | None:

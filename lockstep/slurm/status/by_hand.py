@@ -28,7 +28,7 @@ def ids(
         sent: The jobs that were recorded.
         queue: Job id, of an element `ID_K`, -> what squeue holds.
     """
-    known = {whole(job.id) for job in sent if job.id}
+    recorded = {whole(job.id) for job in sent if job.id}
     comments = {job.uuid for job in sent}
     # What submit sends has a comment, and stays in the list as failed where Slurm refused it.
     waiting = [
@@ -38,8 +38,8 @@ def ids(
         and held.comment not in comments
         and not (held.comment and held.state.has_ended)
     ]
-    found = dict.fromkeys([*_left(results), *waiting])
-    return [job_id for job_id in found if whole(job_id) not in known]
+    candidates = dict.fromkeys([*_left(results), *waiting])
+    return [job_id for job_id in candidates if whole(job_id) not in recorded]
 
 
 def _left(results: Results) -> Iterator[str]:
@@ -63,15 +63,15 @@ def jobs(
     if not job_ids:
         return []
     scripts, exits, writers = results.scripts(), results.exits(), results.jobs_of_launches()
-    found = []
+    sent_by_hand = []
     for job_id in job_ids:
         held, account = (queue or {}).get(job_id), accounts.get(job_id, {})
         script = Path(held.command.split(" ")[0]).stem if held else None
         name = exits.get(job_id, {}).get("job") or script or account.get("name") or UNNAMED
         kind, launches = _made_by(job_id, scripts.get(name), writers)
         user = held.user if held else account.get("user")
-        found.append(_job(job_id, str(name), kind, launches, user))
-    return found
+        sent_by_hand.append(_job(job_id, str(name), kind, launches, user))
+    return sent_by_hand
 
 
 def _made_by(

@@ -43,21 +43,22 @@ def chosen(results: Results, name: str | None, point: int | None) -> list[Open]:
         RuntimeError: squeue fails.
     """
     sent, opened = results.submissions(), list(_open(results))
-    names = dict.fromkeys([*(entry["job"] for entry in sent), *(one.name for one in opened)])
+    names = dict.fromkeys([*(entry["job"] for entry in sent), *(job.name for job in opened)])
     if name is not None and name not in names:
-        known = ", ".join(names) or "none"
-        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {known}")
-    opened = [one for one in opened if name in (None, one.name)]
+        choices = ", ".join(names) or "none"
+        raise ValueError(f"no job {name!r} was sent from {results.path}; its jobs are: {choices}")
+    opened = [job for job in opened if name in (None, job.name)]
     if point is None:
         return opened
-    recorded = [one["job"] for one in sent if name in (None, one["job"]) and _has(one, point)]
-    opened = [one for one in opened if point in (one.held.elements or ())]
-    arrays = dict.fromkeys([*recorded, *(one.name for one in opened)])
+    having = [entry["job"] for entry in sent if _has(entry, point)]
+    recorded = [job for job in having if name in (None, job)]
+    opened = [job for job in opened if point in (job.held.elements or ())]
+    arrays = dict.fromkeys([*recorded, *(job.name for job in opened)])
     if not arrays:
         raise ValueError(f"no array here has an element {point}; without --point, jobs end whole")
     if len(arrays) > 1:
-        known = ", ".join(arrays)
-        raise ValueError(f"several arrays have an element {point}; name one by --job: {known}")
+        choices = ", ".join(arrays)
+        raise ValueError(f"several arrays have an element {point}; name one by --job: {choices}")
     return opened
 
 
@@ -71,7 +72,7 @@ def _open(results: Results) -> Iterator[Open]:
     for held in slurm.queue().values():
         if held.state.has_ended:
             continue
-        entry = next((one for one in sent if _is_ours(held, one)), None)
+        entry = next((entry for entry in sent if _is_ours(held, entry)), None)
         if entry is not None:
             yield Open(held, entry["job"], entry["uuid"])
         elif held.job_id not in ids and by_hand.is_of(held.command, results):
@@ -88,7 +89,7 @@ def _is_ours(held: slurm.Queued, entry: Mapping[str, Any]) -> bool:
 def ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
     """Return id, as scancel takes it, -> name of the job."""
     end = "" if point is None else f"_{point}"
-    return {f"{one.held.job_id}{end}": one.name for one in opened}
+    return {f"{job.held.job_id}{end}": job.name for job in opened}
 
 
 def cancel(results: Results, opened: Sequence[Open], point: int | None) -> None:
@@ -101,16 +102,16 @@ def cancel(results: Results, opened: Sequence[Open], point: int | None) -> None:
     try:
         slurm.scancel(ids(opened, point))
     except slurm.FailedError as error:
-        others = sorted({one.held.user for one in opened} - {slurm.own_name()})
+        others = sorted({job.held.user for job in opened} - {slurm.own_name()})
         if not others:
             raise
         whose = " and ".join(others)
         raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
     ended: dict[str, list[int]] = {}
-    for one in opened:
-        if one.uuid is not None:
-            own = (one.held.elements or (0,)) if point is None else (point,)
-            ended.setdefault(one.uuid, []).extend(own)
+    for job in opened:
+        if job.uuid is not None:
+            elements = (job.held.elements or (0,)) if point is None else (point,)
+            ended.setdefault(job.uuid, []).extend(elements)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    for uuid, elements in ended.items():
-        results.set_down({"uuid": uuid, "cancelled": elements, "cancelled_at": now})
+    for uuid, cancelled in ended.items():
+        results.set_down({"uuid": uuid, "cancelled": cancelled, "cancelled_at": now})

@@ -45,9 +45,9 @@ def collect(results: Results, say: Say = lambda _: None) -> dict[str, Any]:
     sent = results.jobs()
     others = by_hand.ids(results, sent, {})
     jobs = [*sent, *by_hand.jobs(results, others, {}, {})]
-    known = _ask(results, jobs, say) if jobs else {}
-    jobs = [*sent, *by_hand.jobs(results, others, {}, known)]  # whose names sacct may know
-    rows = _write_accounting(results, jobs, known, say) if jobs else []
+    accounts = _ask(results, jobs, say) if jobs else {}
+    jobs = [*sent, *by_hand.jobs(results, others, {}, accounts)]  # whose names sacct may know
+    rows = _write_accounting(results, jobs, accounts, say) if jobs else []
     return {"launches": made, "jobs": rows}
 
 
@@ -65,24 +65,24 @@ def _write_result(results: Results, name: str) -> bool:
 
 def _ask(results: Results, jobs: Sequence[Job], say: Say) -> dict[str, Any]:
     """Return what accounting knows, asked again while it fails or lags behind what has ended."""
-    known = _kept(results, say)
-    otherwise = "jobs/sacct.txt alone is read" if known else "accounting is left as it was"
-    known |= {str(job.id): NEVER_BEGAN for job in jobs if _never_began(results, job)}
+    accounts = _kept(results, say)
+    otherwise = "jobs/sacct.txt alone is read" if accounts else "accounting is left as it was"
+    accounts |= {str(job.id): NEVER_BEGAN for job in jobs if _never_began(results, job)}
     ids = list(dict.fromkeys(job.id.partition("_")[0] for job in jobs if job.id))
     for wait_s in (*WAITS_S, None):
-        problem, may_change = _ask_once(results, jobs, ids, known)
+        problem, may_change = _ask_once(results, jobs, ids, accounts)
         if problem is None:
-            return known
+            return accounts
         if wait_s is None or not may_change:
             break
         say(f"{problem}; asked again in {wait_s} s")
         time.sleep(wait_s)
     say(f"{otherwise}: {problem}")
-    return known
+    return accounts
 
 
 def _ask_once(
-    results: Results, jobs: Sequence[Job], ids: Sequence[str], known: dict[str, Any]
+    results: Results, jobs: Sequence[Job], ids: Sequence[str], accounts: dict[str, Any]
 ) -> tuple[str | None, bool]:
     """Add what sacct knows now; return what is amiss, and whether that may pass by itself."""
     try:
@@ -90,8 +90,10 @@ def _ask_once(
     except RuntimeError as error:
         return str(error), not accounting.is_absent(error)
     ended = accounting.has_ended
-    known |= {i: one for i, one in fresh.items() if ended(one) or not ended(known.get(i))}
-    late = [str(job.id) for job in _late(results, jobs, known)]
+    for job_id, account in fresh.items():
+        if ended(account) or not ended(accounts.get(job_id)):
+            accounts[job_id] = account
+    late = [str(job.id) for job in _late(results, jobs, accounts)]
     return (_lags(late), True) if late else (None, False)
 
 
@@ -109,15 +111,15 @@ def _kept(results: Results, say: Say) -> dict[str, Any]:
     path = results.jobs_folder / "sacct.txt"
     if not path.exists():
         return {}
-    found = accounting.read(files.text(path))
-    if not found:
+    accounts = accounting.read(files.text(path))
+    if not accounts:
         say(f"{path} says nothing about jobs; left aside")
-    return dict(found)
+    return dict(accounts)
 
 
-def _late(results: Results, jobs: Sequence[Job], known: Mapping[str, Any]) -> list[Job]:
+def _late(results: Results, jobs: Sequence[Job], accounts: Mapping[str, Any]) -> list[Job]:
     """Return the jobs that have left the queue and that sacct does not call ended yet."""
-    open_jobs = [job for job in jobs if job.id and not accounting.has_ended(known.get(job.id))]
+    open_jobs = [job for job in jobs if job.id and not accounting.has_ended(accounts.get(job.id))]
     if not open_jobs:
         return []
     try:
@@ -125,7 +127,7 @@ def _late(results: Results, jobs: Sequence[Job], known: Mapping[str, Any]) -> li
     except RuntimeError:
         queue = None
     exits = results.exits()
-    return [job for job in open_jobs if _has_left(job, queue, known.get(str(job.id)), exits)]
+    return [job for job in open_jobs if _has_left(job, queue, accounts.get(str(job.id)), exits)]
 
 
 def _has_left(
@@ -141,7 +143,7 @@ def _has_left(
 
 
 def _write_accounting(
-    results: Results, jobs: Sequence[Job], known: Mapping[str, Any], say: Say
+    results: Results, jobs: Sequence[Job], accounts: Mapping[str, Any], say: Say
 ) -> list[dict[str, Any]]:
     """Write the rows of the jobs, those of an earlier `collect` kept where nothing newer is known.
 
@@ -151,7 +153,7 @@ def _write_accounting(
         stored = _stored(results)
         exits, staging = results.exits(), results.staging()
         hours = _rank_hours(results)
-        rows = [_row(job, known, stored, exits, staging, hours) for job in jobs]
+        rows = [_row(job, accounts, stored, exits, staging, hours) for job in jobs]
         document = {"schema": SCHEMA, "jobs": rows}
         journal.write_atomically(results.accounting_file, json.dumps(document, indent=1))
     return rows
@@ -174,17 +176,17 @@ def _is_whole(account: object) -> bool:
 
 def _row(
     job: Job,
-    known: Mapping[str, Any],
+    accounts: Mapping[str, Any],
     stored: Mapping[str, Mapping[str, Any]],
     exits: Mapping[str, Any],
     staging: Mapping[str, Any],
     hours: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     before = stored.get(str(job.id), {})
-    account = _merged(before.get("accounting"), known.get(str(job.id)))
-    ids = [str(one) for one in (account and account["raw_id"], job.id) if one]
-    record = next((exits[one] for one in ids if one in exits), None)
-    staged: Mapping[str, Any] = next((staging[one] for one in ids if one in staging), {})
+    account = _merged(before.get("accounting"), accounts.get(str(job.id)))
+    ids = [str(job_id) for job_id in (account and account["raw_id"], job.id) if job_id]
+    record = next((exits[job_id] for job_id in ids if job_id in exits), None)
+    staged: Mapping[str, Any] = next((staging[job_id] for job_id in ids if job_id in staging), {})
     return {
         "id": job.id,
         "job": job.name,
@@ -208,9 +210,9 @@ def _measured(
     raw_id = account["raw_id"] if account else job.id if record and job.element is None else None
     kept = [hours[name] for name in job.launches if name in hours]
     # Without any journal it may have measured nothing, or what it measured was deleted.
-    if raw_id is None or not kept or any("" in one for one in kept):
+    if raw_id is None or not kept or any("" in of_jobs for of_jobs in kept):
         return None
-    return sum(one.get(raw_id, 0.0) for one in kept)
+    return sum(of_jobs.get(raw_id, 0.0) for of_jobs in kept)
 
 
 def _merged(
@@ -229,16 +231,16 @@ def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
     On GPUs a rank has one, so these are the GPU-hours that measured something. What was set aside
     to be measured again counts for the job that measured it.
     """
-    found: dict[str, dict[str, float]] = {}
+    hours: dict[str, dict[str, float]] = {}
     for name, path in results.journals():
-        jobs = found.setdefault(name, {})
+        jobs = hours.setdefault(name, {})
         job_id = ""
         for entry in journal.read(path):
             if entry.get("kind") == "launch":
                 job_id = _job_of(entry)
             elif entry.get("kind") == "case":
                 jobs[job_id] = jobs.get(job_id, 0.0) + _hours(entry)
-    return found
+    return hours
 
 
 def _job_of(header: Mapping[str, Any]) -> str:

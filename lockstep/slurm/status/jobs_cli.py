@@ -155,8 +155,8 @@ def _watch_live(board: "Board", folder: str, every_s: float) -> "Campaign":
     with Live(auto_refresh=False) as screen:
 
         def show(campaign: "Campaign") -> None:
-            said = _text(campaign, board.results, folder, as_json=False)
-            screen.update(Text(said), refresh=True)
+            text = _text(campaign, board.results, folder, as_json=False)
+            screen.update(Text(text), refresh=True)
 
         return _watch(board, show, every_s)
 
@@ -199,16 +199,16 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
 
     results = _results(folder)
     opened = cancelling.chosen(results, name, point)
-    found = cancelling.ids(opened, point)
-    if not found:
+    titles = cancelling.ids(opened, point)
+    if not titles:
         click.echo("No job is waiting or running; nothing to cancel.")
         return
-    command = shlex.join(["scancel", *found])
+    command = shlex.join(["scancel", *titles])
     if dry_run:
         click.echo(command)
         return
     cancelling.cancel(results, opened, point)
-    for job_id, title in found.items():
+    for job_id, title in titles.items():
         click.echo(f"cancelled: {title}, job {job_id}")
     typed = shlex.quote(folder)
     if name is None and point is None:
@@ -246,11 +246,11 @@ def _account_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return what the jobs cost together, and how many of them are not known of."""
     if not rows:
         return []
-    known = [row["accounting"] for row in rows if row["accounting"]]
+    accounts = [row["accounting"] for row in rows if row["accounting"]]
     measured = sum(row["measured_rank_hours"] or 0.0 for row in rows)
-    sums = {unit: sum(one.get(key) or 0.0 for one in known) for key, unit in HOURS.items()}
-    said = [f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours]
-    lines = [f"accounting of {len(known)} of {counted(len(rows), 'job')}"]
-    if said:
-        lines[0] += f": {', '.join(said)}; {measured:.3g} rank-hours in timed regions"
+    sums = {unit: sum(a.get(key) or 0.0 for a in accounts) for key, unit in HOURS.items()}
+    totals = [f"{hours:.3g} {unit}" for unit, hours in sums.items() if hours]
+    lines = [f"accounting of {len(accounts)} of {counted(len(rows), 'job')}"]
+    if totals:
+        lines[0] += f": {', '.join(totals)}; {measured:.3g} rank-hours in timed regions"
     return lines

@@ -84,15 +84,15 @@ class Results(Folder):
     def _recorded(self) -> list[dict[str, Any]]:
         """Return each submission that was tried, with all that is recorded of it."""
         path = self.submissions_file
-        found: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for entry in journal.read(path) if path.exists() else []:
             _check(entry, path)
             for name in entry.get("launches", ()):
                 self.launch(name)  # refuses one that leads elsewhere
-            before = found.get(entry["uuid"], {"id": None})
+            before = entries.get(entry["uuid"], {"id": None})
             cancelled = [*before.get("cancelled", ()), *entry.get("cancelled", ())]
-            found[entry["uuid"]] = before | entry | {"cancelled": cancelled}
-        return list(found.values())
+            entries[entry["uuid"]] = before | entry | {"cancelled": cancelled}
+        return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the jobs that were sent, each with its id, or None where sbatch never said it.
@@ -100,8 +100,8 @@ class Results(Folder):
         Raises:
             ValueError: The record of submissions is corrupt.
         """
-        found = self._recorded()
-        return [entry for entry in found if not entry.get("refused") and "job" in entry]
+        entries = self._recorded()
+        return [entry for entry in entries if not entry.get("refused") and "job" in entry]
 
     def refusals(self) -> dict[str, str]:
         """Return job -> why sbatch refused it, of those that were not sent since.
@@ -134,8 +134,8 @@ class Results(Folder):
     def scripts(self) -> dict[str, dict[str, Any]]:
         """Return job -> what its script makes, of the scripts that were written."""
         try:
-            found = files.parse(files.content(self.scripts_file))["jobs"]
-            return {str(name): one for name, one in found.items() if _is_script(one)}
+            scripts = files.parse(files.content(self.scripts_file))["jobs"]
+            return {str(name): script for name, script in scripts.items() if _is_script(script)}
         except (ValueError, KeyError, TypeError, AttributeError):
             return {}  # none, or of an earlier version
 
@@ -145,12 +145,12 @@ class Results(Folder):
         Raises:
             ValueError: A journal is corrupt.
         """
-        found: dict[str, set[str]] = {}
+        jobs: dict[str, set[str]] = {}
         for name in self.names():
             for entry in journal.read(self.journal(name)):
                 if entry.get("kind") == "launch":
-                    found.setdefault(name, set()).update(_writers(entry))
-        return found
+                    jobs.setdefault(name, set()).update(_writers(entry))
+        return jobs
 
     def set_down(self, entry: Mapping[str, Any]) -> None:
         """Add a line to the record of submissions.
@@ -178,15 +178,15 @@ class Results(Folder):
 
     def exits(self) -> dict[str, dict[str, Any]]:
         """Return SLURM_JOB_ID -> how the job's own script said that it ended."""
-        found = {}
+        records = {}
         for path in sorted(self.jobs_folder.glob("exit-*.json")):
             try:
                 record = files.parse(files.content(path))
             except ValueError:
                 continue  # not a record: the job is then as if it had left none
             if isinstance(record, dict) and isinstance(record.get("exit_code"), int):
-                found[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
-        return found
+                records[str(record.get("job_id", path.stem.removeprefix("exit-")))] = record
+        return records
 
     def staging(self) -> dict[str, dict[str, float]]:
         """Return SLURM_JOB_ID -> seconds that it copied files in and out.
@@ -197,11 +197,12 @@ class Results(Folder):
         path = self.jobs_folder / "staging.jsonl"
         entries = journal.read(path) if path.exists() else []
         names = ("stage_in_s", "stage_out_s")
-        return {
-            str(one["job_id"]): {n: one[n] for n in names if isinstance(one.get(n), int | float)}
-            for one in entries
-            if "job_id" in one
-        }
+        staged = {}
+        for entry in entries:
+            if "job_id" in entry:
+                numbers = {n: entry[n] for n in names if isinstance(entry.get(n), int | float)}
+                staged[str(entry["job_id"])] = numbers
+        return staged
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -252,16 +253,16 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     if not files.are_texts(entry.get("launches", [])):
         raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
     cancelled = entry.get("cancelled", [])
-    if not isinstance(cancelled, list) or not all(isinstance(one, int) for one in cancelled):
+    if not isinstance(cancelled, list) or not all(isinstance(number, int) for number in cancelled):
         raise ValueError(f"{path}: a line names no elements; it is no record of submissions")
 
 
-def _is_script(one: object) -> bool:
-    if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
+def _is_script(script: object) -> bool:
+    if not isinstance(script, dict) or not isinstance(script.get("kind"), str):
         return False
-    after = one.get("after")
+    after = script.get("after")
     is_whole = isinstance(after, list) and all(isinstance(job, dict) for job in after)
-    return is_whole and files.are_texts(one.get("launches"))
+    return is_whole and files.are_texts(script.get("launches"))
 
 
 def _writers(header: Mapping[str, Any]) -> Iterator[str]:
@@ -277,11 +278,11 @@ def _writers(header: Mapping[str, Any]) -> Iterator[str]:
 
 def _jobs(entry: dict[str, Any]) -> Iterator[Job]:
     launches = tuple(entry.get("launches", ()))
-    own = (entry["job"], entry.get("kind", "ladder"), entry["uuid"], entry.get("time", ""))
+    shared = (entry["job"], entry.get("kind", "ladder"), entry["uuid"], entry.get("time", ""))
     user, ended = entry.get("user"), set(entry["cancelled"])
     if entry.get("kind") != "array":
-        yield Job(entry["id"], *own, launches, user=user, cancelled=bool(ended))
+        yield Job(entry["id"], *shared, launches, user=user, cancelled=bool(ended))
         return
     for number, launch in enumerate(launches):
         job_id = entry["id"] and f"{entry['id']}_{number}"
-        yield Job(job_id, *own, (launch,), number, user, number in ended)
+        yield Job(job_id, *shared, (launch,), number, user, number in ended)

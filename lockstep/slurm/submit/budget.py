@@ -68,8 +68,8 @@ def _repeats_to(least: int) -> Drop:
                 low = middle
             else:
                 high = middle - 1
-        said = f"repeats {most} -> {low}"
-        return Fitted(_with_repeats(fitted.campaign, low), (*fitted.dropped, said))
+        change = f"repeats {most} -> {low}"
+        return Fitted(_with_repeats(fitted.campaign, low), (*fitted.dropped, change))
 
     return drop
 
@@ -84,5 +84,7 @@ def _world_sizes(fitted: Fitted, fits: Fits, cost: Callable[[Campaign], float]) 
         *kept, largest = sorted(campaign.world_sizes)
         dropped.append(str(largest))
         campaign = campaign.model_copy(update={"world_sizes": tuple(kept)})
-    said = [f"world size{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"] if dropped else []
-    return Fitted(campaign, (*fitted.dropped, *said))
+    if not dropped:
+        return fitted
+    change = f"world size{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"
+    return Fitted(campaign, (*fitted.dropped, change))

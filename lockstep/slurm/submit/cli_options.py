@@ -97,8 +97,8 @@ def say_dropped(todo: "Work", budget: float | None) -> None:
     from lockstep.slurm.submit.budget import ORDER
 
     if todo.dropped:
-        said = ", ".join(todo.dropped)
-        click.echo(f"Dropped to stay within {budget:g} {todo.unit}: {said} ({ORDER}).", err=True)
+        changes = ", ".join(todo.dropped)
+        click.echo(f"Dropped to stay within {budget:g} {todo.unit}: {changes} ({ORDER}).", err=True)
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -118,5 +118,5 @@ def job_facts(spec: "JobSpec") -> dict[str, Any]:
         "time_s": spec.time_s,
         "node_hours": spec.node_hours,
         "gpu_hours": spec.gpu_hours,
-        "after": [one.job for one in spec.after],
+        "after": [dependency.job for dependency in spec.after],
     }

@@ -61,15 +61,15 @@ def excesses(jobs: Sequence[JobSpec], site: Site, limits: Sequence[Limit]) -> li
 
     Other jobs of the user count, too, where a limit is of all of them; they are not known here.
     """
-    found = []
+    exceeded = []
     for limit in limits:
         if limit.name == "MaxSubmit":
-            found += _too_many(jobs, limit)
+            exceeded += _too_many(jobs, limit)
         elif limit.name == "MaxJobs":
-            found += _one_after_another(jobs, limit)
+            exceeded += _one_after_another(jobs, limit)
         else:
-            found += _too_large(jobs, site, limit)
-    return found
+            exceeded += _too_large(jobs, site, limit)
+    return exceeded
 
 
 def _too_large(jobs: Sequence[JobSpec], site: Site, limit: Limit) -> list[Excess]:
@@ -107,7 +107,7 @@ def _one_after_another(jobs: Sequence[JobSpec], limit: Limit) -> list[Excess]:
     depth: dict[str, int] = {}
     together: Counter[int] = Counter()
     for job in jobs:  # each after those that it waits for
-        depth[job.name] = 1 + max((depth[one.job] for one in job.after), default=0)
+        depth[job.name] = 1 + max((depth[dependency.job] for dependency in job.after), default=0)
         together[depth[job.name]] += job.num_elements
     most = max(together.values(), default=0)
     return [Excess("queued", limit, (), most)] if most > limit.value else []

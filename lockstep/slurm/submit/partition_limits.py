@@ -22,11 +22,11 @@ def time_limit_s(campaign: Campaign, site: Site, name: str, num_launches: int) -
         ValueError: The partition gives no job so much time.
     """
     most_s = limit_s(site)
-    asked = campaign.jobs
-    if asked.launch_time is None and asked.time is None:
+    times = campaign.jobs
+    if times.launch_time is None and times.time is None:
         return min(parse_limit(site.time), most_s or parse_limit(site.time))
-    each_s = parse_limit(str(asked.launch_time or asked.time))
-    needed_s = each_s * num_launches if asked.launch_time else each_s
+    each_s = parse_limit(str(times.launch_time or times.time))
+    needed_s = each_s * num_launches if times.launch_time else each_s
     if most_s is not None and needed_s > most_s:
         raise ValueError(
             f"job {name} needs {clock(needed_s)}, over the {clock(most_s)} of partition "
@@ -49,16 +49,17 @@ def _how_to_cut(campaign: Campaign, num_launches: int, most_s: int) -> str:
     )
 
 
-def check_nodes(own: "Share", site: Site, world_size: int) -> None:
+def check_nodes(resources: "Share", site: Site, world_size: int) -> None:
     """Refuse a world size that the partition has too few nodes for.
 
     Raises:
         ValueError: It has.
     """
-    num_nodes, most = own.num_nodes(world_size), site.limits.max_nodes
+    num_nodes, most = resources.num_nodes(world_size), site.limits.max_nodes
     if most is not None and num_nodes > most:
+        num_ranks = most * resources.ranks_per_node
         raise ValueError(
             f"world size {world_size} needs {num_nodes} nodes, but partition {site.partition} of "
-            f"site {site.name} gives {most}, for up to {most * own.ranks_per_node} ranks; leave "
-            "the world size out, or choose another --partition"
+            f"site {site.name} gives {most}, for up to {num_ranks} ranks; leave the world size "
+            "out, or choose another --partition"
         )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="To ask for so much more, 0.3 for 30 %: queues, failures, what is measured again.",
 )
 @as_json_option
-def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) -> None:
+def plan(overhead: float, budget: float | None, *, as_json: bool, **options: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
     On a login node also which of them a limit of the QOS or the account would hold or refuse.
@@ -54,7 +54,7 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
         raise ValueError(
             f"--overhead {overhead:g} is no fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
         )
-    todo = work_of(**given, budget=budget)
+    todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
     over = _over_limits(todo)
     if as_json:
@@ -67,10 +67,10 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **given: Any) 
     points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
     console.print(points, "")
     console.print(table, "")
-    for line in [*summary, *(one.text for one in over or ())]:
+    for line in [*summary, *(excess.text for excess in over or ())]:
         console.print(line, markup=False)
     if todo.jobs:
-        click.echo(f"Next: {_submission(budget=budget, **given)}")
+        click.echo(f"Next: {_submission(budget=budget, **options)}")
 
 
 def _over_limits(todo: "Work") -> "list[Excess] | None":
@@ -80,19 +80,19 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
 
     site, jobs = todo.site, todo.jobs  # what does not fit the site is refused alone
     try:
-        found = associations.limits_of_jobs(site)
+        limits = associations.limits_of_jobs(site)
     except RuntimeError as error:
         click.echo(f"Limits of QOS and account are not known: {error}", err=True)
         return None
-    return excesses(jobs, site, found)
+    return excesses(jobs, site, limits)
 
 
 def _submission(campaign: str, site: str, root: Path, budget: float | None, **options: Any) -> str:
     """Return the command that sends what was planned."""
-    given = {"to": None if root == Path("results") else root, **options}
-    given["budget"] = budget and f"{budget:g}"
-    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return shlex.join(["lockstep", "submit", campaign, "--site", site, *words])
+    options = {"to": None if root == Path("results") else root, **options}
+    options["budget"] = budget and f"{budget:g}"
+    more = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return shlex.join(["lockstep", "submit", campaign, "--site", site, *more])
 
 
 def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[s
     return {
         "jobs": [job_facts(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
-        "over_limits": None if over is None else [asdict(one) for one in over],
+        "over_limits": None if over is None else [asdict(excess) for excess in over],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "overhead": overhead,
@@ -120,12 +120,12 @@ def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[s
 def _point(todo: "Work", world_size: int) -> dict[str, Any]:
     from lockstep.slurm.submit.resources import share
 
-    own = share(todo.campaign, todo.site)
+    resources = share(todo.campaign, todo.site)
     return {
         "world_size": world_size,
-        "num_nodes": own.num_nodes(world_size),
-        "ranks_per_node": own.on_node(world_size),
-        "num_launches": sum(one.world_size == world_size for one in todo.missing),
+        "num_nodes": resources.num_nodes(world_size),
+        "ranks_per_node": resources.on_node(world_size),
+        "num_launches": sum(launch.world_size == world_size for launch in todo.missing),
     }
 
 
@@ -157,8 +157,8 @@ def _points(todo: "Work") -> "Table":
 def _cases(todo: "Work") -> str:
     if todo.campaign.jobs.allocation == "array":
         return f"1 of {todo.campaign.num_cases():,}"
-    found = todo.campaign.cases_of_studies()
-    return ", ".join(f"{count} {study}" for study, count in found.items())
+    counts = todo.campaign.cases_of_studies()
+    return ", ".join(f"{count} {study}" for study, count in counts.items())
 
 
 def _empty(*headings: str) -> "Table":
@@ -196,8 +196,8 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
         *_of_repeats(todo.campaign),
     ]
     if overhead:
-        asked = [(amount * (1 + overhead), unit) for amount, unit in amounts]
-        lines.append(f"With {overhead:.0%} overhead: {_said(asked)}.")
+        padded = [(amount * (1 + overhead), unit) for amount, unit in amounts]
+        lines.append(f"With {overhead:.0%} overhead: {_said(padded)}.")
     if todo.campaign.jobs.launch_time:
         lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
     return lines

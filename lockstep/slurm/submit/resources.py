@@ -57,10 +57,10 @@ def share(campaign: Campaign, site: Site) -> Share:
 
 
 def directives(
-    site: Site, own: Share, name: str, largest: int, time_s: int, output: str
+    site: Site, resources: Share, name: str, largest: int, time_s: int, output: str
 ) -> Iterable[str]:
     """Yield sbatch's options for a job."""
-    on_node = own.on_node(largest)
+    on_node = resources.on_node(largest)
     # Of a short job the warning may take only a part.
     warning_s = min(WARNING_S, time_s // 4)
     chosen = {
@@ -70,10 +70,10 @@ def directives(
         "qos": site.qos,
         "constraint": site.constraint,
         "reservation": site.reservation,
-        "nodes": own.num_nodes(largest),
+        "nodes": resources.num_nodes(largest),
         "ntasks-per-node": on_node,
-        "cpus-per-task": own.cpus_per_task,
-        "gpus-per-node": _gpus(site, on_node) if own.is_gpu else None,
+        "cpus-per-task": resources.cpus_per_task,
+        "gpus-per-node": _gpus(site, on_node) if resources.is_gpu else None,
         "mem": site.mem,
         "time": clock(time_s),
         "signal": f"B:USR1@{warning_s}",
@@ -105,14 +105,14 @@ def _gpus(site: Site, num: int) -> str:
     return f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
 
 
-def shape(site: Site, own: Share, world_size: int) -> tuple[str, ...]:
+def shape(site: Site, resources: Share, world_size: int) -> tuple[str, ...]:
     """Return srun's options for the nodes, ranks and GPUs of a world size."""
-    on_node = own.on_node(world_size)
-    asked = (
-        f"--nodes={own.num_nodes(world_size)}",
+    on_node = resources.on_node(world_size)
+    options = (
+        f"--nodes={resources.num_nodes(world_size)}",
         f"--ntasks={world_size}",
         f"--ntasks-per-node={on_node}",
     )
     # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
     # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
-    return (*asked, f"--gpus-per-node={_gpus(site, on_node)}") if own.is_gpu else asked
+    return (*options, f"--gpus-per-node={_gpus(site, on_node)}") if resources.is_gpu else options

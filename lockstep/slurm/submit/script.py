@@ -83,12 +83,12 @@ def needs(site: Site) -> tuple[str, ...]:
 
 def _folders(tests: Sequence[str]) -> list[str]:
     """Return the repositories that tests lie in: what they import lies there, too."""
-    found = {}
+    folders = {}
     for test in tests:
         path = Path(test.partition("::")[0])
-        marks = (one for one in path.parents if (one / ".git").exists())
-        found[str(next(marks, path.parent))] = True
-    return list(found)
+        marks = (folder for folder in path.parents if (folder / ".git").exists())
+        folders[str(next(marks, path.parent))] = True
+    return list(folders)
 
 
 def environment(site_template: str | None = None) -> Environment:
@@ -97,9 +97,9 @@ def environment(site_template: str | None = None) -> Environment:
     Args:
         site_template: Text of a site's own template, between ours and the base.
     """
-    own = {} if site_template is None else {SITE: site_template}
+    templates = {} if site_template is None else {SITE: site_template}
     made = Environment(  # noqa: S701, shell scripts, in which HTML's escapes would be wrong
-        loader=ChoiceLoader([DictLoader(own), _templates()]),
+        loader=ChoiceLoader([DictLoader(templates), _templates()]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -161,9 +161,9 @@ def _render_own(name: str, template: str, values: dict[str, Any]) -> str:
     except TemplateNotFound as error:
         raise ValueError(f"{template}: no template {error.name!r}; extend {BASE}") from error
     except (TemplateError, ArithmeticError, LookupError, TypeError) as error:
-        said = one_line(str(error))
+        reason = one_line(str(error))
         where = f"{template}{_line_of(error)}"
-        raise ValueError(f"{where}: not a template over {BASE}: {said}") from error
+        raise ValueError(f"{where}: not a template over {BASE}: {reason}") from error
     except RecursionError:
         raise ValueError(f"{template}: extends itself; it must extend {BASE}") from None
 
@@ -198,15 +198,15 @@ def _refuse_unreadable(text: str, origin: str) -> None:
         raise ValueError(f"{origin} makes a script that bash does not read: {reason}")
 
 
-def _offence(said: str, lines: Sequence[str]) -> str:
+def _offence(errors: str, lines: Sequence[str]) -> str:
     """Return what bash says of a script, with the line that it means: no file holds the script."""
-    found = re.search(r"line ([0-9]+): (?!warning:)(.*)", said)
-    if found is None:
-        return one_line(said)
-    number = int(found[1])
+    place = re.search(r"line ([0-9]+): (?!warning:)(.*)", errors)
+    if place is None:
+        return one_line(errors)
+    number = int(place[1])
     line = lines[number - 1].strip() if number <= len(lines) else ""
     where = f"in line {number}: {line[:MAX_SHOWN_CHARACTERS]}" if line else "after its last line"
-    return f"{found[2]}, {where}"
+    return f"{place[2]}, {where}"
 
 
 def words(launch: Launch) -> Iterator[str]:

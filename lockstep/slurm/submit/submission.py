@@ -55,8 +55,8 @@ class Work:
     @cached_property
     def missing(self) -> list[Launch]:
         """The launches that still lack a case, and those to measure again."""
-        lacking = {one.name for one in self.results.missing(self.campaign, self.launches)}
-        return [one for one in self.launches if one.name in lacking | set(self.again)]
+        lacking = {launch.name for launch in self.results.missing(self.campaign, self.launches)}
+        return [launch for launch in self.launches if launch.name in lacking | set(self.again)]
 
     @cached_property
     def jobs(self) -> list[JobSpec]:
@@ -159,13 +159,13 @@ def _script_facts(spec: JobSpec) -> dict[str, object]:
     return {
         "kind": spec.kind,
         "launches": _launches(spec),
-        "after": [{"job": one.job, "how": one.how} for one in spec.after],
+        "after": [{"job": dependency.job, "how": dependency.how} for dependency in spec.after],
     }
 
 
 def _launches(spec: JobSpec) -> list[str]:
     # A profile measures nothing: what it runs never becomes a launch's journal.
-    return [one.name for one in spec.launches if spec.kind != "profile"]
+    return [launch.name for launch in spec.launches if spec.kind != "profile"]
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,15 @@ def submit(todo: Work) -> Iterator[Sent]:
         moved = set_aside(todo.results, todo.again)  # only now: campaign and site may not fit
         ids: dict[str, str] = {}
         for spec, script in zip(todo.jobs, scripts, strict=True):
-            after = [(one.job, one.how) for one in spec.after]
+            after = [(dependency.job, dependency.how) for dependency in spec.after]
             try:
                 ids[spec.name] = _send(todo.results, spec, script, by_hand.dependencies(after, ids))
             except ValueError as error:
-                said = _take_back(ids)
+                taken_back = _take_back(ids)
                 for launch, aside in moved.items():
                     if not launch.exists():
                         aside.rename(launch)
-                raise ValueError(f"{error}{said}") from None
+                raise ValueError(f"{error}{taken_back}") from None
             yield Sent(spec, ids[spec.name])
 
 
@@ -234,11 +234,11 @@ def refuse_unfinished(results: Results) -> None:
     sent = results.submissions()
     # Everybody's, and also where nothing was sent: that Slurm answers is to be known first.
     queue = slurm.queue()
-    known = {entry["uuid"] for entry in sent} | set(results.job_ids())
+    ours = {entry["uuid"] for entry in sent} | set(results.job_ids())
     for job in queue.values():
-        is_ours = {job.job_id, job.comment} & known or by_hand.is_of(job.command, results)
+        is_ours = {job.job_id, job.comment} & ours or by_hand.is_of(job.command, results)
         if is_ours and not job.state.has_ended:
-            was_sent = {job.job_id, job.comment} & known
+            was_sent = {job.job_id, job.comment} & ours
             how = f"lockstep cancel {shlex.quote(str(results.path))}" if was_sent else "scancel it"
             whose = "" if job.user == slurm.own_name() else f" of {job.user}"
             raise ValueError(
@@ -271,7 +271,7 @@ def _facts(spec: JobSpec) -> dict[str, object]:
         "user": slurm.own_name(),
         "launches": _launches(spec),
         "kind": spec.kind,
-        "after": [one.job for one in spec.after],
+        "after": [dependency.job for dependency in spec.after],
     }
 
 
@@ -281,7 +281,7 @@ def flagged(results: Results, launches: Sequence[Launch]) -> list[str]:
     Raises:
         ValueError: A journal is corrupt.
     """
-    return [one.name for one in launches if _is_flagged(results.journal(one.name))]
+    return [launch.name for launch in launches if _is_flagged(results.journal(launch.name))]
 
 
 def _is_flagged(path: Path) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @campaign_options
 @script_options
 @click.option("--force", is_flag=True, help="Replace scripts that read otherwise.")
-def render(budget: float | None, *, force: bool, **given: Any) -> None:
+def render(budget: float | None, *, force: bool, **options: Any) -> None:
     """Write the batch scripts that CAMPAIGN still needs, to be sent by hand.
 
     \b
@@ -40,7 +40,7 @@ def render(budget: float | None, *, force: bool, **given: Any) -> None:
     """
     from lockstep.slurm.submit.submission import write_scripts
 
-    todo = work_of(**given, budget=budget)
+    todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
     with todo.results.alone():
         for path in write_scripts(todo, force=force):
@@ -53,7 +53,8 @@ def _command(spec: "JobSpec") -> str:
     """Return how a job is sent, with `<id of NAME>` for ids that are not known yet."""
     from lockstep.slurm.status import by_hand
 
-    return by_hand.command(spec.script, [(one.job, one.how) for one in spec.after])
+    waits = [(dependency.job, dependency.how) for dependency in spec.after]
+    return by_hand.command(spec.script, waits)
 
 
 @click.command()
@@ -61,7 +62,7 @@ def _command(spec: "JobSpec") -> str:
 @script_options
 @dry_run_option
 @as_json_option
-def submit(budget: float | None, *, dry_run: bool, as_json: bool, **given: Any) -> None:
+def submit(budget: float | None, *, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Send the jobs that CAMPAIGN still needs; sent again, they measure only what is missing.
 
     \b
@@ -69,7 +70,7 @@ def submit(budget: float | None, *, dry_run: bool, as_json: bool, **given: Any) 
       lockstep submit campaign.toml --site site.toml --dry-run
       lockstep submit campaign.toml --site site.toml
     """
-    todo = work_of(**given, budget=budget)
+    todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
     _send(todo, dry_run=dry_run, as_json=as_json)
 
