@@ -146,7 +146,6 @@ def test_the_schema_names_every_key_of_the_block():
         {"study": "speed"},
         {"scaling": "sideways"},
         {"world_size": 0},
-        {"precision": "fp8"},
         {"rank_round_s": []},
         {"rank_round_s": [1.0, 2.0]},
         {"mean_mfu": -0.1},

@@ -24,7 +24,6 @@ STUDIES = get_args(Study)
 # What a launch of a user's own tests is asked for; each says itself how it scales.
 OWN = "own"
 Scaling = Literal["strong", "weak", "fixed-epochs"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 # No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
 # computed from others may leave the range of numbers.
@@ -64,7 +63,7 @@ class CaseRecord:
         ),
     ]
     precision: Annotated[
-        Precision | None, About("Number format of the step; null where nothing is computed.")
+        str | None, About("Number format of the step, such as bf16; null where none is computed.")
     ] = None
     local_batch: Annotated[Count | None, About("Samples per rank and optimizer update.")] = None
     global_batch: Annotated[Count | None, About("Samples over all ranks per optimizer update.")] = (
