@@ -61,6 +61,15 @@ def test_values_pass_through_unharmed(server):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_the_store_does_not_grow_with_the_exchanges(server):
+    controls = ranks(server, 3, 30)
+    num_keys = []
+    for number in range(4):
+        at_once(controls, lambda control, name=f"{number}": control.exchange(name, "value"))
+        num_keys.append(server.num_keys())
+    assert len(set(num_keys)) == 1
+
+
 def test_what_was_said_before_under_a_name_is_no_answer(server):
     def act(control):
         first = control.exchange("rounds", [1, control.rank])

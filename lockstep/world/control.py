@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.system.host import hostname
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class Control:
         self._uses: Counter[str] = Counter()
         # Ranks that were silent in the latest exchange, as rank 0 saw it, or rank 0 itself.
         self._silent: set[int] = set()
+        # The latest exchange whose conclusion this rank has; empty before the first.
+        self._concluded = ""
 
     def settle(
         self,
@@ -157,13 +159,13 @@ class Control:
 
         Raises:
             LostError: As `settle` does.
-            RankError: A rank did not answer.
+            OtherRankError: A rank did not answer.
         """
         settled = self.settle(name, value, lambda given: None if None in given else judge(given))
         if self._silent:
             silent = sorted(self._silent)
             named = ", ".join(map(str, silent[:8]))
-            raise RankError(f"rank {named} did not answer in {name!r}", *silent)
+            raise OtherRankError(f"rank {named} did not answer in {name!r}", *silent)
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -181,7 +183,7 @@ class Control:
 
         Raises:
             LostError: As `settle` does.
-            RankError: A rank did not answer.
+            OtherRankError: A rank did not answer.
         """
         return list(self.settle_all(name, value, list))
 
@@ -226,15 +228,25 @@ class Control:
         with self._naming_a_lost_store():
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
             if self.rank > 0:
+                self._forget(str(self.rank))  # now, for rank 0 waits for other ranks, too
                 silent, settled = self._await_conclusion(name, limits)
-                self._silent = set(silent)
+                self._silent, self._concluded = set(silent), name
                 return settled
             values = self._collect(name, limits.of_rank_0())
             self._silent = {rank for rank, given in enumerate(values) if given is None}
         conclusion = json.dumps([sorted(self._silent), judge(values)])
         with self._naming_a_lost_store():
             self.store.set(f"{name}/all", conclusion)
+            if not self._silent:  # every rank has read what was concluded before
+                self._forget("0", "all")
+        self._concluded = name
         return json.loads(conclusion)[1]
+
+    def _forget(self, *ends: str) -> None:
+        """Delete keys of the exchange before, or the store would grow with every case."""
+        if self._concluded:
+            for end in ends:
+                self.store.delete_key(f"{self._concluded}/{end}")
 
     def _collect(self, name: str, end: float) -> list[Any]:
         """Return what the ranks gave until then; None for those that gave nothing."""

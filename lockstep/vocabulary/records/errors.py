@@ -14,6 +14,10 @@ class RankError(RuntimeError):
         self.ranks = ranks
 
 
+class OtherRankError(RankError):
+    """What this rank meets only because of others, which the message names."""
+
+
 class AgreedError(ValueError):
     """What all ranks refuse alike once they have met: each knows that rank 0 says it.
 
