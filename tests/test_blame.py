@@ -1,24 +1,30 @@
 """Who is blamed: what a rank did itself before what it suffered, equal on all ranks."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from lockstep.launch import blame, verdict
-from lockstep.launch.verdict import NO_CASE, Facts, Verdict
+from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
+from lockstep.vocabulary.errors import OtherRankError
+from lockstep.world.control import LostError
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
-PASSED = {"outcome": "passed", "reason": ""}
+PASSED = asdict(Ended())
 
 
 def failed(reason):
-    return {"outcome": "failed", "reason": reason}
+    return asdict(Ended.with_words(reason))
+
+
+def lost(error):
+    return asdict(Ended.with_error(error))
 
 
 def skipped(reason):
-    return {"outcome": "skipped", "reason": reason}
+    return asdict(Ended("skipped", reason))
 
 
 def test_a_rank_is_named_with_its_host_and_device():
@@ -44,14 +50,14 @@ def test_a_rank_is_named_with_its_host_and_device():
         ),
         (
             [
-                failed("RuntimeError: [gloo/pair.cc:547] Connection closed"),
+                lost(RuntimeError("[gloo/pair.cc:547] Connection closed")),
                 skipped("x"),
                 failed("own"),
             ],
             [
                 "rank 2 on n0 (cuda:2): own",
                 "rank 1 on n0 (cuda:1) skips, but not all ranks do: x",
-                "rank 0 on n0 (cuda:0): RuntimeError: [gloo/pair.cc:547] Connection closed",
+                "rank 0 on n0 (cuda:0): [gloo/pair.cc:547] Connection closed",
             ],
         ),
     ],
@@ -60,12 +66,31 @@ def test_what_a_rank_did_itself_comes_before_what_it_suffered(found, lines):
     assert blame.blame(found, RANKS, Path("here/out.jsonl")).splitlines() == lines
 
 
-@pytest.mark.parametrize("sign", blame.SIGNS_OF_ANOTHERS_FAULT)
-def test_every_sign_of_anothers_fault_comes_last(sign):
-    found = [failed(f"RuntimeError: {sign} after 3 s"), failed("AssertionError")]
-    first, last = blame.blame(found, RANKS, None).splitlines()
-    assert first == "rank 1 on n0 (cuda:1): AssertionError"
-    assert sign in last
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((RuntimeError(f"{sign} after 3 s"), True) for sign in blame.SIGNS_OF_ANOTHERS_FAULT),
+        (LostError("rank 0 is silent"), True),
+        (OtherRankError("rank 2 is silent", 2), True),
+        (BaseExceptionGroup("teardown", [LostError("x"), RuntimeError("gloo/")]), True),
+        (BaseExceptionGroup("teardown", [LostError("x"), KeyError("own")]), False),
+        (RuntimeError("DataLoader worker (pid 7) exited: Broken pipe"), False),
+    ],
+)
+def test_what_only_comes_of_others_is_told_by_the_error(error, expected):
+    assert blame.is_consequence(error) == expected
+
+
+def test_causes_are_records_with_the_error_alone():
+    own = Ended("failed", "a traceback\nKeyError: 1", "KeyError: 1")
+    ends = [lost(LostError("rank 0 is silent")), None, PASSED, asdict(own), skipped("no bf16")]
+    found = blame.causes(ends, RANKS)
+    assert found[0] == blame.Cause(3, "n0", "cuda:3", "fault", "KeyError: 1")
+    assert [(cause.rank, cause.kind, cause.error) for cause in found[1:]] == [
+        (1, "silence", ""),
+        (4, "skip", "no bf16"),
+        (0, "consequence", "rank 0 is silent"),
+    ]
 
 
 def test_no_stacks_are_promised_without_a_journal():
@@ -80,10 +105,10 @@ def test_no_more_ranks_are_named_than_anybody_reads(num_failed, last):
 
 
 def test_a_culprit_comes_first_however_many_ranks_it_left_waiting():
-    reset = failed("E   RuntimeError: [gloo/transport/tcp/pair.cc:547] Broken pipe")
-    own = failed("E   RuntimeError: DataLoader worker (pid 7) exited\nE   BrokenPipeError: [32]")
+    reset = lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Broken pipe"))
+    own = failed("DataLoader worker (pid 7) exited")
     lines = blame.blame([reset] * 11 + [own], RANKS, None).splitlines()
-    assert lines[0].startswith("rank 11 on n2 (cuda:3): E   RuntimeError: DataLoader worker")
+    assert lines[0] == "rank 11 on n2 (cuda:3): DataLoader worker (pid 7) exited"
     assert lines[-1] == "and 4 ranks more"
 
 

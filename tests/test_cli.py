@@ -95,14 +95,16 @@ def test_help_shows_examples_that_name_the_command(folder, arguments):
     assert examples.lstrip().startswith("lockstep ")
 
 
-def test_the_gist_of_a_failure_names_each_rank_and_its_error():
+def test_the_gist_of_a_failure_names_the_ranks_at_fault_and_their_errors():
     causes = [
-        {"rank": 0, "host": "n1", "device": "cpu", "error": "ValueError: bad"},
-        {"rank": 1, "host": "n2", "device": "cpu", "error": "it did not answer in time"},
+        {"rank": 0, "host": "n1", "device": "cpu", "kind": "fault", "error": "ValueError: bad\n1"},
+        {"rank": 1, "host": "n2", "device": "cpu", "kind": "silence", "error": ""},
+        {"rank": 2, "host": "n2", "device": "cpu", "kind": "consequence", "error": "[gloo/x]"},
     ]
     assert _gist({"reason": "a traceback", "causes": causes}) == (
         "rank 0 on n1 (cpu): ValueError: bad; rank 1 on n2 (cpu): it did not answer in time"
     )
+    assert _gist({"reason": "x", "causes": causes[2:]}) == "rank 2 on n2 (cpu): [gloo/x]"
     assert _gist({"reason": "f()\nf.py:3: KeyError\n"}) == "f.py:3: KeyError"
 
 

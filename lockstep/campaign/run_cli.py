@@ -225,12 +225,16 @@ def _explain(ladder: "Ladder", outcome: "Outcome") -> None:
 
 
 def _gist(failed: Mapping[str, Any]) -> str:
-    """Return what each rank met in a failed case, itself named, without its traceback."""
+    """Return which ranks made a case fail, and how, without tracebacks."""
     if causes := failed.get("causes"):
-        return "; ".join(map(_cause, causes))
+        first = [cause for cause in causes if cause["kind"] != "consequence"]
+        return "; ".join(map(_cause, first or causes))
     lines = str(failed["reason"]).strip().splitlines()
     return lines[-1] if lines else "it gave no reason"
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    return f"rank {cause['rank']} on {cause['host']} ({cause['device']}): {cause['error']}"
+    line = (cause["error"].strip().splitlines() or ["it gave no reason"])[0]
+    words = {"silence": "it did not answer in time", "skip": f"it skips: {line}"}
+    who = f"rank {cause['rank']} on {cause['host']} ({cause['device']})"
+    return f"{who}: {words.get(cause['kind'], line)}"

@@ -1,43 +1,85 @@
 """Who is to blame where a case or a launch fails, concluded alike on all ranks from one list."""
 
+import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from lockstep.vocabulary.errors import OtherRankError
+from lockstep.world.control import LostError
 from lockstep.world.watchdog import stacks_file
 
 EXIT_LOST = 70
 EXIT_OUT_OF_STEP = 76
 MAX_BLAMED = 8
+Kind = Literal["fault", "skip", "silence", "consequence"]
+# kind of a cause -> its place among those that a failure names
+ORDER: dict[Kind, int] = {"fault": 0, "skip": 1, "silence": 1, "consequence": 2}
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
 # its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
-SIGNS_OF_ANOTHERS_FAULT = (
-    "gloo/",
-    "wait timeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "did not answer",
-)
+SIGNS_OF_ANOTHERS_FAULT = ("gloo/", "wait timeout", "DistBackendError", "DistNetworkError")
 
 
-def is_consequence(reason: str) -> bool:
-    """Return whether a reason, which may be a traceback, is only that another rank was lost.
+@dataclass(frozen=True)
+class Cause:
+    """What a rank that did not pass met.
 
-    The last error of it counts: on the way to a fault of its own a rank may have met others.
+    Attributes:
+        rank: The rank.
+        host: Its host.
+        device: Its device.
+        kind: A fault of its own, a skip that not all ranks share, silence, or the loss of others.
+        error: Its error, or why it skips, without a traceback; empty for silence.
     """
-    return any(sign in _last_error(reason) for sign in SIGNS_OF_ANOTHERS_FAULT)
+
+    rank: int
+    host: str
+    device: str
+    kind: Kind
+    error: str
+
+    @property
+    def who(self) -> str:
+        """The rank with its host and device."""
+        return f"rank {self.rank} on {self.host} ({self.device})"
 
 
-def _last_error(reason: str) -> str:
-    """Return the last error of a traceback as pytest shows it; of other text, all."""
-    errors: list[list[str]] = [[]]
-    for line in reason.splitlines():
-        if line.startswith("E  "):
-            errors[-1].append(line)
-        elif errors[-1]:
-            errors.append([])
-    shown = [error for error in errors if error]
-    return "\n".join(shown[-1]) if shown else reason
+def is_consequence(error: BaseException) -> bool:
+    """Return whether an error is only that another rank was lost, or refused first."""
+    if isinstance(error, BaseExceptionGroup):  # of several fixtures, as they are torn down
+        return all(map(is_consequence, error.exceptions))
+    if isinstance(error, (LostError, OtherRankError)):
+        return True
+    text = "".join(traceback.format_exception_only(error))
+    return any(sign in text for sign in SIGNS_OF_ANOTHERS_FAULT)
+
+
+def causes(
+    ends: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[str, Any]]
+) -> tuple[Cause, ...]:
+    """Return what each rank that did not pass met.
+
+    What a rank did itself comes first, what it only suffered from the others last.
+
+    Args:
+        ends: The fields of each rank's `verdict.Ended`; None where it was silent.
+        ranks: The ranks' part of the provenance.
+    """
+    met = [
+        Cause(rank, ranks[rank]["host"], ranks[rank]["device"], *_met(end))
+        for rank, end in enumerate(ends)
+        if end is None or end["outcome"] != "passed"
+    ]
+    return tuple(sorted(met, key=lambda cause: ORDER[cause.kind]))
+
+
+def _met(end: Mapping[str, Any] | None) -> tuple[Kind, str]:
+    if end is None:
+        return "silence", ""
+    if end["outcome"] == "skipped":
+        return "skip", end["reason"]
+    return "consequence" if end["is_consequence"] else "fault", end["error"]
 
 
 def where(rank: int, ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -46,31 +88,29 @@ def where(rank: int, ranks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def blame(
-    found: Sequence[Mapping[str, Any] | None],
+    ends: Sequence[Mapping[str, Any] | None],
     ranks: Sequence[Mapping[str, Any]],
     journal_path: Path | None,
 ) -> str:
-    """Return what each rank that did not pass says, with its host and device.
-
-    What a rank did itself comes first, what it only suffered from the others last.
+    """Return what each rank that did not pass says, in the order of `causes`.
 
     Args:
-        found: Outcome and reason of each rank; None where it was silent.
+        ends: The fields of each rank's `verdict.Ended`; None where it was silent.
         ranks: The ranks' part of the provenance.
         journal_path: Beside which silent ranks may have left their stacks.
     """
-    said: dict[int, list[str]] = {cause: [] for cause in range(3)}
-    for rank, end in enumerate(found):
-        who = where(rank, ranks)
-        if end is None:
-            said[1].append(f"{who} did not answer in time{_its_stacks(rank, journal_path)}")
-        elif end["outcome"] == "skipped":
-            said[1].append(f"{who} skips, but not all ranks do: {end['reason']}")
-        elif end["outcome"] == "failed":
-            said[2 if is_consequence(end["reason"]) else 0].append(f"{who}: {end['reason']}")
-    texts = [text for cause in said.values() for text in cause]
-    more = [f"and {len(texts) - MAX_BLAMED} ranks more"] if len(texts) > MAX_BLAMED else []
-    return "\n".join(texts[:MAX_BLAMED] + more)
+    met = causes(ends, ranks)
+    texts = [_text(cause, ends[cause.rank], journal_path) for cause in met[:MAX_BLAMED]]
+    more = [f"and {len(met) - MAX_BLAMED} ranks more"] if len(met) > MAX_BLAMED else []
+    return "\n".join(texts + more)
+
+
+def _text(cause: Cause, end: Mapping[str, Any] | None, journal_path: Path | None) -> str:
+    if end is None:
+        return f"{cause.who} did not answer in time{_its_stacks(cause.rank, journal_path)}"
+    if cause.kind == "skip":
+        return f"{cause.who} skips, but not all ranks do: {end['reason']}"
+    return f"{cause.who}: {end['reason']}"
 
 
 def late(

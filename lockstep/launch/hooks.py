@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import ending, options, refusals, session, voice
+from lockstep.launch import blame, ending, options, refusals, session, voice
 from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
+from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
 from lockstep.vocabulary import sizes
@@ -231,7 +232,7 @@ def pytest_runtest_makereport(
     report = yield
     launch = _launch_of(item)
     if launch is not None:
-        _settle(launch, item, report)
+        _settle(launch, item, report, _ended(report, call.excinfo))
         if call.excinfo:
             _forget(call.excinfo.value)
         if launch.ending:
@@ -239,23 +240,36 @@ def pytest_runtest_makereport(
     return report
 
 
-def _settle(launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport) -> None:
-    """Give a phase of the case the outcome that holds on all ranks."""
+def _settle(
+    launch: session.LaunchSession, item: pytest.Item, report: pytest.TestReport, ended: Ended
+) -> None:
+    """Give a phase of the case, which has ended on this rank, the outcome that holds on all."""
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    own, reason, cases = report.outcome, _reason(report), launch.cases
+    cases = launch.cases
     if report.when == "setup":
-        settled = cases.end_set_up(own, reason)
+        settled = cases.end_set_up(ended)
     elif report.when == "call":
-        if own == "passed" and launch.settings.journal_path and not cases.current.part:
-            own, reason = "failed", "it recorded nothing; call lockstep.measure"
-        settled = cases.end_call(own, reason, lambda: _entry(launch, item, benchmark))
+        has_part = cases.current.part is not None
+        if ended.outcome == "passed" and launch.settings.journal_path and not has_part:
+            ended = Ended.with_words("it recorded nothing; call lockstep.measure")
+        settled = cases.end_call(ended, lambda: _entry(launch, item, benchmark))
     else:
-        settled = cases.leave(own, reason, item.stash[NEXT])
+        settled = cases.leave(ended, item.stash[NEXT])
     if settled.outcome == "failed":
         _drop_timings(benchmark)
         if launch.world.world_size > 1 or report.outcome == "passed":
             report.longrepr = settled.reason
     report.outcome = settled.outcome
+
+
+def _ended(report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None) -> Ended:
+    """Return how a phase ended on this rank."""
+    reason = _reason(report)
+    if report.outcome != "failed":
+        return Ended(report.outcome, reason)
+    if excinfo is None:  # as where a case passed that was to fail
+        return Ended.with_words(reason)
+    return Ended("failed", reason, excinfo.exconly(), blame.is_consequence(excinfo.value))
 
 
 def _entry(

@@ -3,10 +3,11 @@
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.launch.blame import Cause
 from lockstep.launch.options import Settings
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.errors import AgreedError, RankError
@@ -196,9 +197,10 @@ class CaseEnd:
         """Note that the case is skipped."""
         self.pending = {"kind": "skip", "case": self.case, "reason": reason}
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, causes: Sequence[Cause]) -> None:
         """Write that the case has failed; its first failure counts."""
-        self._keep({"kind": "fail", "case": self.case, "reason": reason})
+        facts = {"causes": [asdict(cause) for cause in causes]} if causes else {}
+        self._keep({"kind": "fail", "case": self.case, "reason": reason} | facts)
 
     def finish(self, left: Sequence[Mapping[str, Any]]) -> bool:
         """Write what the case left behind, and how it ended; return whether that is new.

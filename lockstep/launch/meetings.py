@@ -13,7 +13,7 @@ from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.ending import EXIT_FAILED, EXIT_IO, EXIT_STOPPED, Ending
 from lockstep.launch.keeper import CaseEnd
 from lockstep.launch.options import Settings
-from lockstep.launch.verdict import NO_CASE, Ends, Facts, Outcome, Verdict
+from lockstep.launch.verdict import NO_CASE, Ended, Ends, Facts, Verdict
 from lockstep.machine import memory
 from lockstep.measure.result import Case, Part
 from lockstep.measure.timing import synchronise
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.measure.state import State
 
 MAX_REASON_CHARACTERS = 4000
+MAX_ERROR_CHARACTERS = 1000
 # Returns what the journal is to keep of a case that has passed, or why it cannot keep it.
 Entry = Callable[[], tuple[dict[str, Any], str]]
 
@@ -82,26 +83,25 @@ class Cases:
         self._state = State(is_first=self.number == 1)
         self.launch.keeper.note_begin(name)
 
-    def end_set_up(self, outcome: Outcome, reason: str) -> Verdict:
-        """Return what set-up comes to on all ranks; the arguments are this rank's."""
+    def end_set_up(self, ended: Ended) -> Verdict:
+        """Return what set-up comes to on all ranks; the argument is this rank's."""
         free_bytes = 0
-        if outcome == "passed":
+        if ended.outcome == "passed":
             try:
                 world_ = self.launch.world
                 free_bytes = memory.free_bytes(world_.device, world_.ranks_per_node)
             except RuntimeError as error:  # of CUDA, for what was called before
-                outcome, reason = "failed", str(error)
-        end = self.end(outcome, reason) | {"case": self.name, "free_bytes": free_bytes}
+                ended = Ended.with_error(error)
+        end = self.end(ended) | {"case": self.name, "free_bytes": free_bytes}
         settled = self.settle("setup", end, verdict.of_set_up)
         self.current.room = settled.room
         return self._note(settled)
 
-    def end_call(self, outcome: Outcome, reason: str, entry: Entry) -> Verdict:
+    def end_call(self, ended: Ended, entry: Entry) -> Verdict:
         """Return what the call comes to on all ranks.
 
         Args:
-            outcome: This rank's.
-            reason: Why, if it did not pass.
+            ended: This rank's.
             entry: Called on rank 0 once the result of all ranks is made.
         """
 
@@ -115,23 +115,22 @@ class Cases:
             return Verdict("failed", problem) if problem else settled
 
         part = self.current.part
-        end = self.end(outcome, reason) | {"part": asdict(part) if part else None}
+        end = self.end(ended) | {"part": asdict(part) if part else None}
         settled = self.settle("call", end, judge)
         self.current = Case()  # which may keep the case's model
         return self._note(settled)
 
-    def leave(self, outcome: Outcome, reason: str, next_name: str | None) -> Verdict:
+    def leave(self, ended: Ended, next_name: str | None) -> Verdict:
         """Leave a case on all ranks, and return what its teardown comes to.
 
         Rank 0 writes down how the case has ended before any rank may begin the next one.
 
         Args:
-            outcome: This rank's, of the teardown.
-            reason: Why, if it did not pass.
+            ended: This rank's, of the teardown.
             next_name: The case that follows; None after the last.
         """
         left = _left_behind(self._state)
-        end = self.end(outcome, reason) | {"next": next_name or NO_CASE, "left": left}
+        end = self.end(ended) | {"next": next_name or NO_CASE, "left": left}
         control, patience_s = self.launch.control, self.launch.patience_s
         # A slow disk is no fault of the case, whose time may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
@@ -148,18 +147,18 @@ class Cases:
 
     def _enter_first(self, name: str) -> None:
         """Shake hands before the first case: every rank must be about to run the same one."""
-        end = self.end("passed", "") | {"next": name, "left": []}
+        end = self.end(Ended()) | {"next": name, "left": []}
         self.settle("enter", end, self._judge_leaving)
         self.is_in_step = _is_in_order(self.launch.ending)
 
-    def end(self, outcome: Outcome, reason: str) -> dict[str, Any]:
+    def end(self, ended: Ended) -> dict[str, Any]:
         """Return what every rank gives as a phase ends, whichever that is."""
         launch = self.launch
-        if outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
-            _say(launch.where(launch.world.rank), reason)
-        return {
-            "outcome": outcome,
-            "reason": reason[-MAX_REASON_CHARACTERS:],
+        if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
+            _say(launch.where(launch.world.rank), ended.error)
+        return asdict(ended) | {
+            "reason": ended.reason[-MAX_REASON_CHARACTERS:],
+            "error": ended.error[:MAX_ERROR_CHARACTERS],
             "collectives": world.num_collectives(),
         }
 
@@ -209,7 +208,7 @@ class Cases:
         if settled.outcome == "skipped":
             self._kept.skip(settled.reason)
         elif settled.outcome == "failed":
-            self._kept.fail(settled.reason)
+            self._kept.fail(settled.reason, settled.causes)
         return settled
 
     def _judge_leaving(self, ends: Ends, facts: Facts) -> Verdict:
@@ -257,9 +256,7 @@ def _recover(cases: Cases, epoch: int) -> None:
     elif launch.world.backend != "gloo":
         launch.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
     else:
-        problem = _rebuilding_problem(launch.world, epoch)
-        outcome: Outcome = "failed" if problem else "passed"
-        cases.settle("rebuilt", cases.end(outcome, problem), verdict.of_rebuilding)
+        cases.settle("rebuilt", cases.end(_rebuilt(launch.world, epoch)), verdict.of_rebuilding)
 
 
 def _left_behind(state: "State | None") -> list[dict[str, Any]]:
@@ -268,10 +265,10 @@ def _left_behind(state: "State | None") -> list[dict[str, Any]]:
     return [asdict(each) for each in state.left_behind()] if state else []
 
 
-def _say(who: str, reason: str) -> None:
+def _say(who: str, error: str) -> None:
     """Say why this rank failed, for NCCL's time-out on another may end all before a verdict."""
-    last = reason.strip().splitlines()[-1:] or ["no reason given"]
-    sys.stderr.write(f"lockstep: {who}: {last[0]}\n")
+    lines = error.strip().splitlines() or ["no reason given"]
+    sys.stderr.write(f"lockstep: {who}: {lines[0]}\n")
     sys.stderr.flush()
 
 
@@ -303,10 +300,10 @@ def _lost_device(world_: world.World) -> str:
     return ""
 
 
-def _rebuilding_problem(world_: world.World, epoch: int) -> str:
-    """Build the process group again; return why that fails, or nothing."""
+def _rebuilt(world_: world.World, epoch: int) -> Ended:
+    """Build the process group again, and return how that ended on this rank."""
     try:
         world.rebuild(world_, epoch)
     except RuntimeError as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    return ""
+        return Ended.with_error(error)
+    return Ended()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.launch import blame
-from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP
+from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP, MAX_BLAMED, Cause
 from lockstep.machine.memory import Room, least_room
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -14,6 +14,34 @@ Outcome = Literal["passed", "failed", "skipped"]
 NO_CASE = "the end of its launch"
 # What each rank gives as a phase ends; None in its place where it did not answer.
 Ends = Sequence[Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a phase of a case ended on this rank.
+
+    Attributes:
+        outcome: Of the phase.
+        reason: Why it did not pass, as pytest shows it, which may be a traceback.
+        error: The error alone, where there was one.
+        is_consequence: Whether this rank only met what another one did.
+    """
+
+    outcome: Outcome = "passed"
+    reason: str = ""
+    error: str = ""
+    is_consequence: bool = False
+
+    @classmethod
+    def with_words(cls, words: str) -> "Ended":
+        """Return the end of a phase that failed without an error of its own."""
+        return cls("failed", words, words)
+
+    @classmethod
+    def with_error(cls, error: Exception) -> "Ended":
+        """Return the end of a phase that an error of this package or of torch ended."""
+        words = str(error).partition("\n")[0] or type(error).__name__
+        return cls("failed", words, words, blame.is_consequence(error))
 
 
 @dataclass(frozen=True)
@@ -27,6 +55,7 @@ class Verdict:
         ending: Why it ends.
         room: What every rank may still take of memory, once all are set up.
         needs_group: Whether a rank has lost the process group without failing.
+        causes: What ranks that did not pass met, the first to blame first.
     """
 
     outcome: Outcome = "passed"
@@ -35,6 +64,7 @@ class Verdict:
     ending: str = ""
     room: Room | None = None
     needs_group: bool = False
+    causes: tuple[Cause, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it."""
@@ -44,7 +74,8 @@ class Verdict:
     def from_json(cls, facts: Mapping[str, Any]) -> "Verdict":
         """Return the verdict that `to_json` gave."""
         room = facts["room"]
-        return cls(**{**facts, "room": Room(**room) if room else None})
+        causes = tuple(Cause(**cause) for cause in facts["causes"])
+        return cls(**{**facts, "room": Room(**room) if room else None, "causes": causes})
 
     def ends(self, code: int, ending: str) -> "Verdict":
         """Return the verdict with an end of the launch, unless it has one."""
@@ -85,7 +116,8 @@ def of_phase(ends: Ends, facts: Facts) -> Verdict:
             return Verdict("failed", uneven)
         assert ends[0] is not None
         return Verdict(ends[0]["outcome"], ends[0]["reason"])
-    verdict = Verdict("failed", blame.blame(ends, facts.ranks, facts.journal_path))
+    reason = blame.blame(ends, facts.ranks, facts.journal_path)
+    verdict = Verdict("failed", reason, causes=blame.causes(ends, facts.ranks)[:MAX_BLAMED])
     silent = [rank for rank, end in enumerate(ends) if end is None]
     return verdict.ends(EXIT_LOST, facts.late(silent)) if silent else verdict
 

@@ -42,7 +42,7 @@ class Failure:
         if isinstance(error, ValueError):
             return cls("input", str(error), True, False)
         named = f"{type(error).__name__}: {error}"
-        is_consequence = blame.is_consequence(named)
+        is_consequence = blame.is_consequence(error)
         is_system = isinstance(error.__cause__, OSError)
         if isinstance(error, RankError) and not is_system:
             return cls(_kind(error), str(error), True, is_consequence)

@@ -103,18 +103,19 @@ def _further(cases: "Cases") -> None:
 
 def _case(cases: "Cases", number: int) -> None:
     """Go through one case as a training case does, without its steps."""
+    from lockstep.launch.verdict import Ended
     from lockstep.measure.result import Part
     from lockstep.vocabulary import sizes
 
     size = sizes.find("cluster")
     seconds = 0.123456789012345
-    cases.end_set_up("passed", "")
+    cases.end_set_up(Ended())
     cases.current.part = Part(
         [seconds] * size.rounds, [seconds] * 8, [], 2**33, {"first": 2.3, "parameters": "0" * 64}
     )
     cases.current.conclude = lambda parts: None
-    cases.end_call("passed", "", lambda: ({"kind": "case", "case": f"case {number}"}, ""))
-    cases.leave("passed", "", f"case {number + 1}")
+    cases.end_call(Ended(), lambda: ({"kind": "case", "case": f"case {number}"}, ""))
+    cases.leave(Ended(), f"case {number + 1}")
 
 
 def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
