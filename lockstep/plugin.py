@@ -21,7 +21,11 @@ FILES = ("xmlpath", "report_log", "log_file", "htmlpath", "json_report", "json_r
 
 @pytest.fixture
 def lockstep(request: pytest.FixtureRequest, benchmark: Any) -> "Harness":
-    """Return what a test measures with: `lockstep.measure(step, samples=...)`."""
+    """Return what a test measures with.
+
+    `lockstep.measure(step, samples=...)` times a step on every rank, keeps the result, and returns
+    the seconds per round of this rank, shape (num_rounds,).
+    """
     from lockstep.launch import hooks
 
     return hooks.harness_of(request.node, benchmark)

@@ -108,9 +108,12 @@ def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, t
 SLIPS = """
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from lockstep.measure.step_cases import measure_training
 from lockstep.workloads import Workload
+
+def of_last_rank(asked):
+    return asked + (distributed.get_rank() + 1 == distributed.get_world_size())
 
 def make(num_of=lambda asked: asked, **facts):
     def make_batch(num_items, device, generator):
@@ -123,12 +126,13 @@ def make(num_of=lambda asked: asked, **facts):
 
 healthy = lambda: make()
 half = lambda: make(lambda asked: asked // 2)
+one_more = lambda: make(of_last_rank)
 floats = lambda: make(samples_per_item=1.5)
 no_unit = lambda: make(sample_unit=None)
 negative = lambda: make(samples_per_item=-1)
 
 @pytest.mark.cases("weak")
-@pytest.mark.parametrize("slip", ["half", "floats", "no_unit", "negative", "healthy"])
+@pytest.mark.parametrize("slip", ["half", "one_more", "floats", "no_unit", "negative", "healthy"])
 def test_slip(lockstep, slip, workload, precision, local_batch):
     measure_training(
         lockstep, workload=f"slips:{slip}", precision=precision, local_batch=local_batch
@@ -147,14 +151,13 @@ def test_a_workload_that_counts_wrongly_fails_its_own_case_alone(run_ranks, tmp_
     run_ranks([arguments] * 2, tmp_path, PYTHONPATH=str(tmp_path))
     path = tmp_path / "out.json"
     launch = json.loads(path.read_text())[KEY]
-    reasons = {
-        one["case"].rpartition("-")[2].rstrip("]"): one["reason"] for one in launch["failed"]
-    }
-    assert set(reasons) == {"half", "floats", "no_unit", "negative"}
-    assert (
-        "make_batch of workload slips:half was asked for 32 items and returned 16 on rank 0; "
-        "return as many items as its first argument says"
-    ) in reasons["half"]
+    failed = {end["case"].rpartition("-")[2].rstrip("]"): end for end in launch["failed"]}
+    reasons = {slip: end["reason"] for slip, end in failed.items()}
+    assert set(reasons) == {"half", "one_more", "floats", "no_unit", "negative"}
+    assert "workload slips:half was asked for 32 items and returned 16; return" in reasons["half"]
+    own, others = failed["one_more"]["causes"]
+    assert (own["rank"], own["kind"], others["kind"]) == (1, "fault", "consequence")
+    assert "OtherRankError" in others["error"]  # it did not wait for the time-out
     assert "samples_per_step is 96.0, which is no whole number of 1 or more" in reasons["floats"]
     assert "sample_unit is None; give a text, such as 'images'" in reasons["no_unit"]
     assert "samples_per_step is -64, which is no whole number" in reasons["negative"]

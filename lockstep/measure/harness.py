@@ -9,6 +9,7 @@ from lockstep.machine import memory
 from lockstep.measure import result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
+from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.sizes import Size
@@ -98,6 +99,29 @@ class Harness:
         """
         return self.rounds.time(step)
 
+    def refuse_alike(self, problem: str) -> None:
+        """Refuse on all ranks what one of them cannot measure, or the others would wait for it.
+
+        Every rank must call it: it is a collective.
+
+        Args:
+            problem: Why this rank cannot; empty where it can.
+
+        Raises:
+            ValueError: This rank cannot.
+            OtherRankError: Another one cannot.
+        """
+        problems = [problem] * self.world.world_size
+        if self.world.world_size > 1:
+            from torch import distributed
+
+            distributed.all_gather_object(problems, problem)
+        if problem:
+            raise ValueError(problem)
+        for rank, other in enumerate(problems):
+            if other:
+                raise OtherRankError(f"rank {rank} on {self.rank_hosts[rank]}: {other}", rank)
+
     def alone(self, step: Step) -> list[float]:
         """Time a step that waits for no other rank, to find the one that the others wait for.
 
@@ -136,9 +160,9 @@ class Harness:
 
         Raises:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
-            RuntimeError: The check returned what is false.
+            RuntimeError: The check returned what is false, or another rank refuses its arguments.
         """
-        _refuse(scaling, samples, ddp, self.world.world_size)
+        self.refuse_alike(_problem(scaling, samples, ddp, self.world.world_size))
         round_s = self.time(step)
         answer = None if check is None else check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
@@ -220,21 +244,22 @@ def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
 
 
-def _refuse(scaling: str, samples: object, ddp: Any, world_size: int) -> None:
-    """Refuse what `Harness.measure` cannot take, before anything is timed."""
+def _problem(scaling: str, samples: object, ddp: Any, world_size: int) -> str:
+    """Return what `Harness.measure` cannot take of its arguments, or nothing."""
     if scaling not in ("weak", "strong"):
-        raise ValueError(f"scaling={scaling!r} is not weak or strong")
+        return f"scaling={scaling!r} is not weak or strong"
     if type(samples) is not int or samples < 1:
-        raise ValueError(
+        return (
             f"samples is {reprlib.repr(samples)}, which is no whole number of 1 or more; give "
             "those of a step on this rank, such as len(batch)"
         )
     # A model may be wrapped only where there are other ranks.
     if ddp is not None and world_size > 1 and not hasattr(ddp, "no_sync"):
-        raise ValueError(
+        return (
             f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave ddp "
             "out"
         )
+    return ""
 
 
 def _buckets(ddp: Any) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def measure_training(
     Raises:
         ValueError: The batch does not divide by the ranks, or a rank has no room for what it
             would hold, or `make_batch` returned another number of items than asked.
-        RuntimeError: The step was fast but wrong: loss or parameters are not as they must be.
+        RuntimeError: The step was fast but wrong: loss or parameters are not as they must be; or
+            `make_batch` of another rank returned another number of items.
     """
     from lockstep.measure.train_step import StepConfig, buckets
 
@@ -133,13 +134,24 @@ def _build(
     generator = torch.Generator(harness.device)
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
-    if len(inputs) != local_batch:  # throughput counts what was asked for
-        raise ValueError(
-            f"make_batch of workload {model.name} was asked for {local_batch} items and returned "
-            f"{len(inputs)} on rank {harness.world.rank}; return as many items as its first "
-            "argument says"
-        )
+    harness.refuse_alike(_batch_problem(model, local_batch, len(inputs)))
     return step, inputs, targets
+
+
+def _batch_problem(model: "Workload", asked: int, made: int) -> str:
+    """Return what is wrong with the size of a batch, or nothing; throughput counts what is asked.
+
+    Args:
+        model: What made it.
+        asked: Items that it was asked for.
+        made: Items that it has.
+    """
+    if made == asked:
+        return ""
+    return (
+        f"make_batch of workload {model.name} was asked for {asked} items and returned {made}; "
+        "return as many items as its first argument says"
+    )
 
 
 def _checks(harness: Harness, ranks: list[dict[str, Any]]) -> dict[str, Any]:

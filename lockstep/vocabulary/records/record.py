@@ -207,7 +207,7 @@ def _rounds_problem(rank_round_s: Any) -> str:
     if len(lengths) != 1 or 0 in lengths:
         return (
             f"every rank must hold the same number of rounds, found {sorted(lengths)}; record what "
-            "harness.time returned"
+            "lockstep.time returned"
         )
     for rank, rounds in enumerate(ranks):
         for number, seconds in enumerate(rounds):
