@@ -9,6 +9,7 @@ import pytest
 from lockstep.launch import blame, verdict
 from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
 from lockstep.vocabulary.errors import OtherRankError
+from lockstep.vocabulary.launch_block import FailureCause
 from lockstep.world.control import LostError
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]
@@ -85,7 +86,7 @@ def test_causes_are_records_with_the_error_alone():
     own = Ended("failed", "a traceback\nKeyError: 1", "KeyError: 1")
     ends = [lost(LostError("rank 0 is silent")), None, PASSED, asdict(own), skipped("no bf16")]
     found = blame.causes(ends, RANKS)
-    assert found[0] == blame.Cause(3, "n0", "cuda:3", "fault", "KeyError: 1")
+    assert found[0] == FailureCause(3, "n0", "cuda:3", "fault", "KeyError: 1")
     assert [(cause.rank, cause.kind, cause.error) for cause in found[1:]] == [
         (1, "silence", ""),
         (4, "skip", "no bf16"),

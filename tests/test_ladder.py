@@ -451,8 +451,13 @@ def test_a_case_that_fails_costs_no_other_and_is_explained(tmp_path, clean_envir
     assert ended.returncode == 1, ended.stderr
     (outcome,) = json.loads(ended.stdout)
     assert (outcome["measured"], len(outcome["failed"]), outcome["complete"]) == (1, 1, False)
-    assert "a fault of rank 1" in outcome["failed"][0]["reason"]
-    assert "bench/test_a_fault.py::test_faulty[workload=mlp" in ended.stderr
+    assert outcome["failed"][0]["causes"][0]["rank"] == 1
+    assert re.search(
+        r"bench/test_a_fault\.py::test_faulty\[workload=mlp\S+ failed: "
+        r"rank 1 on \S+ \(cpu.*\): AssertionError: a fault of rank 1$",
+        ended.stderr,
+        re.MULTILINE,
+    )
     result = tmp_path / "results" / "faulty" / "launches" / "w2-r0" / "result.json"
     (measured,) = json.loads(result.read_text())["benchmarks"]
     assert measured["name"].startswith("test_weak_scaling[")

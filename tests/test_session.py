@@ -18,6 +18,7 @@ from launched import store
 
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
+from lockstep.vocabulary.system.host import hostname
 from lockstep.vocabulary.metrics import relative_margin
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, CaseRecord, case_name
@@ -432,21 +433,21 @@ def kept(folder, kind, *, full=False):
 def test_a_failure_of_one_rank_is_one_of_all_and_names_it(faulty):
     folder, _ = faulty
     failed = kept(folder, "fail")
-    assert list(failed) == ["test_raises", "test_wrong", "test_skips", "test_dies"]
-    assert "OSError: the disk of rank 1 is full" in failed["test_raises"]["reason"]
-    assert "AssertionError: a wrong result on one rank" in failed["test_wrong"]["reason"]
-    for name in ("test_raises", "test_wrong"):
-        assert re.search(r"^rank 1 on \S+ \(cpu.*\): ", failed[name]["reason"], re.MULTILINE)
-    assert not re.search(r"^rank 0 on ", failed["test_wrong"]["reason"], re.MULTILINE)
-    assert re.search(
-        r"^rank 1 on \S+ \(.*\) skips, but not all ranks do: only rank 1 has no bf16$",
-        failed["test_skips"]["reason"].splitlines()[0],
-    )
-    assert re.search(
-        r"^rank 1 on \S+ \(.*\) did not answer in time; its stacks, if it could write them: "
-        r"stacks/out\.journal-rank-1\.txt$",
-        failed["test_dies"]["reason"].splitlines()[0],
-    )
+    first = {name: end["causes"][0] for name, end in failed.items()}
+    assert {name: (cause["rank"], cause["kind"]) for name, cause in first.items()} == {
+        "test_raises": (1, "fault"),
+        "test_wrong": (1, "fault"),
+        "test_skips": (1, "skip"),
+        "test_dies": (1, "silence"),
+    }
+    assert {(cause["host"], cause["device"][:3]) for cause in first.values()} == {
+        (hostname(), "cpu")
+    }
+    assert first["test_raises"]["error"] == "OSError: the disk of rank 1 is full"
+    assert first["test_skips"]["error"] == "only rank 1 has no bf16"
+    assert [cause["kind"] for cause in failed["test_raises"]["causes"]] == ["fault", "consequence"]
+    assert len(failed["test_wrong"]["causes"]) == 1
+    assert failed["test_dies"]["reason"].splitlines()[0].endswith("stacks/out.journal-rank-1.txt")
 
 
 def test_a_launch_goes_on_after_a_failure_and_ends_where_a_rank_is_lost(faulty):

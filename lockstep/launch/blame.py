@@ -2,47 +2,22 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lockstep.vocabulary.errors import OtherRankError
+from lockstep.vocabulary.launch_block import CauseKind, FailureCause
 from lockstep.world.control import LostError
 from lockstep.world.watchdog import stacks_file
 
 EXIT_LOST = 70
 EXIT_OUT_OF_STEP = 76
 MAX_BLAMED = 8
-Kind = Literal["fault", "skip", "silence", "consequence"]
 # kind of a cause -> its place among those that a failure names
-ORDER: dict[Kind, int] = {"fault": 0, "skip": 1, "silence": 1, "consequence": 2}
+ORDER: dict[CauseKind, int] = {"fault": 0, "skip": 1, "silence": 1, "consequence": 2}
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
 # its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
 SIGNS_OF_ANOTHERS_FAULT = ("gloo/", "wait timeout", "DistBackendError", "DistNetworkError")
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What a rank that did not pass met.
-
-    Attributes:
-        rank: The rank.
-        host: Its host.
-        device: Its device.
-        kind: A fault of its own, a skip that not all ranks share, silence, or the loss of others.
-        error: Its error, or why it skips, without a traceback; empty for silence.
-    """
-
-    rank: int
-    host: str
-    device: str
-    kind: Kind
-    error: str
-
-    @property
-    def who(self) -> str:
-        """The rank with its host and device."""
-        return f"rank {self.rank} on {self.host} ({self.device})"
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -57,7 +32,7 @@ def is_consequence(error: BaseException) -> bool:
 
 def causes(
     ends: Sequence[Mapping[str, Any] | None], ranks: Sequence[Mapping[str, Any]]
-) -> tuple[Cause, ...]:
+) -> tuple[FailureCause, ...]:
     """Return what each rank that did not pass met.
 
     What a rank did itself comes first, what it only suffered from the others last.
@@ -67,14 +42,14 @@ def causes(
         ranks: The ranks' part of the provenance.
     """
     met = [
-        Cause(rank, ranks[rank]["host"], ranks[rank]["device"], *_met(end))
+        FailureCause(rank, ranks[rank]["host"], ranks[rank]["device"], *_met(end))
         for rank, end in enumerate(ends)
         if end is None or end["outcome"] != "passed"
     ]
     return tuple(sorted(met, key=lambda cause: ORDER[cause.kind]))
 
 
-def _met(end: Mapping[str, Any] | None) -> tuple[Kind, str]:
+def _met(end: Mapping[str, Any] | None) -> tuple[CauseKind, str]:
     if end is None:
         return "silence", ""
     if end["outcome"] == "skipped":
@@ -105,7 +80,7 @@ def blame(
     return "\n".join(texts + more)
 
 
-def _text(cause: Cause, end: Mapping[str, Any] | None, journal_path: Path | None) -> str:
+def _text(cause: FailureCause, end: Mapping[str, Any] | None, journal_path: Path | None) -> str:
     if end is None:
         return f"{cause.who} did not answer in time{_its_stacks(cause.rank, journal_path)}"
     if cause.kind == "skip":

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.launch.blame import Cause
 from lockstep.launch.options import Settings
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.errors import AgreedError, RankError
 from lockstep.vocabulary.records.flags import flag
 from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.records.launch_block import FailureCause
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 from lockstep.world.control import Control
 from lockstep.world.watchdog import stacks_file
@@ -197,7 +197,7 @@ class CaseEnd:
         """Note that the case is skipped."""
         self.pending = {"kind": "skip", "case": self.case, "reason": reason}
 
-    def fail(self, reason: str, causes: Sequence[Cause]) -> None:
+    def fail(self, reason: str, causes: Sequence[FailureCause]) -> None:
         """Write that the case has failed; its first failure counts."""
         facts = {"causes": [asdict(cause) for cause in causes]} if causes else {}
         self._keep({"kind": "fail", "case": self.case, "reason": reason} | facts)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.launch import blame
-from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP, MAX_BLAMED, Cause
+from lockstep.launch.blame import EXIT_LOST, EXIT_OUT_OF_STEP, MAX_BLAMED
 from lockstep.machine.memory import Room, least_room
+from lockstep.vocabulary.launch_block import FailureCause
 
 Outcome = Literal["passed", "failed", "skipped"]
 # What a rank that has no case left names as its next one.
@@ -64,7 +65,7 @@ class Verdict:
     ending: str = ""
     room: Room | None = None
     needs_group: bool = False
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[FailureCause, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it."""
@@ -74,7 +75,7 @@ class Verdict:
     def from_json(cls, facts: Mapping[str, Any]) -> "Verdict":
         """Return the verdict that `to_json` gave."""
         room = facts["room"]
-        causes = tuple(Cause(**cause) for cause in facts["causes"])
+        causes = tuple(FailureCause(**cause) for cause in facts["causes"])
         return cls(**{**facts, "room": Room(**room) if room else None, "causes": causes})
 
     def ends(self, code: int, ending: str) -> "Verdict":

@@ -10,6 +10,8 @@ from lockstep.vocabulary.records.described import About, Amount, Count, Whole
 
 Cores = Annotated[list[Whole], About("Cores the process may run on.")]
 
+CauseKind = Literal["fault", "skip", "silence", "consequence"]
+
 
 @dataclass(frozen=True)
 class RankFacts:
@@ -87,12 +89,36 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class FailureCause:
+    """What one rank met where a case failed."""
+
+    rank: Whole
+    host: str
+    device: str
+    kind: Annotated[
+        CauseKind,
+        About("Its own fault, a skip of its own, no answer, or only what another rank did."),
+    ]
+    error: Annotated[
+        str, About("Its error without the traceback, or why it skips; empty for no answer.")
+    ] = ""
+
+    @property
+    def who(self) -> str:
+        """The rank with its host and device."""
+        return f"rank {self.rank} on {self.host} ({self.device})"
+
+
+@dataclass(frozen=True)
 class Unmeasured:
     """A case without a result, and why."""
 
     case: str
     reason: str = ""
     crashed: Annotated[bool, About("True where a rank or the whole launch ended with it.")] = False
+    causes: Annotated[
+        list[FailureCause], About("What ranks met, the first to blame first; absent if unknown.")
+    ] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
