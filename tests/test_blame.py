@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.launch import blame, verdict
 from lockstep.launch.verdict import NO_CASE, Ended, Facts, Verdict
-from lockstep.vocabulary.errors import OtherRankError
-from lockstep.vocabulary.launch_block import FailureCause
+from lockstep.vocabulary.records.errors import OtherRankError
+from lockstep.vocabulary.records.launch_block import FailureCause
 from lockstep.world.control import LostError
 
 RANKS = [{"host": f"n{rank // 4}", "device": f"cuda:{rank % 4}"} for rank in range(12)]

@@ -18,10 +18,10 @@ from launched import store
 
 from lockstep.launch.items import of_part
 from lockstep.report.load.contents import checked
-from lockstep.vocabulary.system.host import hostname
 from lockstep.vocabulary.metrics import relative_margin
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, CaseRecord, case_name
+from lockstep.vocabulary.system.host import hostname
 
 pytestmark = pytest.mark.slow
 

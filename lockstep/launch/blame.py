@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.errors import OtherRankError
-from lockstep.vocabulary.launch_block import CauseKind, FailureCause
+from lockstep.vocabulary.records.errors import OtherRankError
+from lockstep.vocabulary.records.launch_block import CauseKind, FailureCause
 from lockstep.world.control import LostError
 from lockstep.world.watchdog import stacks_file
 
