@@ -41,7 +41,7 @@ class Cases:
         num_left: Cases that are not finished yet.
         number: Cases begun in this session.
         name: The case that runs, or ran last; empty before the first.
-        current: What that case and the launch tell each other.
+        current: What the launch gives that case, and what the case hands over to be kept.
         has_failed: Whether it has failed on any rank.
         is_in_step: Whether all ranks agreed on the last case's end.
     """
@@ -59,7 +59,7 @@ class Cases:
         self._kept = CaseEnd(launch.keeper, "")
 
     def begin(self, name: str) -> None:
-        """Begin a case, which all ranks have agreed on; the launch may have an ending instead."""
+        """Begin a case, which all ranks have agreed on; does nothing where the launch must end."""
         if not self.number:
             self._enter_first(name)
         if self.launch.ending:
@@ -77,7 +77,8 @@ class Cases:
         self._kept = CaseEnd(self.launch.keeper, name)
         budget_s = self.launch.settings.budget_s
         self.launch.control.deadline = time.monotonic() + budget_s
-        # Rank 0 speaks for the others; of itself it must speak before it is late.
+        # Rank 0 names other ranks that are late in its verdict. If it is late itself, only its own
+        # watchdog can say so, and needs the words now.
         late = self._facts().late([self.launch.world.rank]) if self.launch.is_voice else ""
         self.launch.watchdog.arm(budget_s, late)
         self._state = State(is_first=self.number == 1)
@@ -132,13 +133,13 @@ class Cases:
         left = _left_behind(self._state)
         end = self.end(ended) | {"next": next_name or NO_CASE, "left": left}
         control, patience_s = self.launch.control, self.launch.patience_s
-        # A slow disk is no fault of the case, whose time may be nearly over.
+        # Writing to a slow disk comes on top of the case's time, which may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
         settled = self.settle("enter", end, self._judge_leaving, Waits.AFTER_CASE)
         control.deadline = None
         self.launch.watchdog.arm(patience_s)
         if self.launch.ending:
-            self._note(settled)  # where it was lost before rank 0 could write
+            self._note(settled)  # rank 0 may be lost before it wrote this down
         elif self.has_failed or settled.needs_group:
             _recover(self, self._num_groups)
             self._num_groups += 1
@@ -152,7 +153,7 @@ class Cases:
         self.is_in_step = _is_in_order(self.launch.ending)
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Return what every rank gives as a phase ends, whichever that is."""
+        """Return what every rank gives rank 0 at the end of any phase."""
         launch = self.launch
         if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
             _say(launch.where(launch.world.rank), ended.error)
@@ -180,6 +181,7 @@ class Cases:
                 settled = settled.ends(EXIT_IO, launch.keeper.broken)
             return settled.to_json()
 
+        # A case is entered while the one before still has the number.
         name = f"{self.number + (phase == 'enter')}/{phase}"
         try:
             settled = Verdict.from_json(launch.control.settle(name, end, judge_on_rank_0, waits))
@@ -212,6 +214,7 @@ class Cases:
         return settled
 
     def _judge_leaving(self, ends: Ends, facts: Facts) -> Verdict:
+        """Judge how a case is left, write it to the journal, and look for the stop file."""
         settled = verdict.of_leaving(ends, facts)
         if self.name:
             self._note(settled)
@@ -241,7 +244,7 @@ def _conclude(case: Case, ends: Ends) -> str:
 
 
 def _recover(cases: Cases, epoch: int) -> None:
-    """Build the process group again, or end the launch for its launcher to start it again.
+    """Build the process group again, or end the session for another one to follow.
 
     Args:
         cases: Those of the launch.
@@ -261,7 +264,7 @@ def _recover(cases: Cases, epoch: int) -> None:
 
 def _left_behind(state: "State | None") -> list[dict[str, Any]]:
     """Return what the case that ends leaves behind on this rank, put back where that can be."""
-    gc.collect()  # what it held is free for the next case once all ranks are there
+    gc.collect()  # free what the case held before any rank begins the next one
     return [asdict(each) for each in state.left_behind()] if state else []
 
 

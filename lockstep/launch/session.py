@@ -1,10 +1,9 @@
-"""One launch as pytest sees it: who takes part, which cases run, and what becomes of each.
+"""One pytest session of a launch: who takes part, which cases run, and what becomes of each.
 
 Every rank runs the same session. Before the first case the ranks compare what they collected.
-Then they meet three times a case: as they enter it, which is as they leave the case before; once
-it is set up; and as its call ends. Each time every rank gives rank 0 one value, and all read one
-verdict. After a failed case the process group is built again, or the session ends and its launcher
-starts it again.
+Then they meet three times a case: when they leave the case before and enter this one, after its
+set-up, and after its call. Each time every rank gives rank 0 one value, and all read one verdict.
+After a failed case the process group is built again, or the session ends and another one follows.
 
 Every rank exits with pytest's codes (1 failed case, 2 interrupted, 4 wrong options, 5 nothing
 selected), or with 70: a rank or the store is lost, 74: the journal or the JSON cannot be written,
@@ -43,7 +42,7 @@ MIN_PATIENCE_S = 60.0
 
 @dataclass
 class LaunchSession:
-    """The state of one launch on one rank.
+    """The state of one session of a launch on one rank.
 
     Attributes:
         provenance: Of the launch, every rank's part in it; empty until the ranks have met.
@@ -80,7 +79,7 @@ class LaunchSession:
 
     @property
     def is_voice(self) -> bool:
-        """Whether this rank prints and writes."""
+        """Whether this is rank 0, which alone prints and writes."""
         return self.world.rank == 0
 
     @property
@@ -126,14 +125,24 @@ class LaunchSession:
         return chosen
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
-        """Begin this session's part of the journal; arguments and errors as `Keeper.begin`."""
+        """Begin this session's part of the journal.
+
+        Args:
+            expected: The cases that are to run.
+            document: The head of pytest-benchmark's JSON.
+
+        Raises:
+            OSError: The journal cannot be written.
+        """
         self.keeper.begin(expected, document, self._launch_facts())
         self.cases.is_in_step = True
 
     @contextlib.contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Give one exchange between cases its time, whatever those before it took of theirs."""
-        # A frozen store keeps no time-out: by then it has not answered, and the rank ends.
+        """Give each exchange between cases the same time, however long those before it took.
+
+        The watchdog ends the rank, for a frozen store does not keep its own time-out.
+        """
         self.watchdog.arm(TIMEOUTS_FOR_RANK_0 * self.settings.timeout_s)
         try:
             yield
@@ -172,7 +181,9 @@ class LaunchSession:
 
     def part(self) -> None:
         """Leave the other ranks together, and end the launch where one of them does not come."""
-        if self.has_parted or not (self.cases.is_in_step or not self.cases.number):
+        # Ranks that are out of step would wait for each other in different exchanges.
+        is_in_step = self.cases.is_in_step or not self.cases.number
+        if self.has_parted or not is_in_step:
             return
         self.has_parted = True
         self.watchdog.arm(self.patience_s)
@@ -264,7 +275,7 @@ def join(settings: Settings) -> LaunchSession:
     """
     place = placement()
     watchdog = Watchdog(None)
-    # One after the other it may wait for the store, for rank 0, and for the process group.
+    # Twice, for this rank may wait for the store, then for rank 0, then for the process group.
     watchdog.arm(2 * patience_s(settings))
     try:
         joined = world.join(

@@ -140,7 +140,7 @@ class Control:
         count as an answer.
 
         Args:
-            name: The ranks that mean the same exchange name it alike, and use it equally often.
+            name: Of the exchange, equal on all ranks; a name may be used again.
             value: JSON-serialisable, not None, a few KiB at most.
             judge: Called on rank 0 with every rank's value in the order of ranks, None for a rank
                 that did not answer; returns what JSON can hold.
@@ -192,12 +192,12 @@ class Control:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def part(self, patience_s: float = 0.0) -> list[int]:
-        """Return on all ranks at once, when each is here; on rank 0, which may be the store, last.
+        """Wait until all ranks are here. Rank 0, whose process may hold the store, returns last.
 
         Where a rank was silent just before, the others do not wait for it again.
 
         Args:
-            patience_s: How long a rank waits for rank 0 at least, and rank 0 a third of it.
+            patience_s: How long a rank waits for rank 0 at least; rank 0 waits a third as long.
 
         Returns:
             The ranks that did not come.
@@ -206,7 +206,7 @@ class Control:
             LostError: Rank 0 did not come in time, or the store is gone.
         """
         if not self._silent and self.world_size > 1:
-            # What runs as a session ends, on one rank, takes its time where nothing is measured.
+            # Hooks that run on rank 0 alone when a session ends may take longer than an exchange.
             self._timeout_s = max(self._timeout_s, patience_s / TIMEOUTS_FOR_RANK_0)
             self._settle("leaving", "here", lambda _: "all", Waits.IN_BODY)
         with self._naming_a_lost_store():
