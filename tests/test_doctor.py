@@ -142,7 +142,7 @@ def login_node(monkeypatch):
     """Let Lockstep measure here, and the user have an account."""
     own = own_accounts("mine", mine="normal")
     monkeypatch.setattr(machine, "probe", lambda python: PROBED)
-    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
+    monkeypatch.setattr(associations, "read", lambda cluster: own)
 
 
 @pytest.mark.usefixtures("login_node")
@@ -597,21 +597,21 @@ def test_the_site_s_time_is_compared_with_the_partition_s(tmp_path, given, limit
 )
 def test_account_and_qos_must_be_the_user_s(tmp_path, monkeypatch, changes, differs, status):
     own = own_accounts("mine", mine="normal,high", theirs="normal")
-    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
+    monkeypatch.setattr(associations, "read", lambda cluster: own)
     given = subject(tmp_path, cluster(**differs), site=site(**changes))
     assert slurm_checks.account(given).status == status
 
 
 def test_without_a_default_account_the_site_must_name_one(tmp_path, monkeypatch):
     own = own_accounts("", mine="", theirs="")
-    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
+    monkeypatch.setattr(associations, "read", lambda cluster: own)
     found = slurm_checks.account(subject(tmp_path, cluster(), site=site()))
     assert (found.status, found.action) == ("missing", "name an account: mine, theirs")
 
 
 def test_a_time_over_the_limit_of_the_qos_is_named(tmp_path, monkeypatch):
     own = associations.parse("me|mine|mine|||tiny||||", "tiny||00:30:00|gres/gpu=8|||2")
-    monkeypatch.setattr(slurm_checks.associations, "read", lambda cluster: own)
+    monkeypatch.setattr(associations, "read", lambda cluster: own)
     strict = cluster(enforces_limits=True)
     long = slurm_checks.job_limits(subject(tmp_path, strict, site=site()))
     assert (long.status, "00:30:00" in long.action) == ("missing", True)

@@ -5,30 +5,15 @@ from pathlib import Path
 
 import pytest
 import stand_ins
+from data.job_samples import CAMPAIGN_FILE
+from data.job_samples import SITE_FILE as SITE
 
 from lockstep.campaign.campaign import load
 from lockstep.campaign.folder import Folder
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.records.record import SCHEMA_VERSION
 
-CAMPAIGN = """schema = 1
-name = "ladder"
-studies = ["weak"]
-world_sizes = [1, 8]
-repeats = 2
-size = "smoke"
-[jobs]
-share_job = true
-"""
-SITE = """schema = 1
-name = "here"
-partition = "gpu"
-gpus_per_node = 4
-cpus_per_node = 64
-time = "01:30:00"
-[container]
-image = "/images/lockstep.sif"
-"""
+CAMPAIGN = CAMPAIGN_FILE + "[jobs]\nshare_job = true\n"
 
 
 @pytest.fixture

@@ -5,18 +5,12 @@ import shlex
 
 import pytest
 import stand_ins
+from data.job_samples import CAMPAIGN_FILE as CAMPAIGN
 from stand_ins import StandIns
 
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 
-CAMPAIGN = """schema = 1
-name = "ladder"
-studies = ["weak"]
-world_sizes = [1, 8]
-repeats = 2
-size = "smoke"
-"""
 SHARED = "[jobs]\nshare_job = true\n"
 JOBS = SHARED + 'allocation = "job"\npreflight = true\ncollect = true\n'
 ARRAY = '[jobs]\nallocation = "array"\n'

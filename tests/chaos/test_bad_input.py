@@ -15,6 +15,8 @@ from unittest import mock
 
 import pytest
 from cluster import missing
+from data.job_samples import CAMPAIGN_FILE as CAMPAIGN
+from data.job_samples import SITE_FILE as SITE
 from data.report_samples import provenance, strong_tree
 from launched import environ
 from stand_ins import ROOT, StandIns
@@ -25,22 +27,6 @@ COMMAND = Path(sys.executable).with_name("lockstep")
 TIMEOUT_S = 300
 AT_ONCE = 3
 
-CAMPAIGN = """schema = 1
-name = "ladder"
-studies = ["weak"]
-world_sizes = [1, 8]
-repeats = 2
-size = "smoke"
-"""
-SITE = """schema = 1
-name = "here"
-partition = "gpu"
-gpus_per_node = 4
-cpus_per_node = 64
-time = "01:30:00"
-[container]
-image = "/images/lockstep.sif"
-"""
 RESULT = (
     '{"benchmarks": [{"name": "a", "stats": {"rounds": 3, "mean": 1.0, "median": 1.0, '
     '"min": 1.0, "max": 1.0, "stddev": 0.0}}]}'

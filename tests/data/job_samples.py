@@ -12,6 +12,23 @@ CAMPAIGN = {
     "size": "node",
     "global_batch": 1024,
 }
+# As files, of a smaller campaign.
+CAMPAIGN_FILE = """schema = 1
+name = "ladder"
+studies = ["weak"]
+world_sizes = [1, 8]
+repeats = 2
+size = "smoke"
+"""
+SITE_FILE = """schema = 1
+name = "here"
+partition = "gpu"
+gpus_per_node = 4
+cpus_per_node = 64
+time = "01:30:00"
+[container]
+image = "/images/lockstep.sif"
+"""
 CONTAINER = {"image": "/images/lockstep.sif", "binds": ["/scratch"], "args": ["--no-home"]}
 SITE = {
     "schema": 1,

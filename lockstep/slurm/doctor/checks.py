@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
+from lockstep.slurm.associations import Accounts
 from lockstep.slurm.cluster import Cluster
 from lockstep.slurm.site import Site
 from lockstep.vocabulary.system import commands
@@ -93,6 +95,15 @@ class Subject:
         """The cluster as Slurm describes it, or why it does not."""
         try:
             return clusters.read()
+        except RuntimeError as error:
+            return error
+
+    @cached_property
+    def accounts(self) -> Accounts | RuntimeError:
+        """What the user may charge on the cluster, or why Slurm does not say."""
+        assert isinstance(self.slurm, Cluster)
+        try:
+            return associations.read(self.slurm.name)
         except RuntimeError as error:
             return error
 

@@ -138,10 +138,8 @@ def job_limits(subject: Subject) -> Finding:
     site, cluster = both
     if not cluster.enforces_limits:
         return not_needed("this Slurm enforces no limits of accounts and QOS")
-    try:
-        accounts = associations.read(cluster.name)
-    except RuntimeError as error:
-        return warning(f"{error}", "ask again later")
+    if isinstance(accounts := subject.accounts, RuntimeError):
+        return warning(f"{accounts}", "ask again later")
     limits = associations.limits(
         cluster, accounts, cluster.partition(site.partition), site.account, site.qos
     )
@@ -165,10 +163,8 @@ def account(subject: Subject) -> Finding:
     chosen = cluster.partition(site.partition)
     if not cluster.keeps_accounts:
         return not_needed("this Slurm keeps no accounts")
-    try:
-        accounts = associations.read(cluster.name)
-    except RuntimeError as error:
-        return warning(f"{error}", "ask again later")
+    if isinstance(accounts := subject.accounts, RuntimeError):
+        return warning(f"{accounts}", "ask again later")
     wanted = site.account or accounts.default
     if not accounts.names:
         return warning("Slurm knows none of yours", "ask for an account on the cluster")
