@@ -8,8 +8,8 @@ from lockstep.report.check.evidence import Entry, Evidence, Hit
 from lockstep.report.load.results import Launch
 from lockstep.vocabulary import metrics
 
-# The fastest rank's step without communication over the slowest round's step: beyond the noise of
-# few steps, the part would be longer than the whole.
+# The fastest step without communication over the slowest round's step: beyond the noise of few
+# steps, the part would be longer than the whole.
 LONGER = 1.25
 # A first round so many times the longest of the others, in every launch, is no noise.
 COLD = 2.0
@@ -30,7 +30,9 @@ def ranks_missing(evidence: Evidence) -> Iterator[Hit]:
 def alone_longer(evidence: Evidence) -> Iterator[Hit]:
     """A step without communication takes longer than the whole step, beyond all its rounds."""
     for entry in evidence.entries:
-        alone = entry.block.get("details", {}).get("alone_step_s")
+        details = entry.block.get("details", {})
+        # The fastest step: a neighbour may slow the steps alone, which come after the rounds.
+        alone = list(map(min, details.get("rank_alone_s") or [])) or details.get("alone_step_s")
         step_s = max(_rounds(entry)) / entry.block["steps_per_round"]
         if entry.block["world_size"] > 1 and alone and min(alone) > LONGER * step_s:
             yield _hit("alone-longer", entry, alone_s=min(alone), step_s=step_s)
