@@ -171,9 +171,10 @@ def test_disabled_runs_every_case_once_with_what_any_image_has(run_ranks, tmp_pa
         int(found[1]) if (found := re.search(rf"(\d+) {word}", ended.stdout)) else 0
         for word in ("passed", "skipped")
     )
-    # Skipped are fp16 and tf32 where the device has none, and collectives of one rank.
+    # Skipped are fp16 and tf32 where the device has none, bf16 where a CPU emulates it, and
+    # collectives of one rank.
     assert passed + skipped == 28
-    assert passed >= 16
+    assert passed >= 15
     assert documents(tmp_path) == []
 
 
