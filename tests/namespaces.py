@@ -1,0 +1,149 @@
+"""Nodes of one machine that only links of a known rate join: namespaces of the kernel's network.
+
+Each node is a network namespace with a host name of its own; its one link leads to a bridge in a
+namespace of the switch, and a token bucket filter holds to a rate what the node sends (tc-tbf(8)).
+It counts whole frames, so a full segment of TCP carries 1448 of 1514 bytes that are of use. Needs
+root, `ip` and `tc`; what it makes lies in its own namespaces and goes with them.
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+INTERFACE = "wire"
+# More than TCP's largest segment of 64 KiB and its headers, which the filter would have to cut up:
+# with 64 a link of 1 Gbit/s carries 0.25 both ways. So much of a message is free after a rest.
+BURST_KB = 128
+QUEUE_MS = 50
+# Of a frame of Ethernet: payload over what the filter counts.
+PAYLOAD_SHARE = 1448 / 1514
+# What a process needs to be on a node: its network, its host name.
+ENTER = 'hostname "$0" && exec "$@"'
+NUMBER = count()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where one rank runs.
+
+    Attributes:
+        prefix: What its command line begins with.
+        env: The variables of torchrun and gloo that it needs.
+    """
+
+    prefix: Sequence[str]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Nodes and the links between them.
+
+    Attributes:
+        ranks: By rank.
+        nodes: The nodes' namespaces.
+        switch: The namespace where the links meet.
+    """
+
+    ranks: list[Rank] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    switch: str = ""
+
+    def set_rate(self, rate_bit_per_s: float, node: int | None = None) -> None:
+        """Hold what every node sends, or one of them, to a rate."""
+        limit = f"tbf rate {rate_bit_per_s:.0f}bit burst {BURST_KB}kb latency {QUEUE_MS}ms"
+        for space in self.nodes if node is None else [self.nodes[node]]:
+            _run(f"tc -n {space} qdisc replace dev {INTERFACE} root {limit}")
+
+
+@contextmanager
+def linked(rate_bit_per_s: float, ranks: int, per_node: int = 1) -> Iterator[Links]:
+    """Join nodes by links of one rate, and take them away afterwards.
+
+    Args:
+        rate_bit_per_s: Of what each node sends, frames counted whole.
+        ranks: How many there are.
+        per_node: Ranks of one node, which share its link.
+
+    Yields:
+        Where each rank runs.
+
+    Raises:
+        RuntimeError: The kernel refuses, or `ip` or `tc` are missing.
+    """
+    base = f"lockstep-{os.getpid()}-{next(NUMBER)}"
+    links = Links(switch=f"{base}-switch")
+    try:
+        _make_switch(links.switch)
+        for node in range(-(-ranks // per_node)):
+            _add_node(links, f"{base}-node{node}", node)
+        links.set_rate(rate_bit_per_s)
+        links.ranks.extend(_ranks(links.nodes, ranks, per_node))
+        yield links
+    finally:
+        for space in (*links.nodes, links.switch):
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+
+
+def is_possible() -> bool:
+    """Return whether this process may make links, and the kernel can hold them to a rate."""
+    try:
+        with linked(1e9, ranks=1):
+            return True
+    except (OSError, RuntimeError):
+        return False
+
+
+def _make_switch(space: str) -> None:
+    _run(f"ip netns add {space}")
+    _run(f"ip -n {space} link add bridge type bridge")
+    _run(f"ip -n {space} link set bridge up")
+
+
+def _add_node(links: Links, space: str, node: int) -> None:
+    """Make a node whose link is up."""
+    port = f"port{node}"
+    _run(f"ip netns add {space}")
+    links.nodes.append(space)
+    _run(f"ip -n {links.switch} link add {port} type veth peer name {INTERFACE} netns {space}")
+    _run(f"ip -n {links.switch} link set {port} master bridge up")
+    _run(f"ip -n {space} address add {_address(node)}/24 dev {INTERFACE}")
+    for device in ("lo", INTERFACE):
+        _run(f"ip -n {space} link set {device} up")
+
+
+def _address(node: int) -> str:
+    return f"10.77.0.{node + 1}"
+
+
+def _ranks(nodes: Sequence[str], ranks: int, per_node: int) -> Iterator[Rank]:
+    """Yield where each rank runs; rank 0 serves the store on its node's link."""
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "MASTER_ADDR": _address(0),
+        "MASTER_PORT": str(_free_port()),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
+    for rank in range(ranks):
+        node, local_rank = divmod(rank, per_node)
+        enter = ["ip", "netns", "exec", nodes[node], "unshare", "--uts", "sh", "-c", ENTER]
+        own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        yield Rank([*enter, f"node{node}"], common | own)
+
+
+def _free_port() -> int:
+    """Return a port; a namespace of its own has nobody else's."""
+    with closing(socket.socket()) as any_free:
+        any_free.bind(("", 0))
+        return int(any_free.getsockname()[1])
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {done.stderr.strip()}")
