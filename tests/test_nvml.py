@@ -78,3 +78,30 @@ def test_without_a_driver_nothing_is_told(library):
 
 def test_the_version_of_the_driver(library):
     assert nvml.driver_version() == "570.1"
+
+
+def test_gauges_have_what_the_device_supports(library):
+    def unsupported(*_):
+        raise library.NVMLError
+
+    answers = {
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=93, memory=20),
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=2**30),
+        "nvmlDeviceGetPowerUsage": lambda handle: 251_000,
+        "nvmlDeviceGetClockInfo": lambda handle, which: {1: 1410, 2: 1215}[which],
+        "nvmlDeviceGetTemperature": unsupported,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1_500_000,
+    }
+    vars(library).update(answers)
+    library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM, library.NVML_TEMPERATURE_GPU = 1, 2, 0
+    library.bits = 0x40
+    with nvml.opened(CUDA) as gauges:
+        assert gauges.sample() == {
+            "gpu_utilisation": 0.93, "gpu_memory_bytes": 2**30, "power_w": 251.0,
+            "sm_clock_mhz": 1410.0, "memory_clock_mhz": 1215.0, "clocks_held_back": 1.0,
+        }  # fmt: skip
+        assert gauges.totals() == {"energy_j": 1500.0}
+        library.nvmlDeviceGetTotalEnergyConsumption = unsupported
+        assert gauges.totals() == {}
+        assert library.closed == 0
+    assert library.opened == library.closed == 1

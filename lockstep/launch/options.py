@@ -40,6 +40,7 @@ class Settings:
         stop_file: Once this file exists, the launch ends before its next case; None for never.
         data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
+        telemetry: Whether device and host are sampled while rounds are timed.
     """
 
     size_name: str
@@ -60,6 +61,7 @@ class Settings:
     stop_file: Path | None
     data_root: Path
     labels: dict[str, str]
+    telemetry: bool = True
 
 
 class PrecisionAction(argparse.Action):
@@ -131,6 +133,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "end in order, with exit code 75, before the next case once this file exists",
     },
     "--data-root": {"type": Path, "default": Path("data"), "help": "folder for data files"},
+    "--no-telemetry": {
+        "action": "store_true",
+        "help": "do not sample utilisation, clocks, power and memory while rounds are timed",
+    },
     "--label": {
         "action": "append",
         "default": [],
@@ -177,6 +183,7 @@ def read(option: Any) -> Settings:
         stop_file=option.stop_file,
         data_root=option.data_root,
         labels=_labels(option),
+        telemetry=not option.no_telemetry,
     )
 
 

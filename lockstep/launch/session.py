@@ -173,6 +173,7 @@ class LaunchSession:
             goal=self.settings.goal,
             rank_hosts=tuple(rank["host"] for rank in self.provenance["ranks"]),
             unsupported=self.unsupported,
+            watches=self.settings.telemetry,
             facts={
                 "position": self.order.index(case_of(node)),
                 "workload_sha256": self.sources[case_of(node)],

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from lockstep.machine import cgroup
+
 if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
-CGROUP = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 # version -> limit, use, and the file pages in it that the kernel takes back (cgroups(7))
 _CGROUP_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_(?:in)?active_file (\d+)$"),
@@ -82,22 +82,8 @@ def free_bytes(device: "torch.device", ranks_per_node: int) -> int:
 def left_in_groups() -> list[int]:
     """Return what each control group of this process leaves it, as that of a Slurm step does."""
     with contextlib.suppress(OSError):
-        return [left for folder in _groups() for left in _left(*folder)]
+        return [left for folder in cgroup.groups("memory") for left in _left(*folder)]
     return []
-
-
-def _groups() -> Iterator[tuple[int, Path]]:
-    """Yield the version and the folder of each group this process is in, and of those above."""
-    for line in CGROUP.read_text(encoding="utf-8", errors="replace").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            version, root = 2, CGROUP_ROOT
-        elif "memory" in controllers.split(","):
-            version, root = 1, CGROUP_ROOT / "memory"
-        else:
-            continue
-        own = root / path.lstrip("/")
-        yield from ((version, above) for above in (own, *own.parents) if above.is_relative_to(root))
 
 
 def _left(version: int, folder: Path) -> Iterator[int]:

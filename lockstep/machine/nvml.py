@@ -1,7 +1,8 @@
 """What NVIDIA's management library says of driver and devices; nothing where it is not there."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,17 +53,75 @@ def slowdowns(device: "torch.device") -> list[str]:
 
     Ask at the end of the timed rounds, while the device is still as warm as they made it.
     """
+    with opened(device) as gauges:
+        bits = (gauges.held_back() if gauges else None) or 0
+    return [name for bit, name in SLOWDOWNS.items() if bits & bit]
+
+
+@contextmanager
+def opened(device: "torch.device") -> "Iterator[Gauges | None]":
+    """Open a device; gives None for a CPU, and where the library or its driver do not know it."""
     if device.type != "cuda":
-        return []
+        yield None
+        return
     import torch
 
     with _session() as library:
-        if library is None:
-            return []
+        handle = None
+        if library is not None:
+            with suppress(library.NVMLError):
+                uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+                handle = library.nvmlDeviceGetHandleByUUID(uuid)
+        yield None if handle is None else Gauges(library, handle)
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """What can be read of an open device; what it does not support is left out.
+
+    Attributes:
+        library: pynvml.
+        handle: The device.
+    """
+
+    library: Any
+    handle: Any
+
+    def held_back(self) -> int | None:
+        """Return NVML's bits of why the clocks are held back right now."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return None if bits is None else int(bits)
+
+    def sample(self) -> dict[str, float]:
+        """Return what is so at this moment, see `telemetry`."""
+        library = self.library
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        bits = self.held_back()
+        milliwatt = self._ask("nvmlDeviceGetPowerUsage")
+        found = {
+            "gpu_utilisation": None if rates is None else rates.gpu / 100,
+            "gpu_memory_bytes": None if memory is None else memory.used,
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
+            "power_w": None if milliwatt is None else milliwatt / 1e3,
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            "clocks_held_back": None if bits is None else any(bits & bit for bit in SLOWDOWNS),
+        }
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    def sample_apart(self) -> dict[str, float]:
+        """Return nothing: no reading takes long."""
+        return {}
+
+    def totals(self) -> dict[str, float]:
+        """Return the energy used since the driver was loaded, where the device counts it."""
+        millijoule = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return {} if millijoule is None else {"energy_j": millijoule / 1e3}
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Return an answer of the library, None where it or the device has none."""
         try:
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            handle = library.nvmlDeviceGetHandleByUUID(uuid)
-            bits = library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        except library.NVMLError:
-            return []
-    return [name for bit, name in SLOWDOWNS.items() if bits & bit]
+            return getattr(self.library, name)(self.handle, *arguments)
+        except (AttributeError, self.library.NVMLError):
+            return None

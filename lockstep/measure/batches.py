@@ -7,10 +7,11 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.machine import memory, nvml
+from lockstep.machine.telemetry import Telemetry
 from lockstep.measure import timing
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.sizes import Size
@@ -54,6 +55,7 @@ class Rounds:
         goal: When there are enough rounds; None for the fixed number.
         is_first: Whether the case is to be run once for nothing before.
         slowdowns: Why the device held its clocks back; each batch adds to it as it ends.
+        watch: Is entered while rounds that count are timed.
     """
 
     world: World
@@ -62,6 +64,7 @@ class Rounds:
     goal: Goal | None
     is_first: bool
     slowdowns: set[str]
+    watch: Telemetry = field(default_factory=lambda: Telemetry([]))
 
     def time(self, step: Step) -> list[float]:
         """Warm up, then return this rank's seconds per round, shape (num_rounds,)."""
@@ -113,9 +116,12 @@ class Rounds:
         return timing.time_rounds(self.world, step, rounds=rounds, steps_per_round=steps)
 
     def _batch(self, step: Step, warmup: int = 0) -> list[float]:
-        round_s = self._run(step, warmup + self.plan.rounds)
-        self.slowdowns.update(nvml.slowdowns(self.world.device))  # before the device cools down
-        return round_s[warmup:]
+        if warmup:
+            self._run(step, warmup)
+        with self.watch:
+            round_s = self._run(step, self.plan.rounds)
+            self.slowdowns.update(nvml.slowdowns(self.world.device))  # before the device cools down
+        return round_s
 
     def _wants_more(
         self, number: int, batch: list[float], seen: list[list[float]], batch_s: float

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.machine import memory
+from lockstep.machine import memory, telemetry
 from lockstep.measure import result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
@@ -47,6 +47,7 @@ class Harness:
         rank_hosts: Host of each rank.
         unsupported: Precision -> why a rank of this launch cannot measure it.
         facts: Further fields of `CaseRecord`, which the launch knows.
+        watches: Whether device and host are sampled while rounds are timed.
     """
 
     world: World
@@ -66,6 +67,7 @@ class Harness:
     rank_hosts: Sequence[str] = ()
     unsupported: Mapping[str, str] | None = None
     facts: Mapping[str, Any] | None = None
+    watches: bool = False
 
     @property
     def device(self) -> "torch.device":
@@ -97,7 +99,10 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
-        return self.rounds.time(step)
+        with telemetry.of(self.device, self.watches and self.measures) as watch:
+            round_s = replace(self.rounds, watch=watch).time(step)
+        self.case.telemetry = watch.facts()
+        return round_s
 
     def refuse_alike(self, problem: str) -> None:
         """Refuse on all ranks what one of them cannot measure, or the others would wait for it.
@@ -206,7 +211,8 @@ class Harness:
         """
         slowdowns = sorted(self.case.slowdowns)
         peak_bytes = memory.peak_bytes(self.device)
-        self.case.part = Part(round_s, list(alone_s), slowdowns, peak_bytes, own)
+        seen = self.case.telemetry
+        self.case.part = Part(round_s, list(alone_s), slowdowns, peak_bytes, own, seen)
         self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
         if self.world.rank > 0:
             self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used

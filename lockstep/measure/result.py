@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from lockstep.machine import telemetry
 from lockstep.machine.memory import Room
 from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
@@ -26,6 +27,7 @@ class Part:
         slowdowns: Why the device held its clocks back when the rounds ended.
         peak_bytes: Peak memory; None where the system does not say.
         own: What else the case tells rank 0 of this rank, as JSON can hold it.
+        telemetry: What device and host did meanwhile, `Telemetry.facts`; empty where not sampled.
     """
 
     round_s: list[float]
@@ -33,6 +35,7 @@ class Part:
     slowdowns: list[str] = field(default_factory=list)
     peak_bytes: int | None = None
     own: Any = None
+    telemetry: dict[str, Any] = field(default_factory=dict)
 
 
 # Takes every rank's part; returns further fields of `CaseRecord`, or raises where they are wrong.
@@ -46,12 +49,14 @@ class Case:
     Attributes:
         room: What every rank may still take of memory, known once all are set up.
         slowdowns: Why this rank's device held its clocks back while it was timed.
+        telemetry: What device and host did while it was timed.
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
     """
 
     room: Room | None = None
     slowdowns: set[str] = field(default_factory=set)
+    telemetry: dict[str, Any] = field(default_factory=dict)
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
 
@@ -82,6 +87,7 @@ def make(
     alone_s = [part.alone_s for part in parts if part.alone_s]
     medians = [median(steps_s) for steps_s in alone_s]
     alone = {"alone_step_s": medians, "rank_alone_s": alone_s} if alone_s else {}
+    seen = telemetry.columns([part.telemetry for part in parts])
     against = [
         *flags,
         *straggler_flags(medians, hosts),
@@ -93,7 +99,7 @@ def make(
         peak_memory_bytes=[part.peak_bytes for part in parts],
         rank_hosts=list(hosts),
         flags=[each.to_dict() for each in against],
-        details={**details, **alone},
+        details={**details, **alone, **({"telemetry": seen} if seen else {})},
         **facts,
     )
     if wrong := problem(made):

@@ -26,6 +26,7 @@ import figures_control  # noqa: E402, this script's own folder
 import figures_exchanges  # noqa: E402
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
+import figures_telemetry  # noqa: E402
 
 from lockstep.vocabulary.records.record import KEY, case_name  # noqa: E402
 
@@ -141,7 +142,8 @@ def runner(bench: Bench) -> list[Figure]:
 
 
 def _runner(bench: Bench, world_size: int) -> Iterator[Figure]:
-    found = [_runner_launch(bench, world_size) for _ in range(bench.repeats)]
+    script = figures_runner.__file__
+    found = [_ratios(bench, script, world_size) for _ in range(bench.repeats)]
     for name, plan in figures_runner.PLANS.items():
         bare_s = median(launch[name]["bare_step_s"] for launch in found)
         rounds = plan.turns * plan.rounds
@@ -153,17 +155,32 @@ def _runner(bench: Bench, world_size: int) -> Iterator[Figure]:
         )
 
 
-def _runner_launch(bench: Bench, world_size: int) -> dict[str, dict[str, float]]:
-    path = bench.folder / "runner.json"
+def _ratios(bench: Bench, script: str, world_size: int) -> dict[str, dict[str, float]]:
+    path = bench.folder / "ratios.json"
     path.unlink(missing_ok=True)
     try:
-        bench.output(torchrun(world_size, figures_runner.__file__, str(path)))
+        bench.output(torchrun(world_size, script, str(path)))
     except RuntimeError:
         # Gloo's threads may abort a process that has left and ends; the ratios stand by then.
         if not path.exists():
             raise
     ratios: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
     return ratios
+
+
+def telemetry(bench: Bench) -> list[Figure]:
+    """Does a step take longer while device and host are sampled?"""
+    script = figures_telemetry.__file__
+    found = [_ratios(bench, script, 2) for _ in range(bench.repeats)]
+    return [
+        Figure(
+            f"step with telemetry / without, {name}, world size 2",
+            [launch[name]["ratio"] for launch in found],
+            plan.goal,
+            f"{plan.workload}, {plan.turns * plan.rounds} rounds of each a launch, in turn",
+        )
+        for name, plan in figures_telemetry.PLANS.items()
+    ]
 
 
 def control(bench: Bench) -> list[Figure]:
@@ -337,6 +354,7 @@ def image(bench: Bench) -> list[Figure]:
 
 FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "runner": runner,
+    "telemetry": telemetry,
     "control": control,
     "exchanges": exchanges,
     "plugin": plugin,

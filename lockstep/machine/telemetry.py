@@ -1,0 +1,254 @@
+"""What a rank's device and host do while its rounds run.
+
+A thread sleeps and now and then takes a sample; what only grows, such as energy, is read before and
+after. On a GPU the numbers are NVML's, of the rank's own device, and those of a CPU beside them:
+
+    gpu_utilisation         share of NVML's last sample period in which a kernel ran
+    gpu_memory_bytes        in use on the device, other processes' included
+    sm_clock_mhz            and memory_clock_mhz
+    clocks_held_back        1 where a fault or heat held the clocks back, see `nvml.SLOWDOWNS`
+    power_w                 of the whole board
+    temperature_c           of the chip
+    energy_j                of the whole board, by its own counter
+    process_cores           cores that this process kept busy
+    rss_bytes               resident memory of this process
+    cpu_frequency_mhz       before and after the rounds only, for asking takes milliseconds
+    cpu_s                   CPU time of this process and those that it started
+    core_utilisation        busy share of the cores that this rank may run on, whoever kept them so
+    throttled_s             time that the control group's CPU quota held its tasks back
+    elapsed_s               what was watched
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from lockstep.machine import cgroup, nvml
+
+if TYPE_CHECKING:
+    import torch
+
+INTERVAL_S = 0.25
+MICRO, NANO = 1e-6, 1e-9
+# Of a number in a record: telemetry is not more exact.
+DIGITS = 4
+# One value a rank; of the others each rank has the mean, the least and the most of its samples.
+TOTALS = ("elapsed_s", "energy_j", "cpu_s", "core_utilisation", "throttled_s")
+
+Numbers = dict[str, float]
+
+
+class Source(Protocol):
+    """Where samples come from."""
+
+    def sample(self) -> Numbers:
+        """Return what is so at this moment, name -> value; called by the thread that sleeps."""
+
+    def sample_apart(self) -> Numbers:
+        """Return what takes long to read; called before the rounds and after them."""
+
+    def totals(self) -> Numbers:
+        """Return what only grows."""
+
+
+class Host:
+    """This process and its cores, as psutil and the control group tell of them."""
+
+    def __init__(self) -> None:
+        self._last = (time.monotonic(), time.process_time())
+
+    def sample(self) -> Numbers:
+        """Return the cores kept busy since the last sample, and what is resident."""
+        then, (now, used) = self._last, (time.monotonic(), time.process_time())
+        self._last = (now, used)
+        found = {"rss_bytes": _resident_bytes()}
+        if now - then[0] > INTERVAL_S / 2:  # shorter ones tell of a moment
+            found["process_cores"] = (used - then[1]) / (now - then[0])
+        return found
+
+    def sample_apart(self) -> Numbers:
+        """Return the cores' frequency, where the kernel knows it."""
+        import psutil
+
+        self._last = (time.monotonic(), time.process_time())
+        with contextlib.suppress(OSError, NotImplementedError):
+            if frequency := psutil.cpu_freq():
+                return {"cpu_frequency_mhz": frequency.current}
+        return {}
+
+    def totals(self) -> Numbers:
+        """Return CPU time, of the processes and of the cores."""
+        busy_s, all_s = _cores_s()
+        found = {"cpu_s": _tree_s(), "core_busy_s": busy_s, "core_s": all_s}
+        throttled_s = throttled()
+        return found if throttled_s is None else found | {"throttled_s": throttled_s}
+
+
+@dataclass
+class Telemetry:
+    """Samples while it is entered; entered again, it adds to what it has.
+
+    Attributes:
+        sources: Where samples come from.
+        interval_s: Between two samples.
+        samples: What was sampled, name -> values.
+        grown: How much what only grows has grown, name -> sum.
+    """
+
+    sources: Sequence[Source]
+    interval_s: float = INTERVAL_S
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    grown: Numbers = field(default_factory=dict)
+    _begun: Numbers = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if not self.sources:
+            return self
+        for source in self.sources:
+            self._keep(source.sample_apart())
+        self._begun = self._totals() | {"elapsed_s": time.monotonic()}
+        self._over.clear()
+        self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._sample()
+        ended = {"elapsed_s": time.monotonic()} | self._totals()
+        for name in self._begun.keys() & ended.keys():
+            self.grown[name] = self.grown.get(name, 0.0) + ended[name] - self._begun[name]
+        for source in self.sources:
+            self._keep(source.sample_apart())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen: name -> [mean, least, most], or one number of `TOTALS`."""
+        spans = {
+            name: [_rounded(of(values)) for of in (fmean, min, max)]
+            for name, values in self.samples.items()
+        }
+        grown = dict(self.grown)
+        busy_s, all_s = grown.pop("core_busy_s", 0.0), grown.pop("core_s", 0.0)
+        if all_s > 0:
+            grown["core_utilisation"] = busy_s / all_s
+        return spans | {name: _rounded(value) for name, value in grown.items()}
+
+    def _watch(self) -> None:
+        while not self._over.wait(self.interval_s):
+            self._sample()
+
+    def _sample(self) -> None:
+        for source in self.sources:
+            self._keep(source.sample())
+
+    def _keep(self, found: Numbers) -> None:
+        for name, value in found.items():
+            self.samples.setdefault(name, []).append(value)
+
+    def _totals(self) -> Numbers:
+        found: Numbers = {}
+        for source in self.sources:
+            found |= source.totals()
+        return found
+
+
+@contextlib.contextmanager
+def of(device: "torch.device", is_wanted: bool) -> Iterator[Telemetry]:
+    """Give what watches a rank on a device; the management library stays open meanwhile.
+
+    Args:
+        device: The rank's.
+        is_wanted: False for one that sees nothing.
+    """
+    if not is_wanted:
+        yield Telemetry([])
+        return
+    with nvml.opened(device) as gauges:
+        yield Telemetry([Host(), *([gauges] if gauges else [])])
+
+
+def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks saw, by quantity.
+
+    Args:
+        ranks: Each rank's `Telemetry.facts`; empty where it was not watched.
+
+    Returns:
+        Name -> a value of each rank, None where it has none, for `TOTALS`; of other names `mean`,
+        `least` and `most`, each with a value of each rank.
+    """
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        values = [rank.get(name) for rank in ranks]
+        if name in TOTALS:
+            found[name] = values
+            continue
+        found[name] = {
+            part: [value and value[index] for value in values]
+            for index, part in enumerate(("mean", "least", "most"))
+        }
+    return found
+
+
+def throttled() -> float | None:
+    """Return the seconds a CPU quota has held back this process's group, or one above it."""
+    units = {"throttled_usec": MICRO, "throttled_time": NANO}  # of version 2, of version 1
+    times = []
+    with contextlib.suppress(OSError):
+        for _, folder in cgroup.groups("cpu"):
+            stat = cgroup.numbers(folder / "cpu.stat")
+            times += [stat[name] * unit for name, unit in units.items() if name in stat]
+    return max(times, default=None)
+
+
+def _resident_bytes() -> float:
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return 0.0
+    return float(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _tree_s() -> float:
+    """Return the CPU seconds of this process and of all below it, those that ended included."""
+    import psutil
+
+    own = psutil.Process()
+    total_s = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total_s += sum(process.cpu_times()[:4])  # user, system, and of children waited for
+    return total_s
+
+
+def _cores_s() -> tuple[float, float]:
+    """Return the busy seconds, and all, of the cores that this process may run on."""
+    import psutil
+
+    cores = psutil.cpu_times(percpu=True)
+    allowed = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
+    idle_s = sum(core.idle + getattr(core, "iowait", 0.0) for core in allowed)
+    # Guests' time is in that of the user already (proc_stat(5)).
+    all_s = sum(sum(core[:8]) for core in allowed)
+    return all_s - idle_s, all_s
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,98 @@
+"""What a rank's device and host do while its rounds run: sampled, counted, and put side by side."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from lockstep.machine import cgroup, telemetry
+from lockstep.machine.telemetry import Host, Telemetry
+
+BUSY_S = 0.6
+CPU = torch.device("cpu")
+
+
+class Scripted:
+    """A source whose gauge and counter are told."""
+
+    def __init__(self) -> None:
+        self.counter = 0.0
+        self.gauge = iter(range(1, 1000))
+        self.threads: set[int] = set()
+
+    def sample(self) -> dict[str, float]:
+        self.threads.add(threading.get_ident())
+        return {"power_w": next(self.gauge)}
+
+    def sample_apart(self) -> dict[str, float]:
+        return {}
+
+    def totals(self) -> dict[str, float]:
+        self.counter += 5.0
+        return {"energy_j": self.counter}
+
+
+def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched() -> None:
+    source = Scripted()
+    watch = Telemetry([source], interval_s=0.02)
+    for _ in range(2):
+        with watch:
+            time.sleep(0.1)
+    facts = watch.facts()
+    number = next(source.gauge) - 1
+    assert number > 4
+    assert facts["power_w"] == [pytest.approx((1 + number) / 2), 1.0, number]
+    assert facts["energy_j"] == 10.0
+    assert 0.2 <= facts["elapsed_s"] < 1.0
+    assert len(source.threads) == 3, "one thread each time, and the rank's own at the end"
+    assert threading.active_count() < 10
+
+
+def test_a_busy_process_is_seen_by_its_cores_and_time() -> None:
+    watch = Telemetry([Host()], interval_s=telemetry.INTERVAL_S)
+    with watch:
+        begun = time.process_time()
+        while time.process_time() - begun < BUSY_S:
+            pass
+    facts = watch.facts()
+    assert facts["cpu_s"] >= BUSY_S * 0.9, "with that of processes it started"
+    assert 0 < facts["process_cores"][0] <= 1.2
+    assert 0 < facts["core_utilisation"] <= 1.0
+    assert facts["rss_bytes"][1] > 1e7
+
+
+def test_who_does_not_want_it_has_no_thread_and_no_facts() -> None:
+    before = threading.active_count()
+    with telemetry.of(CPU, is_wanted=False) as watch, watch:
+        assert threading.active_count() == before
+    assert watch.facts() == {}
+
+
+def test_ranks_stand_side_by_side_by_quantity() -> None:
+    gpu = {"gpu_utilisation": [0.5, 0.1, 0.9], "energy_j": 7.0}
+    assert telemetry.columns([gpu, {}]) == {
+        "gpu_utilisation": {"mean": [0.5, None], "least": [0.1, None], "most": [0.9, None]},
+        "energy_j": [7.0, None],
+    }
+    assert telemetry.columns([{}, {}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "stat", "seconds"),
+    [
+        ("0::/job/step", "job", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),
+        ("3:cpu,cpuacct:/job", "cpu/job", "throttled_time 1500000000\n", 1.5),
+        ("0::/job", "job", "throttled_usec many\n", None),
+        ("0::/job", "other", "throttled_usec 1\n", None),
+    ],
+)
+def test_time_that_a_quota_took(tmp_path, monkeypatch, line, folder, stat, seconds) -> None:
+    (tmp_path / "own").write_text(line + "\n")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "cpu.stat").write_text(stat)
+    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "own")
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    assert telemetry.throttled() == seconds
+    monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "none")
+    assert telemetry.throttled() is None

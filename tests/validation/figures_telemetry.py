@@ -1,0 +1,67 @@
+"""What sampling device and host costs a step: rounds with it and without, taken in turn.
+
+Every rank runs this file under torchrun. Turns last long enough for several samples each.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import figures_runner
+from figures_runner import Plan, Turn
+
+if TYPE_CHECKING:
+    from lockstep.world.process_group import World
+
+GOAL = 1.005
+PLANS = {
+    "resnet18": Plan("resnet18", local_batch=16, steps=1, rounds=4, turns=8, goal=GOAL),
+    "0.3 ms step": Plan(
+        "mlp:width=16,depth=2", local_batch=32, steps=200, rounds=8, turns=16, goal=GOAL
+    ),
+}
+
+
+def pair(world: "World", plan: Plan) -> tuple[Turn, Turn]:
+    """Return a turn without telemetry and one with it, of the same step."""
+    import torch
+
+    from lockstep import workloads
+    from lockstep.machine import telemetry
+
+    workload = workloads.make(plan.workload)
+    inputs, targets = workload.make_batch(plan.local_batch, world.device, torch.Generator())
+    without = figures_runner.runner_turn(world, workload.build(), plan, inputs, targets)
+
+    def watched() -> list[float]:
+        with telemetry.of(world.device, True) as watch, watch:
+            return without()
+
+    return without, watched
+
+
+def main() -> None:
+    """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
+    from torch import distributed
+
+    from lockstep.world import process_group as world
+
+    joined = world.join(device="cpu", threads_per_rank=1)
+    found = {}
+    for name, plan in PLANS.items():
+        per_rank = [([0.0], [0.0])] * joined.world_size
+        times = figures_runner.alternate(pair(joined, plan), plan.turns)
+        distributed.all_gather_object(per_rank, times)
+        ratio, bare_s = figures_runner.overhead(per_rank)
+        found[name] = {"ratio": ratio, "bare_step_s": bare_s / plan.steps}
+    if joined.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    distributed.barrier()  # nobody leaves before the ratios are written
+    gc.collect()
+    world.leave()
+
+
+if __name__ == "__main__":
+    main()
