@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "vocabulary": set(),
     "content": set(),
     "workloads": {"vocabulary"},
+    "causes": {"vocabulary"},
     "machine": {"vocabulary", "content"},
     "world": {"vocabulary", "machine"},
-    "measure": {"vocabulary", "machine", "world", "workloads"},
+    "measure": {"vocabulary", "machine", "world", "workloads", "causes"},
     "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
     "campaign": {"vocabulary", "content", "world", "workloads"},
     "trainer": {
@@ -32,7 +33,7 @@ MAY_IMPORT = {
     },
     "image": {"vocabulary", "content", "machine"},
     "slurm": {"vocabulary", "content", "campaign", "machine", "image"},
-    "report": {"vocabulary", "content"},
+    "report": {"vocabulary", "content", "causes"},
     "plugin": {"launch", "measure"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for
     "__main__": {"cli"},

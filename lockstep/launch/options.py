@@ -38,6 +38,7 @@ class Settings:
         goal: When a case has enough rounds; None for the fixed number.
         part: (K, N) for the K-th of N parts of the selected cases, K from 1; None for all.
         stop_file: Once this file exists, the launch ends before its next case; None for never.
+        causes: Time the variants of a step, which say where its time goes.
         data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
         telemetry: Whether device and host are sampled while rounds are timed.
@@ -59,6 +60,7 @@ class Settings:
     goal: Goal | None
     part: tuple[int, int] | None
     stop_file: Path | None
+    causes: bool
     data_root: Path
     labels: dict[str, str]
     telemetry: bool = True
@@ -126,6 +128,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "TEXT",
         "help": "with --skip-failed: how the session before ended; the case it was in failed so",
     },
+    "--no-causes": {
+        "action": "store_true",
+        "help": "do not time the variants of a step that say where its time goes",
+    },
     "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
     "--stop-file": {
         "type": Path,
@@ -181,6 +187,7 @@ def read(option: Any) -> Settings:
         goal=_goal(option),
         part=part(option),
         stop_file=option.stop_file,
+        causes=not option.no_causes,
         data_root=option.data_root,
         labels=_labels(option),
         telemetry=not option.no_telemetry,

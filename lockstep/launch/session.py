@@ -174,6 +174,7 @@ class LaunchSession:
             rank_hosts=tuple(rank["host"] for rank in self.provenance["ranks"]),
             unsupported=self.unsupported,
             watches=self.settings.telemetry,
+            causes=self.settings.causes,
             facts={
                 "position": self.order.index(case_of(node)),
                 "workload_sha256": self.sources[case_of(node)],

@@ -4,7 +4,6 @@ The ranks agree here on what only one of them can know: rank 0's clock and the r
 """
 
 import gc
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from lockstep.world.process_group import World
 
 # The margin of error asked for is given up after so many times the fixed rounds.
 MAX_BATCHES = 20
-# Steps that wait for no other rank, at the least: two halves that each tell of a rank's spread.
-LEAST_ALONE = 8
 # The untimed run of the first case takes no longer.
 WARM_UP_S = 30.0
 
@@ -85,16 +82,6 @@ class Rounds:
             batch = self._batch(step)
             own_round_s = own_round_s + batch
         return own_round_s
-
-    def alone(self, step: Step) -> list[float]:
-        """Return this rank's seconds of each step, shape (num_steps,); no step waits for a rank.
-
-        Each step is timed as freely as in a round: synchronised ones would show their launch.
-        """
-        step()  # the first one after synchronised steps allocates again
-        steps = self.plan.steps_per_round
-        rounds = math.ceil(LEAST_ALONE / steps)
-        return timing.time_steps(self.world, step, rounds=rounds, steps_per_round=steps)
 
     def warm_up(self, step: Step) -> None:
         """Run the launch's first case once for nothing, or it alone would pay for a cold process.

@@ -9,6 +9,7 @@ from lockstep.machine import memory, telemetry
 from lockstep.measure import result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
+from lockstep.measure.variants import MOST_STEPS, num_blocks, of_ddp, time_in_turns
 from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
@@ -46,6 +47,7 @@ class Harness:
         goal: When there are enough rounds; None for the fixed number.
         rank_hosts: Host of each rank.
         unsupported: Precision -> why a rank of this launch cannot measure it.
+        causes: Whether the variants of a step are timed, which say where its time goes.
         facts: Further fields of `CaseRecord`, which the launch knows.
         watches: Whether device and host are sampled while rounds are timed.
     """
@@ -66,6 +68,7 @@ class Harness:
     goal: Goal | None = None
     rank_hosts: Sequence[str] = ()
     unsupported: Mapping[str, str] | None = None
+    causes: bool = True
     facts: Mapping[str, Any] | None = None
     watches: bool = False
 
@@ -127,13 +130,26 @@ class Harness:
             if other:
                 raise OtherRankError(f"rank {rank} on {self.rank_hosts[rank]}: {other}", rank)
 
-    def alone(self, step: Step) -> list[float]:
-        """Time a step that waits for no other rank, to find the one that the others wait for.
+    def time_variants(self, variants: Mapping[str, Step]) -> dict[str, list[float]]:
+        """Time the variants of a step in turns, after its rounds, to say where its time goes.
+
+        Args:
+            variants: Those of `lockstep.causes.division`, by name; equal on all ranks.
 
         Returns:
-            This rank's seconds of each step, shape (num_steps,); empty where nothing is measured.
+            This rank's seconds per step, shape (num_turns,), by name; empty where nothing is
+            measured, or no causes are asked for.
         """
-        return self.rounds.alone(step) if self.measures else []
+        if not (self.measures and self.causes):
+            return {}
+        self.case.peak_bytes = memory.peak_bytes(self.device)  # what follows is no part of the case
+        plan = self.plan
+        num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
+        steps = min(plan.steps_per_round, MOST_STEPS)
+        return time_in_turns(
+            self.world, variants, blocks=num_blocks(num_steps, variants, steps), steps=steps,
+            seed=self.seed + self.number,
+        )  # fmt: skip
 
     def measure(
         self,
@@ -172,15 +188,15 @@ class Harness:
         answer = None if check is None else check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {answer}")
-        alone_s, details = [], {"basis": OWN_BASIS}  # type: tuple[list[float], dict[str, Any]]
+        variant_s: dict[str, list[float]] = {}
+        details: dict[str, Any] = {"basis": OWN_BASIS}
         if hasattr(ddp, "no_sync"):
-            with ddp.no_sync():
-                alone_s = self.alone(step)
+            variant_s = self.time_variants(of_ddp(ddp, step))
             details |= _buckets(ddp)
         own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
         own.record(
             round_s,
-            alone_s=alone_s,
+            variant_s=variant_s,
             own=samples,
             conclude=_batches,
             workload=self.name,
@@ -195,7 +211,7 @@ class Harness:
         self,
         round_s: list[float],
         *,
-        alone_s: Sequence[float] = (),
+        variant_s: Mapping[str, list[float]] | None = None,
         own: Any = None,
         conclude: Conclusion | None = None,
         **facts: Any,
@@ -204,15 +220,15 @@ class Harness:
 
         Args:
             round_s: What `time` returned.
-            alone_s: What `alone` returned.
+            variant_s: What `time_variants` returned.
             own: What else `conclude` is to know of this rank, as JSON can hold it.
             conclude: Called on rank 0 with what every rank has handed over.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
         """
         slowdowns = sorted(self.case.slowdowns)
-        peak_bytes = memory.peak_bytes(self.device)
+        peak_bytes = self.case.peak_bytes or memory.peak_bytes(self.device)
         seen = self.case.telemetry
-        self.case.part = Part(round_s, list(alone_s), slowdowns, peak_bytes, own, seen)
+        self.case.part = Part(round_s, dict(variant_s or {}), slowdowns, peak_bytes, own, seen)
         self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
         if self.world.rank > 0:
             self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used

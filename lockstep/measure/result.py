@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from lockstep.causes.stragglers import slow_rank
 from lockstep.machine import telemetry
 from lockstep.machine.memory import Room
 from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import CaseRecord, problem
-
-# A rank that computes so much longer than the others sets the pace of all.
-STRAGGLER_RATIO = 1.15
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,8 @@ class Part:
 
     Attributes:
         round_s: Seconds per round, shape (num_rounds,).
-        alone_s: Seconds of each step that waits for no other rank, shape (num_steps,); empty where
-            no such step was timed.
+        variant_s: Seconds per step of each variant of the step, by name, shape (num_turns,); empty
+            where none was timed.
         slowdowns: Why the device held its clocks back when the rounds ended.
         peak_bytes: Peak memory; None where the system does not say.
         own: What else the case tells rank 0 of this rank, as JSON can hold it.
@@ -31,7 +29,7 @@ class Part:
     """
 
     round_s: list[float]
-    alone_s: list[float] = field(default_factory=list)
+    variant_s: dict[str, list[float]] = field(default_factory=dict)
     slowdowns: list[str] = field(default_factory=list)
     peak_bytes: int | None = None
     own: Any = None
@@ -50,6 +48,7 @@ class Case:
         room: What every rank may still take of memory, known once all are set up.
         slowdowns: Why this rank's device held its clocks back while it was timed.
         telemetry: What device and host did while it was timed.
+        peak_bytes: This rank's peak memory of the rounds, where more followed them.
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
     """
@@ -57,6 +56,7 @@ class Case:
     room: Room | None = None
     slowdowns: set[str] = field(default_factory=set)
     telemetry: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int | None = None
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
 
@@ -84,13 +84,14 @@ def make(
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
     rank_round_s = [part.round_s for part in parts]
-    alone_s = [part.alone_s for part in parts if part.alone_s]
-    medians = [median(steps_s) for steps_s in alone_s]
-    alone = {"alone_step_s": medians, "rank_alone_s": alone_s} if alone_s else {}
+    variant_s = variants_of_all(parts)
     seen = telemetry.columns([part.telemetry for part in parts])
+    found = ({"rank_variant_s": variant_s} if variant_s else {}) | (
+        {"telemetry": seen} if seen else {}
+    )
     against = [
         *flags,
-        *straggler_flags(medians, hosts),
+        *straggler_flags(variant_s.get("own", []), hosts),
         *goal_flags(rank_round_s, goal),
         *slowdown_flags(parts, hosts),
     ]
@@ -99,12 +100,18 @@ def make(
         peak_memory_bytes=[part.peak_bytes for part in parts],
         rank_hosts=list(hosts),
         flags=[each.to_dict() for each in against],
-        details={**details, **alone, **({"telemetry": seen} if seen else {})},
+        details={**details, **found},
         **facts,
     )
     if wrong := problem(made):
         raise ValueError(f"the result cannot be kept: {wrong}")
     return made
+
+
+def variants_of_all(parts: Sequence[Part]) -> dict[str, list[list[float]]]:
+    """Return the turns of each variant, shape (num_ranks, num_turns), that every rank timed."""
+    names = [name for name in parts[0].variant_s if all(name in part.variant_s for part in parts)]
+    return {name: [part.variant_s[name] for part in parts] for name in names}
 
 
 def step_s(parts: Sequence[Part], steps_per_round: int) -> float:
@@ -121,15 +128,12 @@ def slowdown_flags(parts: Sequence[Part], hosts: Sequence[str]) -> list[Flag]:
     ]
 
 
-def straggler_flags(alone_s: Sequence[float], hosts: Sequence[str]) -> list[Flag]:
-    """Name the rank whose own step takes so much longer than the others' that they wait for it."""
-    if len(alone_s) < 2:
-        return []
-    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
-    ratio = alone_s[slowest] / median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
-    if ratio <= STRAGGLER_RATIO:
-        return []
-    return [flag("straggler", rank=slowest, host=hosts[slowest], ratio=ratio)]
+def straggler_flags(own_s: Sequence[Sequence[float]], hosts: Sequence[str]) -> list[Flag]:
+    """Name the rank whose own steps, shape (num_ranks, num_turns), the other ranks wait for."""
+    slow = slow_rank(own_s)
+    return (
+        [flag("straggler", rank=slow.rank, host=hosts[slow.rank], ratio=slow.ratio)] if slow else []
+    )
 
 
 def goal_flags(rank_round_s: list[list[float]], goal: Goal | None) -> list[Flag]:

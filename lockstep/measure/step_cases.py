@@ -1,11 +1,13 @@
 """How a training step is measured: build, warm up, time, then check that it trained."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
 from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
+from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.sizes import local_batch_of
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
@@ -66,18 +68,36 @@ def measure_training(
     )
     step, inputs, targets = _build(harness, model, config, local_batch)
     round_s, own = _time(harness, step, inputs, targets)
-    with step.ddp.no_sync():
-        alone_s = harness.alone(lambda: step.run(inputs, targets))
+    variants = _variants(step, inputs, targets)
+    variant_s = harness.time_variants(variants)
     harness.record(
         round_s,
-        alone_s=alone_s,
+        variant_s=variant_s,
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
-        details={**buckets(step.ddp), "basis": BASIS},
+        details={**buckets(step.ddp), **_leads(step, variants, variant_s), "basis": BASIS},
         flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **_facts(harness, model, precision, local_batch),
     )
+
+
+def _variants(
+    step: "TrainStep", inputs: "torch.Tensor", targets: "torch.Tensor"
+) -> dict[str, Step]:
+    """Return the variants of a step, one of half its batch among them where that can be halved."""
+    found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
+    half = len(inputs) // 2
+    if len(inputs) % 2 == 0 and half and half % step.config.accumulation == 0:
+        found["half"] = without_sync(step.ddp, lambda: step.run(inputs[:half], targets[:half]))
+    return found
+
+
+def _leads(
+    step: "TrainStep", variants: Mapping[str, Step], variant_s: Mapping[str, Any]
+) -> dict[str, list[float]]:
+    """Return when the buckets of this rank are ready, where its variants were timed."""
+    return {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
 
 
 def _skip_unless_supported(harness: Harness, precision: str) -> None:

@@ -8,17 +8,15 @@ current stream, on a CPU the host's monotonic clock.
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.world.process_group import World
-
-T = TypeVar("T")
 
 
 def time_rounds(
@@ -30,17 +28,40 @@ def time_rounds(
         return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
 
 
-def time_steps(
-    world: "World", step: Callable[[], Any], *, rounds: int, steps_per_round: int
-) -> list[float]:
-    """Return this rank's seconds per step, shape (rounds * steps_per_round,).
+def time_turns(world: "World", turns: Sequence[Callable[[], Any]], steps: int) -> list[float]:
+    """Return this rank's seconds per step of each turn, shape (num_turns,).
 
-    The steps run as freely as in `time_rounds`; each is timed, which adds a reading of the clock.
+    Each turn is a round of so many steps, of whatever is to run in it.
     """
-    clock = _event_steps if world.device.type == "cuda" else _host_steps
+    clock = _event_round if world.device.type == "cuda" else _host_round
     with _no_garbage_collection():
-        found = [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
-    return [seconds for steps in found for seconds in steps]
+        return [_round(world, clock, step, steps) / steps for step in turns]
+
+
+def mark(device: "torch.device") -> Callable[[], float]:
+    """Return what reads, once the device is synchronised, the time of this call in seconds.
+
+    Two readings on one device can be compared. A host's clock is read at once.
+    """
+    if device.type != "cuda":
+        now = time.perf_counter()
+        return lambda: now
+    import torch
+
+    origin, event = _origin(device), torch.cuda.Event(enable_timing=True)
+    event.record()
+    return lambda: float(origin.elapsed_time(event)) / 1e3
+
+
+@lru_cache
+def _origin(device: "torch.device") -> Any:  # noqa: ARG001, one for each device
+    """Return the event of a device that its marks are read against."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    event.synchronize()
+    return event
 
 
 def synchronise(device: "torch.device") -> None:
@@ -51,7 +72,7 @@ def synchronise(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
-def _round(world: "World", clock: Callable[..., T], step: Callable[[], Any], n: int) -> T:
+def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:
     from torch import distributed
 
     if world.world_size > 1:
@@ -67,26 +88,6 @@ def _host_round(step: Callable[[], Any], n: int) -> float:
     for _ in range(n):
         step()
     return time.perf_counter() - start
-
-
-def _host_steps(step: Callable[[], Any], n: int) -> list[float]:
-    marks = [time.perf_counter()]
-    for _ in range(n):
-        step()
-        marks.append(time.perf_counter())
-    return [end - start for start, end in pairwise(marks)]
-
-
-def _event_steps(step: Callable[[], Any], n: int) -> list[float]:
-    import torch
-
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        step()
-        mark.record()
-    marks[-1].synchronize()
-    return [float(start.elapsed_time(end)) / 1e3 for start, end in pairwise(marks)]
 
 
 def _event_round(step: Callable[[], Any], n: int) -> float:

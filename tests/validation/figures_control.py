@@ -41,6 +41,7 @@ def case_ms(journal: Path) -> list[float]:
         goal=None,
         part=None,
         stop_file=None,
+        causes=True,
         data_root=Path(),
         labels={},
     )

@@ -4,8 +4,8 @@ A quantity is a fraction from 0 to 1, one value per launch. Where a case's detai
 an imported table, bear its name, that value counts; else it is worked out where it can be:
 
     mfu                   model FLOP per second over the datasheet's peak
-    communication_share   exposed communication over the launch's mean step, the middle of its
-                          bounds (`attribution`); noise may take a launch below 0
+    communication_share   exposed communication over the launch's mean step (`attribution`);
+                          noise may take a launch below 0
 
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
 interval is Student's t of the mean over launches, or over jobs where there are several
@@ -74,7 +74,7 @@ def _communication_share(row: Row) -> float | None:
     found = attribution.split(row) if row.world_size > 1 else None
     if found is None or row.mean_step_s is None:
         return None
-    return fmean(found[attribution.EXPOSED]) / row.mean_step_s
+    return found["exposed"] / row.mean_step_s
 
 
 _DERIVED: dict[str, Callable[[Row], float | None]] = {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from lockstep.causes.division import OWN
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
@@ -46,7 +47,7 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
     """Return the host, or else the rank, that is shown to be slow; None where none is."""
     launches: dict[str, list[Row]] = {}
     for row in rows:
-        if len(row.rank_alone_s) > 1:
+        if len(row.rank_variant_s.get(OWN, [])) > 1:
             launches.setdefault(row.launch, []).append(row)
     hosts = {host for found in launches.values() for row in found for host in row.rank_hosts}
     paces = [_paces(_by_host, found) for found in launches.values()]
@@ -56,9 +57,9 @@ def slowest(rows: Iterable[Row]) -> Slowest | None:
 
 def _by_rank(row: Row) -> dict[Unit, float]:
     """Return the mean step of each rank alone."""
-    known = len(row.rank_hosts) == len(row.rank_alone_s)
-    hosts = row.rank_hosts if known else [""] * len(row.rank_alone_s)
-    each = zip(hosts, row.rank_alone_s, strict=True)
+    own_s = row.rank_variant_s[OWN]
+    hosts = row.rank_hosts if len(row.rank_hosts) == len(own_s) else [""] * len(own_s)
+    each = zip(hosts, own_s, strict=True)
     return {(host, rank): fmean(steps) for rank, (host, steps) in enumerate(each)}
 
 

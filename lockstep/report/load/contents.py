@@ -27,6 +27,10 @@ class Details:
     Attributes:
         alone_step_s: Median seconds of each rank's steps alone, shape (num_ranks,).
         rank_alone_s: Seconds of each rank's steps alone, shape (num_ranks, num_steps).
+        rank_variant_s: Seconds per step of each rank's turns, shape (num_ranks, num_turns), by the
+            name of the step's variant. What came before it is `rank_alone_s`, and before that
+            `alone_step_s`.
+        bucket_lead_s: How long before the end of the backward each bucket is ready.
     """
 
     message_bytes: Amount | None = None
@@ -36,6 +40,8 @@ class Details:
     bucket_bytes: list[Amount] | None = None
     alone_step_s: list[Seconds] | None = None
     rank_alone_s: list[Rounds] | None = None
+    rank_variant_s: dict[str, list[Rounds]] | None = None
+    bucket_lead_s: list[Amount] | None = None
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ class Row:
         rate: Work per second that speed-ups divide: the throughput where samples are known.
         time_s: Time of a whole run, in tables of times.
         num_far_out: Rounds far outside the quartiles; they are kept. None of too few rounds.
-        rank_alone_s: Seconds of each rank's steps without gradient synchronisation, shape
-            (num_ranks, num_steps); empty where none was timed.
+        rank_variant_s: Seconds per step of each rank's turns of a variant of the step, shape
+            (num_ranks, num_turns), by name; empty where none was timed.
+        bucket_lead_s: How long before the end of the backward each gradient bucket is ready.
         rank_hosts: Host of each rank that measured it; empty where nobody says.
         workload_sha256: Digest of the workload's source, see `CaseRecord`; None where unknown.
         position: Place of the case in its launch's order; None where unknown.
@@ -72,7 +73,8 @@ class Row:
     position: Whole | None = None
     mfu: Amount | None = None
     peak_memory_bytes: Whole | None = None
-    rank_alone_s: list[list[float]] = field(default_factory=list)
+    rank_variant_s: dict[str, list[list[float]]] = field(default_factory=dict)
+    bucket_lead_s: list[float] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)

@@ -14,7 +14,8 @@ from lockstep.vocabulary.records import flags, record
 from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
 
 # What `details` holds of the steps that no rank waits in.
-ALONE = "rank_alone_s"
+VARIANTS = "rank_variant_s"
+TIMED = (VARIANTS, "rank_alone_s", "bucket_lead_s")
 # What only a launch can say.
 _OF_LAUNCHES = {"ranks_per_node", "settings", "job"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
@@ -88,9 +89,11 @@ def _read_entry(path: Path, launch: str, name: str, entry: Any) -> CaseRecord | 
 
 
 def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
-    """Refuse ranks with unequal numbers of rounds, or of steps alone."""
-    for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s)):
-        if len({len(times) for times in ranks or ()}) > 1:
+    """Refuse ranks with unequal numbers of rounds, of steps alone, or of turns of the variants."""
+    timed = [("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])]
+    timed += [(f"turns of {name}", each) for name, each in (details.rank_variant_s or {}).items()]
+    for what, ranks in timed:
+        if len({len(times) for times in ranks}) > 1:
             raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
 
 
@@ -121,7 +124,8 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), rank_alone_s=_steps_alone(case),
+        peak_memory_bytes=max(memory, default=None), rank_variant_s=_variants(case),
+        bucket_lead_s=case.details.get("bucket_lead_s") or [],
         rank_hosts=case.rank_hosts,
         workload_sha256=case.workload_sha256, position=case.position,
         checks=case.checks, details=_settings_of(case),
@@ -129,18 +133,19 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
     )  # fmt: skip
 
 
-def _steps_alone(case: CaseRecord) -> list[list[float]]:
-    """Return the seconds of each rank's steps alone; of older results, which keep it, the median.
+def _variants(case: CaseRecord) -> dict[str, list[list[float]]]:
+    """Return the turns of each variant; of older results, which have that alone, of `own`.
 
-    Shape (num_ranks, num_steps); empty where none was timed.
+    Shape (num_ranks, num_turns); of the oldest, which keep it, the median.
     """
     medians = [[seconds] for seconds in case.details.get("alone_step_s") or []]
-    return case.details.get(ALONE) or medians
+    alone = case.details.get("rank_alone_s") or medians
+    return case.details.get(VARIANTS) or ({"own": alone} if alone else {})
 
 
 def _settings_of(case: CaseRecord) -> dict[str, Any]:
-    """Return the details without the steps alone, which are many and no setting."""
-    return {name: value for name, value in case.details.items() if name != ALONE}
+    """Return the details without what was timed, which is much and no setting."""
+    return {name: value for name, value in case.details.items() if name not in TIMED}
 
 
 def read_line(line: Mapping[str, Any], where: str) -> Row:

@@ -32,7 +32,8 @@ def alone_longer(evidence: Evidence) -> Iterator[Hit]:
     for entry in evidence.entries:
         details = entry.block.get("details", {})
         # The fastest step: a neighbour may slow the steps alone, which come after the rounds.
-        alone = list(map(min, details.get("rank_alone_s") or [])) or details.get("alone_step_s")
+        steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
+        alone = list(map(min, steps or [])) or details.get("alone_step_s")
         step_s = max(_rounds(entry)) / entry.block["steps_per_round"]
         if entry.block["world_size"] > 1 and alone and min(alone) > LONGER * step_s:
             yield _hit("alone-longer", entry, alone_s=min(alone), step_s=step_s)

@@ -1,16 +1,7 @@
 """What a report says of the time a step loses: the table, and one sentence for a point."""
 
 from lockstep.report.compute import attribution
-from lockstep.report.compute.attribution import (
-    CAUSES,
-    COPIES,
-    EXPOSED,
-    IMBALANCE,
-    OWN,
-    Cause,
-    Loss,
-    Part,
-)
+from lockstep.report.compute.attribution import CAUSES, Cause, Loss, Part
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, slowest
@@ -19,12 +10,28 @@ from lockstep.report.page.panels.parts import MILLI, Table, table
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import number, percent
 
+NAMES: dict[Cause, str] = {
+    "exposed": "exposed communication",
+    "imbalance": "imbalance",
+    "input": "waiting for input",
+    "fixed": "the fixed cost of a step",
+    "contention": "contention",
+    "own": "own work",
+    "ddp": "DDP's own work",
+    "remainder": "what the rounds take beyond the turns",
+}
 ADVICE: dict[Cause, str] = {
-    EXPOSED: "try a larger batch per rank, and the bucket sizes",
-    IMBALANCE: "look at its device, its clocks, and what else runs on its host",
-    OWN: "each rank computes longer than its share of the baseline: its batch is too small to "
+    "exposed": "try a larger batch per rank, and the bucket sizes",
+    "imbalance": "look at its device, its clocks, and what else runs on its host",
+    "input": "try more loader workers, pinned memory and prefetching",
+    "fixed": "it does not shrink with the batch: try a larger batch per rank, torch.compile or a "
+    "CUDA graph",
+    "contention": "each rank computes longer than a rank of the baseline does: ranks share cores, "
+    "caches, memory bandwidth or power",
+    "own": "each rank computes longer than its share of the baseline: its batch is too small to "
     "fill the device, or ranks share cores and memory bandwidth",
-    COPIES: "they take as long at every size: try a larger batch per rank",
+    "ddp": "it takes as long at every size: try a larger batch per rank",
+    "remainder": "the turns were quicker than the rounds: a neighbour, or clocks that fell",
 }
 
 
@@ -36,12 +43,12 @@ def loss_table(series: Series) -> Table | None:
         "95 % interval (ms)",
     )  # fmt: skip
     note = (
-        "Of the mean step. Own work is what the fastest rank takes for a step without gradient "
-        "synchronisation, imbalance what the slowest takes longer, exposed communication the rest, "
-        "with DDP's own copies of the gradients unless one rank was measured too. The times of "
-        "a round are known and those of its single steps are not, so the intervals allow for any "
-        "order of fast and slow steps: ranks that are slow in turn widen them. A "
-        "loss is the time less its share of the baseline's."
+        "Of the mean step, by turns of the step, of the same without gradient synchronisation and "
+        "of that on half of the batch, interleaved after the timed rounds. Own work is what a rank "
+        "takes that need not wait, imbalance what the slowest rank of a turn takes longer, exposed "
+        "communication what the whole step takes beyond that. A loss is the time less its share of "
+        "the baseline's. DDP's own work is known of one rank, which communicates with nobody; the "
+        "fixed cost of a step from half batches; contention is what own work takes beyond both."
     )
     caption = f"Where a step's time goes: {series.label}"
     return table(caption, columns, rows, 2, note=note) if rows else None
@@ -54,7 +61,7 @@ def _point_rows(series: Series, point: Point) -> list[list[str]]:
     losses = {part.cause: part for part in lost.parts} if lost else {}
     times = {part.cause: part for part in parts}
     rows = [
-        [str(point.world_size), cause[0].upper() + cause[1:], *_cells(times.get(cause)),
+        [str(point.world_size), _capital(NAMES[cause]), *_cells(times.get(cause)),
          *_cells(losses.get(cause), signed=True)]
         for cause in CAUSES if cause in times or cause in losses
     ]  # fmt: skip
@@ -62,6 +69,10 @@ def _point_rows(series: Series, point: Point) -> list[list[str]]:
     total = [str(point.world_size), "Whole step", number(whole * MILLI), formats.DASH]
     return [*rows, [*total, *_ends(lost.seconds, lost.interval, True)] if lost else
             [*total, formats.DASH, formats.DASH]]  # fmt: skip
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _cells(part: Part | None, signed: bool = False) -> list[str]:
@@ -111,8 +122,8 @@ def _cause(lost: Loss, slow: Slowest | None) -> str:
 
 def _share(part: Part, slow: Slowest | None) -> str:
     """Say how much of a loss goes to a cause, and to which rank where one is slow."""
-    who = f" ({slow_text(slow)})" if slow and part.cause == IMBALANCE else ""
-    return f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {part.cause}{who}"
+    who = f" ({slow_text(slow)})" if slow and part.cause == "imbalance" else ""
+    return f"{_ms(part.seconds)} ms{_brackets(part.interval)} to {NAMES[part.cause]}{who}"
 
 
 def _open(lost: Loss) -> str:
@@ -123,14 +134,10 @@ def _open(lost: Loss) -> str:
     if not any(part.interval for part in lost.parts):
         return f"{start}: no interval is known of any; measure each size in 3 launches or more"
     each = ", ".join(
-        f"{part.cause} {_ms(part.seconds)} ms{_brackets(part.interval)}" for part in lost.parts
+        f"{NAMES[part.cause]} {_ms(part.seconds)} ms{_brackets(part.interval)}"
+        for part in lost.parts
     )
-    if lost.uneven_s <= lost.seconds / 2:
-        return f"{start} ({each}): measure more launches"
-    return (
-        f"{start} ({each}): a rank's own steps differ so much that {number(lost.uneven_s * MILLI)} "
-        "ms may be communication, or ranks that are slow in turn"
-    )
+    return f"{start} ({each}): measure more launches"
 
 
 def _brackets(interval: Interval | None) -> str:
@@ -153,6 +160,6 @@ def slow_advice(slow: Slowest) -> str:
     away = (
         f"measure again without it (sbatch --exclude={slow.host}), and have it looked at"
         if slow.is_elsewhere and slow.host
-        else ADVICE[IMBALANCE]
+        else ADVICE["imbalance"]
     )
     return f"{slow_text(slow)}: {away}."

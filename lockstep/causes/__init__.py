@@ -1,0 +1,1 @@
+"""What the time of a step goes to: from turns of its variants to causes and a verdict."""

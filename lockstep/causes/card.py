@@ -1,0 +1,130 @@
+"""A verdict in words: the card that a command or a user's own script ends with."""
+
+from collections.abc import Sequence
+
+from lockstep.causes.verdict import NOTABLE, Cause, Change, Gain, Kind, Share, Verdict
+from lockstep.vocabulary.text.formats import counted, number, percent
+
+MILLI = 1e3
+WIDTH = 80
+# A cause is what bounds a step where it takes so much of it.
+BOUND = 0.25
+
+CAUSES: dict[Cause, str] = {
+    "exposed": "communication",
+    "imbalance": "waiting for slow ranks",
+    "input": "waiting for input",
+    "fixed": "fixed cost of a step",
+    "contention": "ranks sharing a machine",
+    "ddp": "DDP's own work",
+}
+KINDS: dict[Kind, str] = {
+    "communication": "communication",
+    "imbalance": "imbalance",
+    "input": "input",
+    "launch": "launch",
+    "contention": "contention",
+    "compute": "compute",
+}  # fmt: skip
+CHANGES: dict[Change, str] = {
+    "even ranks": "no rank slower than the others",
+    "link twice as fast": "links twice as fast",
+    "perfect overlap": "communication wholly hidden",
+    "captured step": "no fixed cost (a captured step, at best)",
+}
+NEXT: dict[Kind, str] = {
+    "communication": "lockstep run --studies bucket,accumulation  (or a larger batch a rank)",
+    "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
+    "input": "lockstep diagnose loader  (what the loader delivers, and with how many workers)",
+    "launch": "a larger batch per rank (lockstep run --local-batch N), torch.compile, a CUDA graph",
+    "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
+    "compute": "lockstep run --studies precision  (a lower precision makes the step shorter)",
+    "open": "measure longer, or in 3 launches or more: lockstep run --repeats 5",
+}
+
+
+def card(verdict: Verdict, hosts: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a verdict, the headline first.
+
+    Args:
+        verdict: What bounds the step.
+        hosts: Host of each rank, where they are known.
+    """
+    lines = [headline(verdict), *_table(verdict)]
+    if verdict.slow:
+        lines.append(_row("slow rank", slow_text(verdict, hosts)))
+    lines += _gains(verdict)
+    return [*lines, _row("next", NEXT[verdict.kind]), _row("trust", _trust(verdict))]
+
+
+def headline(verdict: Verdict) -> str:
+    """Return the verdict in a sentence, with its figures."""
+    step = f"a step of {_ms(verdict.step_s)} ms"
+    if verdict.kind == "compute":
+        kept = percent(verdict.compute_s / verdict.step_s)
+        return f"Compute-bound: {kept} % of {step} is a rank's own work."
+    if verdict.kind == "open":
+        return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
+    first = verdict.named[0]
+    share = first.seconds / verdict.step_s
+    name = KINDS[verdict.kind]
+    start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
+    return f"{start}: {percent(share)} % of {step} is {CAUSES[first.cause]}."
+
+
+def _table(verdict: Verdict) -> list[str]:
+    compute = verdict.compute_s
+    rows = [_line("compute", compute, compute / verdict.step_s, "")]
+    return rows + [
+        _line(CAUSES[share.cause], share.seconds, share.seconds / verdict.step_s, _interval(share))
+        for share in verdict.shares
+    ]
+
+
+def _line(name: str, seconds: float, share: float, interval: str) -> str:
+    return f"  {name:<26}{_ms(seconds):>9} ms {percent(share):>6} %   {interval}".rstrip()
+
+
+def _interval(share: Share) -> str:
+    if share.interval is None:
+        return "no interval"
+    low, high = share.interval
+    shown = "" if low > 0 else ", not shown"
+    return f"{_ms(low)} to {_ms(high)} ms{shown}"
+
+
+def slow_text(verdict: Verdict, hosts: Sequence[str]) -> str:
+    """Name the slow rank with how much slower it is; a verdict that has one."""
+    assert verdict.slow
+    slow = verdict.slow
+    where = f" on {hosts[slow.rank]}" if hosts else ""
+    low, high = (percent(end - 1) for end in slow.interval)
+    return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
+
+
+def _gains(verdict: Verdict) -> list[str]:
+    """Return what changes would gain, the largest first, where that is worth a word."""
+    least = (1 - NOTABLE) * verdict.step_s
+    worth = sorted((one for one in verdict.gains if one.step_s < least), key=lambda one: one.step_s)
+    return [_row("modelled", _gain(one, verdict)) for one in worth[:3]]
+
+
+def _gain(gain: Gain, verdict: Verdict) -> str:
+    faster = percent(verdict.step_s / gain.step_s - 1) if gain.step_s > 0 else "?"
+    span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
+    return f"{CHANGES[gain.change]}: {_ms(gain.step_s)} ms{span}, {faster} % faster"
+
+
+def _trust(verdict: Verdict) -> str:
+    turns = counted(verdict.num_turns, "turn")
+    if verdict.num_launches > 1:
+        return f"{turns} of each variant in {counted(verdict.num_launches, 'launch')}"
+    return f"{turns} of each variant in one launch: the intervals hold for this launch"
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<10}{text}"
+
+
+def _ms(seconds: float) -> str:
+    return number(seconds * MILLI)

@@ -1,0 +1,94 @@
+"""How the variants of a step divide its time into causes.
+
+A launch runs variants of one step in turns, interleaved in an order drawn at random, each turn
+entered by all ranks together (`lockstep.measure.variants`):
+
+    full      the whole step
+    resident  the same on a batch that is already there, where the step has an input pipeline
+    own       the same without gradient synchronisation, so that no rank waits for another
+    half      `own` on half of the batch
+    reduce    the all-reduce of the gradients alone, bucket by bucket
+
+With x[r] a rank's seconds in a turn, means over turns and m[r] the median over turns of rank r:
+
+    own       the lower median over ranks of m[r]
+    imbalance mean of max over ranks of own[r], less `own`
+    exposed   mean of max over ranks of resident[r] (full, without an input pipeline) less own's
+    ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
+    input     mean of max over ranks of full[r] less that of resident
+    fixed     the lower median over ranks of 2 half[r] - m[r]: the c0 of t = c0 + c1 b
+
+`own`, `imbalance`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest rank's full
+step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace where single
+turns are slow, so that what they add is imbalance: the others wait for them in each step.
+
+Intervals are of a bootstrap over turns (`intervals`): all variants of one turn are drawn together,
+so what slows a whole turn cancels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+# Shape (..., num_ranks, num_turns) of each variant.
+Turns = Mapping[str, Array]
+# Seconds of each cause, shape (...).
+Division = dict[str, Array]
+
+FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
+VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE)
+# What adds up to the step.
+PARTS = ("own", "imbalance", "exposed", "ddp", "input")
+
+RESAMPLES = 2000
+SEED = 0
+
+
+def divide(turns: Turns) -> Division:
+    """Return the seconds of a step that go to each cause.
+
+    Args:
+        turns: Seconds of a step of each variant, shape (..., num_ranks, num_turns); `full` and
+            `own` are needed.
+
+    Returns:
+        Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`, `input` and
+        `fixed` where their variants were measured, and `step`, the sum of the parts.
+    """
+    full, own = _slowest(turns[FULL]), _slowest(turns[OWN])
+    resident = _slowest(turns[RESIDENT]) if RESIDENT in turns else full
+    usual = np.median(turns[OWN], axis=-1)
+    least = lower_median(usual)
+    found = {
+        "step": full,
+        "own": least,
+        "imbalance": own - least,
+        "ddp" if turns[FULL].shape[-2] == 1 else "exposed": resident - own,
+    }
+    if RESIDENT in turns:
+        found["input"] = full - resident
+    if HALF in turns:
+        found["fixed"] = lower_median(2 * np.median(turns[HALF], axis=-1) - usual)
+    if REDUCE in turns:
+        found["reduce"] = _slowest(turns[REDUCE])
+    return found
+
+
+def _slowest(seconds: Array) -> Array:
+    """Return the mean over turns of the slowest rank's time; (..., ranks, turns) to (...)."""
+    return np.asarray(seconds.max(axis=-2).mean(axis=-1))
+
+
+def lower_median(ranks: Array) -> Array:
+    """Return the median over ranks, of an even number the lower one; (..., ranks) to (...)."""
+    middle = (ranks.shape[-1] - 1) // 2
+    return np.asarray(np.sort(ranks, axis=-1)[..., middle])
+
+
+def resample(turns: Turns, num: int = RESAMPLES, seed: int = SEED) -> Turns:
+    """Return bootstrap samples of the turns; shape (num, num_ranks, num_turns) of each variant."""
+    num_turns = turns[FULL].shape[-1]
+    drawn = np.random.default_rng(seed).integers(num_turns, size=(num, num_turns))
+    return {name: np.moveaxis(seconds[:, drawn], 0, 1) for name, seconds in turns.items()}

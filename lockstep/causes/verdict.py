@@ -1,0 +1,318 @@
+"""What a step is lost to: shares with intervals, a verdict, and what a change would gain.
+
+A verdict is of one point, by the turns of its variants (`division`), with those of its baseline
+where there is one: what ranks that share a machine cost each other shows only against a baseline.
+With several launches a launch gives one value and the intervals are over launches; with fewer they
+are over turns, and hold for these launches alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+
+from lockstep.causes import division
+from lockstep.causes.buckets import Buckets
+from lockstep.causes.division import Turns
+from lockstep.causes.stragglers import SlowRank, slow_rank
+from lockstep.vocabulary import metrics
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Interval = tuple[float, float]
+Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
+Kind = Literal["communication", "imbalance", "input", "launch", "contention", "compute", "open"]
+Change = Literal["even ranks", "link twice as fast", "perfect overlap", "captured step"]
+
+# The verdict where a cause takes most.
+KINDS: dict[Cause, Kind] = {
+    "exposed": "communication",
+    "imbalance": "imbalance",
+    "input": "input",
+    "fixed": "launch",
+    "contention": "contention",
+    "ddp": "launch",
+}
+CONFIDENCE = 0.95
+# Smallest share of a step that is worth a word.
+NOTABLE = 0.05
+# So much of a step may be lost in all where it is called bound by its computing.
+LITTLE = 0.1
+# Fewer launches give no interval of use.
+FEWEST_LAUNCHES = 3
+LINK_SPEED = 2.0
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a point is held against.
+
+    Attributes:
+        turns: Of its variants.
+        share: Time of an ideal step over the baseline's: p0 / p for strong scaling, else 1.
+    """
+
+    turns: Turns
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Seconds of a step, and their interval; None where nothing is known of the spread."""
+
+    seconds: float
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a step goes to a cause.
+
+    Attributes:
+        cause: The cause.
+        seconds: Of the mean step; negative where noise exceeds it.
+        interval: 95 %; None where nothing is known of the spread.
+        is_shown: Whether it is worth a word and its interval leaves 0 out.
+    """
+
+    cause: Cause
+    seconds: float
+    interval: Interval | None
+    is_shown: bool
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a step would take after a change: modelled, not measured.
+
+    Attributes:
+        change: What is changed.
+        step_s: The step's seconds then.
+        interval: 95 %, of what is measured of it; None where nothing is known of the spread.
+    """
+
+    change: Change
+    step_s: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a step.
+
+    Attributes:
+        kind: By the largest cause that is shown. `compute`: all causes together are shown to take
+            little. `open`: not enough evidence for either.
+        step_s: Mean step of the turns.
+        interval: Of it.
+        compute_s: What remains of the step: a rank's own work in proportion to its batch.
+        shares: The causes, the largest first.
+        gains: What changes would gain.
+        slow: The rank that the others wait for, where one is shown.
+        exposed_bucket_s: What of each bucket is not hidden, by the timeline; empty where unknown.
+        num_launches: Launches that it rests on.
+        num_turns: Turns of each variant in all of them.
+    """
+
+    kind: Kind
+    step_s: float
+    interval: Interval | None
+    compute_s: float
+    shares: tuple[Share, ...]
+    gains: tuple[Gain, ...]
+    slow: SlowRank | None
+    exposed_bucket_s: tuple[float, ...]
+    num_launches: int
+    num_turns: int
+
+    @property
+    def named(self) -> tuple[Share, ...]:
+        """The causes that are shown, the largest first."""
+        return tuple(share for share in self.shares if share.is_shown)
+
+
+def judge(
+    launches: Sequence[Turns],
+    bases: Sequence[Base] = (),
+    buckets: Buckets | None = None,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
+    """Return what bounds the step of a point.
+
+    Args:
+        launches: Turns of the point's variants in each launch, arrays of shape
+            (num_ranks, num_turns).
+        bases: Those of its baseline in each launch; none where the point is held against nothing.
+        buckets: Its gradient buckets, where they are known.
+        confidence: Of the intervals.
+    """
+    over_launches = len(launches) >= FEWEST_LAUNCHES and (
+        not bases or len(bases) >= FEWEST_LAUNCHES
+    )
+    of = _over_launches if over_launches else _over_turns
+    found = of(launches, bases, buckets, confidence)
+    pooled = pool(launches)
+    step = found["step"]
+    causes: list[Cause] = [cause for cause in KINDS if cause in found]
+    shares = sorted(
+        (_share(cause, found[cause], step.seconds) for cause in causes),
+        key=lambda share: -share.seconds,
+    )
+    return Verdict(
+        kind=_kind(shares, found["lost"], step.seconds),
+        step_s=step.seconds,
+        interval=step.interval,
+        compute_s=step.seconds - found["lost"].seconds,
+        shares=tuple(shares),
+        gains=tuple(_gains(found)),
+        slow=slow_rank(pooled[division.OWN].tolist()),
+        exposed_bucket_s=_bucket_exposure(pooled, buckets),
+        num_launches=len(launches),
+        num_turns=pooled[division.FULL].shape[-1],
+    )
+
+
+def pool(launches: Sequence[Turns]) -> Turns:
+    """Return the turns of all launches as those of one, of the variants that each has."""
+    names = [name for name in launches[0] if all(name in turns for turns in launches)]
+    return {
+        name: np.concatenate([np.asarray(turns[name]) for turns in launches], axis=-1)
+        for name in names
+    }
+
+
+def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[str, Array]:
+    """Return seconds of each cause, and of the step after each change; shape (...) each.
+
+    Args:
+        turns: Arrays of shape (..., num_ranks, num_turns).
+        base: What it is held against; its arrays have the same leading shape.
+        buckets: Its gradient buckets, where they are known.
+    """
+    found = division.divide(turns)
+    if base:
+        found |= _against(found, division.divide(base.turns), base.share)
+    found["lost"] = sum((found[cause] for cause in KINDS if cause in found), np.zeros(()))
+    step = found["step"]
+    changes: dict[Change, Array | None] = {
+        "even ranks": found["imbalance"] if "exposed" in found else None,
+        "perfect overlap": found.get("exposed"),
+        "captured step": found.get("fixed"),
+        "link twice as fast": _saved(found, buckets),
+    }
+    return found | {
+        change: step - np.maximum(saved, 0.0)
+        for change, saved in changes.items()
+        if saved is not None
+    }
+
+
+def _against(
+    here: Mapping[str, Array], base: Mapping[str, Array], share: float
+) -> dict[str, Array]:
+    """Return the causes that only a baseline shows: DDP's own cost, and contention."""
+    fixed = base.get("fixed", np.zeros(()))
+    expected = fixed + share * (base["own"] - fixed)
+    found = {}
+    if share == 1 or "fixed" in base:  # else what a step costs however small it is would be blamed
+        found["contention"] = here["own"] - expected
+    if "exposed" in here and "ddp" in base:
+        found |= {"exposed": here["exposed"] - base["ddp"], "ddp": base["ddp"]}
+    return found
+
+
+def _saved(found: Mapping[str, Array], buckets: Buckets | None) -> Array | None:
+    """Return what links of `LINK_SPEED` save; of no known buckets as if nothing were hidden."""
+    if "exposed" not in found or "reduce" not in found:
+        return None
+    if buckets is None:
+        return np.minimum(found["exposed"], found["reduce"]) * (1 - 1 / LINK_SPEED)
+    return np.minimum(found["exposed"], buckets.saved_s(found["reduce"], LINK_SPEED))
+
+
+def _over_turns(
+    launches: Sequence[Turns], bases: Sequence[Base], buckets: Buckets | None, confidence: float
+) -> dict[str, Amount]:
+    """Return each quantity with its bootstrap interval over turns."""
+    turns = pool(launches)
+    base = Base(pool([one.turns for one in bases]), bases[0].share) if bases else None
+    drawn = Base(division.resample(base.turns, seed=1), base.share) if base else None
+    exact = quantities(turns, base, buckets)
+    sampled = quantities(division.resample(turns), drawn, buckets)
+    num_turns = turns[division.FULL].shape[-1]
+    if num_turns < 2:
+        return {name: Amount(float(value)) for name, value in exact.items()}
+    return {
+        name: Amount(float(value), _bootstrap(sampled[name], float(value), confidence, num_turns))
+        for name, value in exact.items()
+    }
+
+
+def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int) -> Interval:
+    """Return the percentile interval, widened for few turns as Student's t is over the normal's.
+
+    The factor is the first term of t's series (see `metrics.half_width`) with the variance of a
+    sample, which is too small by (n - 1) / n.
+    """
+    tail, freedom = (1 - confidence) / 2, num_turns - 1
+    z = NormalDist().inv_cdf(1 - tail)
+    wider = (num_turns / freedom) ** 0.5 * (1 + (z**2 + 1) / (4 * freedom))
+    low, high = np.quantile(np.broadcast_to(samples, (division.RESAMPLES,)), (tail, 1 - tail))
+    return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
+
+
+def _over_launches(
+    launches: Sequence[Turns], bases: Sequence[Base], buckets: Buckets | None, confidence: float
+) -> dict[str, Amount]:
+    """Return each quantity with its interval over launches.
+
+    The n-th launch is held against the n-th of the baseline, or the last there is: their order is
+    that of the repeats, which are measured side by side.
+    """
+    each = [
+        quantities(turns, bases[min(index, len(bases) - 1)] if bases else None, buckets)
+        for index, turns in enumerate(launches)
+    ]
+    return {
+        name: _mean([float(one[name]) for one in each], confidence)
+        for name in each[0]
+        if all(name in one for one in each)
+    }
+
+
+def _mean(values: Sequence[float], confidence: float) -> Amount:
+    middle = sum(values) / len(values)
+    half = metrics.half_width(values, confidence)
+    return Amount(middle, (middle - half, middle + half))
+
+
+def _share(cause: Cause, amount: Amount, step_s: float) -> Share:
+    is_sure = amount.interval is not None and amount.interval[0] > 0
+    is_shown = is_sure and amount.seconds >= NOTABLE * step_s
+    return Share(cause, amount.seconds, amount.interval, is_shown)
+
+
+def _kind(shares: Sequence[Share], lost: Amount, step_s: float) -> Kind:
+    shown = [share for share in shares if share.is_shown]
+    if shown:
+        return KINDS[shown[0].cause]
+    return "compute" if lost.interval and lost.interval[1] < LITTLE * step_s else "open"
+
+
+def _gains(found: Mapping[str, Amount]) -> list[Gain]:
+    changes: tuple[Change, ...] = (
+        "even ranks", "link twice as fast", "perfect overlap", "captured step"
+    )  # fmt: skip
+    return [
+        Gain(change, found[change].seconds, found[change].interval)
+        for change in changes
+        if change in found
+    ]
+
+
+def _bucket_exposure(turns: Turns, buckets: Buckets | None) -> tuple[float, ...]:
+    reduce_s = division.divide(turns).get("reduce")
+    if buckets is None or reduce_s is None:
+        return ()
+    return tuple(buckets.exposed_s(reduce_s).tolist())

@@ -1,0 +1,185 @@
+"""The variants of a training step that say where its time goes, run in turns.
+
+`lockstep.causes.division` says what each variant is for. A turn is entered by all ranks together;
+a block of turns runs each variant once, in an order drawn anew for each block and equal on all
+ranks, so that what slows the machine for a while slows no variant more than the others.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.measure import timing
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.world.process_group import World
+
+Step = Callable[[], Any]
+
+# What a turn of each costs, at the most about, in whole steps.
+COST = {"full": 1.0, "resident": 1.0, "own": 1.0, "half": 0.5, "reduce": 0.5}
+# The variants may add so much to the time of the rounds of a case.
+SHARE = 0.6
+LEAST_BLOCKS, MOST_BLOCKS = 2, 24
+# Steps of a turn, at the most: many short turns tell more than few long ones.
+MOST_STEPS = 5
+
+
+def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int) -> int:
+    """Return how many blocks of turns add at most `SHARE` to a case, but no fewer than needed.
+
+    Args:
+        num_steps: Steps that the rounds of the case take, warm-up included.
+        variants: What runs in turns, by name.
+        steps: Steps of a turn.
+    """
+    cost = sum(COST[name] for name in variants)
+    room = SHARE * num_steps / (cost * steps) - 1 / steps  # each variant first runs once untimed
+    return min(max(int(room), LEAST_BLOCKS), MOST_BLOCKS)
+
+
+def time_in_turns(
+    world: "World", variants: Mapping[str, Step], *, blocks: int, steps: int, seed: int
+) -> dict[str, list[float]]:
+    """Return this rank's seconds per step in each turn of each variant.
+
+    Every rank must call it with the same names and numbers: each turn begins with a barrier.
+
+    Args:
+        world: The ranks and this rank's device.
+        variants: What to run, by name.
+        blocks: Turns of each variant.
+        steps: Steps of a turn.
+        seed: Of the order; equal on all ranks.
+
+    Returns:
+        Seconds, shape (blocks,), by name.
+    """
+    for step in variants.values():
+        step()  # the first one after another variant allocates again
+    order = turns(list(variants), blocks, seed)
+    timed = timing.time_turns(world, [variants[name] for name in order], steps)
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for name, seconds in zip(order, timed, strict=True):
+        found[name].append(seconds)
+    return found
+
+
+def turns(names: Sequence[str], blocks: int, seed: int) -> list[str]:
+    """Return the names in the order of their turns, each once in a block."""
+    draw = random.Random(seed)  # noqa: S311, equal on all ranks is what matters
+    return [name for _ in range(blocks) for name in draw.sample(names, len(names))]
+
+
+def without_sync(ddp: Any, step: Step) -> Step:
+    """Return the step without gradient synchronisation: each rank's own, waiting for nobody."""
+
+    def own() -> None:
+        with ddp.no_sync():
+            step()
+
+    return own
+
+
+def of_ddp(ddp: Any, step: Step) -> dict[str, Step]:
+    """Return the variants that any step of a DDP model has, by name."""
+    from torch import distributed
+
+    found = {"full": step, "own": without_sync(ddp, step)}
+    if distributed.get_world_size(ddp.process_group) > 1:
+        found["reduce"] = reduce_buckets(ddp)
+    return found
+
+
+def reduce_buckets(ddp: Any) -> Step:
+    """Return the all-reduce of as many bytes as DDP's gradients have, bucket by bucket.
+
+    All buckets are in flight at once, as in a backward that has computed everything already.
+    """
+    import torch
+    from torch import distributed
+
+    from lockstep.measure.train_step import bucket_bytes
+
+    trained = next(each for each in ddp.parameters() if each.requires_grad)
+    buffers = [
+        torch.zeros(size // trained.element_size(), dtype=trained.dtype, device=trained.device)
+        for size in bucket_bytes(ddp)
+    ]
+
+    def reduce() -> None:
+        works = [
+            distributed.all_reduce(buffer, group=ddp.process_group, async_op=True)
+            for buffer in buffers
+        ]
+        for work in works:
+            work.wait()
+
+    return reduce
+
+
+def bucket_leads(ddp: Any, own: Step, steps: int = 3) -> list[float]:
+    """Return how long before the end of the backward each bucket has all of its gradients.
+
+    Args:
+        ddp: The model; its buckets are in use after three steps.
+        own: The step without gradient synchronisation.
+        steps: Steps that are looked at.
+
+    Returns:
+        Seconds, shape (num_buckets,), in the order in which the buckets are reduced; the median
+        over steps.
+    """
+    from statistics import median
+
+    from lockstep.measure.train_step import bucket_bytes
+
+    trained = [each for each in ddp.parameters() if each.requires_grad]
+    sizes = [each.numel() * each.element_size() for each in trained]
+    own()
+    found = []
+    for _ in range(steps):
+        ready = _ready_s(trained, own)
+        last = max(ready, default=0.0)
+        leads = sorted(((last - when, size) for when, size in zip(ready, sizes, strict=True)),
+                       reverse=True)  # fmt: skip
+        found.append(_fill(leads, bucket_bytes(ddp)))
+    return [median(each) for each in zip(*found, strict=True)]
+
+
+def _ready_s(parameters: Sequence["torch.Tensor"], own: Step) -> list[float]:
+    """Return when each parameter's gradient was ready in a step, on the clock of its device."""
+    marks: dict[int, Callable[[], float]] = {}
+
+    def note(parameter: "torch.Tensor") -> None:
+        marks[id(parameter)] = timing.mark(parameter.device)
+
+    hooks = [each.register_post_accumulate_grad_hook(note) for each in parameters]
+    begun = timing.mark(parameters[0].device)
+    try:
+        own()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    timing.synchronise(parameters[0].device)
+    start = begun()
+    return [marks[id(each)]() - start if id(each) in marks else 0.0 for each in parameters]
+
+
+def _fill(leads: Sequence[tuple[float, int]], buckets: Sequence[int]) -> list[float]:
+    """Return the lead of each bucket: that of the last gradient which it takes.
+
+    Args:
+        leads: Lead and bytes of each gradient, in the order in which they are ready.
+        buckets: Bytes of each bucket, in the same order.
+    """
+    found, waiting = [], list(leads)
+    for size in buckets:
+        held, lead = 0, 0.0
+        while waiting and (held < size or not held):
+            lead, more = waiting.pop(0)
+            held += more
+        found.append(lead)
+    return found
