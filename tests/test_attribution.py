@@ -5,33 +5,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from injected import judged, measure
 
+from lockstep.causes import bound
+from lockstep.causes.bound import Base
+from lockstep.causes.buckets import Buckets
+from lockstep.causes.card import card
 from lockstep.report.compute import attribution
-from lockstep.report.compute.attribution import COPIES, EXPOSED, IMBALANCE, OWN, extremes, loss
+from lockstep.report.compute.attribution import loss
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.losses import sentence
 
-NUM_STEPS = 8
+NUM_TURNS = 8
 # Of three launches that differ by a thousandth.
 LAUNCHES = (0.999, 1.0, 1.001)
 
 
-def ladder(scaling, steps):
-    """Rows of (world size, mean step in seconds, each rank's steps alone), in three launches."""
+def steady(seconds, ranks=1):
+    return [[seconds] * NUM_TURNS] * ranks
+
+
+def times(factor, variants):
+    return {name: (np.array(ranks) * factor).tolist() for name, ranks in variants.items()}
+
+
+def ladder(scaling, points):
+    """Rows of (world size, mean step in seconds, turns of each variant), in three launches."""
     rows = [
         Row(f"w{size}-r{repeat}", "c", scaling, "w", size, 1 / step, scaling=scaling, step_s=step,
-            mean_step_s=step * factor,
-            rank_alone_s=[[one * factor for one in own] for own in alone])
-        for size, step, alone in steps for repeat, factor in enumerate(LAUNCHES)
+            mean_step_s=step * factor, rank_variant_s=times(factor, variants))
+        for size, step, variants in points for repeat, factor in enumerate(LAUNCHES)
     ]  # fmt: skip
     (series,) = series_of(rows)
     return series
-
-
-def steady(seconds):
-    return [seconds] * NUM_STEPS
 
 
 def lost(scaling, base, here):
@@ -43,161 +50,197 @@ def seconds_of(found):
     return {part.cause: part.seconds for part in found.parts}
 
 
-BASE = (1.0, [steady(0.9)])
+# Of 1 s DDP's own work takes 0.1, and of the rest 0.2 is fixed, whatever the batch.
+BASE = (1.0, {"full": steady(1.0), "own": steady(0.9), "half": steady(0.55)})
+
+
+def two(slow, whole, own=0.9):
+    return {"full": steady(whole, 2), "own": [*steady(own), *steady(slow)]}
 
 
 def test_a_steady_step_is_split_by_hand():
-    # Of a step of 0.9 s alone and 0.1 of DDP's copies, one rank of two then takes 0.2 s longer.
-    found = lost("weak", BASE, (1.3, [steady(0.9), steady(1.1)]))
-    assert seconds_of(found) == pytest.approx({OWN: 0, IMBALANCE: 0.2, EXPOSED: 0.1})
-    assert (found.kind, [part.cause for part in found.named]) == ("named", [IMBALANCE, EXPOSED])
-
-
-def test_a_strong_ladder_loses_what_its_share_of_the_baseline_does_not_explain():
-    # Half of 0.9 s is the share; the copies take 0.1 s as before, and half of that is lost.
-    found = lost("strong", BASE, (0.8, [steady(0.5), steady(0.6)]))
+    # One rank of two takes 0.2 s longer, the step 0.1 beyond that and DDP's work, the rounds 0.05.
+    found = lost("weak", BASE, (1.35, two(1.1, 1.3)))
     assert seconds_of(found) == pytest.approx(
-        {OWN: 0.05, IMBALANCE: 0.1, EXPOSED: 0.1, COPIES: 0.05}
+        {"exposed": 0.1, "imbalance": 0.2, "remainder": 0.05, "contention": 0}
     )
-    assert found.seconds == pytest.approx(0.3)
+    assert (found.kind, [part.cause for part in found.named]) == ("named", ["imbalance", "exposed"])
+
+
+def test_a_strong_ladder_loses_half_of_what_the_ranks_do_not_share():
+    # Of 0.9 s 0.2 are fixed, so a rank alone is to take 0.2 + 0.7 / 2.
+    found = lost("strong", BASE, (0.9, two(0.7, 0.9, own=0.6)))
+    assert seconds_of(found) == pytest.approx(
+        {"exposed": 0.1, "imbalance": 0.1, "remainder": 0, "contention": 0.05, "fixed": 0.1,
+         "ddp": 0.05}
+    )  # fmt: skip
+    assert found.seconds == pytest.approx(0.4)
 
 
 def test_at_one_rank_nothing_is_called_communication():
     series = ladder("weak", [(1, *BASE)])
     parts = attribution.parts(series.base)
-    assert {part.cause: part.seconds for part in parts} == pytest.approx({OWN: 0.9, COPIES: 0.1})
+    assert {part.cause: part.seconds for part in parts} == pytest.approx(
+        {"own": 0.9, "imbalance": 0, "ddp": 0.1, "remainder": 0}
+    )
+    causes = [share.cause for share in attribution.judged(series, series.base).shares]
+    assert "exposed" not in causes
 
 
-def test_ranks_that_are_slow_in_turn_are_not_blamed_on_communication():
-    turns = [0.9, 1.1] * (NUM_STEPS // 2)
-    series = ladder("weak", [(1, *BASE), (2, 1.2, [turns, turns[::-1]])])
-    found = loss(series, series.points[1])
-    assert (found.kind, found.named) == ("open", ())
-    low, high = next(part.interval for part in found.parts if part.cause == EXPOSED)
-    assert low <= 0 < high
-    assert found.uneven_s == pytest.approx(0.1)
-    assert "ranks that are slow in turn" in sentence(series, series.points[1])
+def test_the_longer_steps_of_ranks_that_are_slow_in_turn_are_imbalance():
+    own = [[0.9, 1.1, 0.9, 0.9] * 2, [1.1, 0.9, 0.9, 0.9] * 2]
+    found = lost("weak", BASE, (1.1, {"full": steady(1.1, 2), "own": own}))
+    assert seconds_of(found)["imbalance"] == pytest.approx(0.1)
+    assert seconds_of(found)["exposed"] == pytest.approx(0.0)
 
 
 def test_a_loss_of_one_launch_has_no_cause():
-    rows = [row for row in rows_of(ladder("weak", [(1, *BASE), (2, 2.0, [steady(0.9)] * 2)]))
-            if row.launch.endswith("r0")]  # fmt: skip
-    (series,) = series_of(rows)
-    assert loss(series, series.points[1]).kind == "open"
+    series = ladder("weak", [(1, *BASE), (2, 2.0, two(0.9, 2.0))])
+    (one,) = series_of([row for row in rows_of(series) if row.launch.endswith("r0")])
+    assert loss(one, one.points[1]).kind == "open"
 
 
-def test_medians_of_an_older_release_are_split_and_name_no_cause():
-    found = lost("weak", (1.0, [[0.9]]), (1.3, [[0.9], [1.1]]))
-    assert seconds_of(found)[IMBALANCE] == pytest.approx(0.2)
-    assert (found.kind, found.parts[0].interval) == ("open", None)
+def test_steps_alone_of_an_older_release_are_split_without_a_remainder():
+    found = lost("weak", (1.0, {"own": [[0.9]]}), (1.3, {"own": [[0.9], [1.1]]}))
+    assert seconds_of(found) == pytest.approx({"exposed": 0.1, "imbalance": 0.2, "contention": 0})
 
 
 def rows_of(series):
     return [row for point in series.points for row in point.rows]
 
 
-MEETINGS = {
-    "independent": lambda draw, slow: slow,
-    "in turn": lambda draw, slow: np.array([slow[0], ~slow[0]]),
-    "together": lambda draw, slow: np.array([slow[0], slow[0]]),
-    "one rank": lambda draw, slow: np.array([slow[0], slow[0] & False]),
-}
-
-
-@pytest.mark.parametrize("meeting", MEETINGS)
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
-def test_the_bounds_hold_the_truth_however_slow_steps_of_two_ranks_meet(meeting, share):
-    draw = np.random.default_rng(1)
-
-    def steps(count):
-        slow = MEETINGS[meeting](draw, draw.random((2, count)) < share)
-        return 0.04 + 0.02 * slow + 0.001 * draw.standard_normal((2, count))
-
-    drawn = steps(100_000)
-    truth = drawn.min(axis=0).mean(), drawn.max(axis=0).mean()
-    found = np.mean([extremes(steps(NUM_STEPS)) for _ in range(1000)], axis=0)
-    for (low, high), value in zip(found, truth, strict=True):
-        assert low < value + 4e-4  # two standard errors of 1000 launches
-        assert high > value - 4e-4
-
-
 seconds = st.floats(1e-3, 10)
-ranks = st.lists(st.lists(seconds, min_size=NUM_STEPS, max_size=NUM_STEPS), min_size=4, max_size=4)
+turns = st.lists(
+    st.lists(seconds, min_size=NUM_TURNS, max_size=NUM_TURNS), min_size=4, max_size=4
+)  # fmt: skip
 
 
 @settings(deadline=None)  # what a loaded machine takes says nothing
-@given(seconds, seconds, ranks, st.sampled_from(["strong", "weak"]))
-def test_the_losses_add_up_to_the_whole(base, step, alone, scaling):
-    series = ladder(scaling, [(1, base, [steady(0.9 * base)]), (4, step, alone)])
+@given(seconds, seconds, turns, turns, st.sampled_from(["strong", "weak"]), st.booleans())
+def test_the_losses_add_up_to_the_whole(base, step, full, own, scaling, has_half):
+    alone = {"full": steady(base), "own": steady(0.9 * base)}
+    alone |= {"half": steady(0.5 * base)} if has_half else {}
+    series = ladder(scaling, [(1, base, alone), (4, step, {"full": full, "own": own})])
     factor = 1 / 4 if scaling == "strong" else 1.0
     found = loss(series, series.points[1])
     assert found.seconds == pytest.approx(step - factor * base, abs=1e-9)
     assert sum(seconds_of(found).values()) == pytest.approx(found.seconds, abs=1e-9)
 
 
-def test_the_sentence_gives_milliseconds_with_signs_intervals_and_the_slow_rank():
-    series = ladder("weak", [(1, *BASE), (2, 1.3, [steady(0.9), steady(1.2)])])
-    for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):
-        row.rank_alone_s[1] = steady(1.2 * factor**2)  # launches of equal paces have no interval
-    said = sentence(series, series.points[1])
-    assert "a mean step takes 1300 ms where 1000 ms are ideal, +300 ms (+29" in said
-    assert "to imbalance (rank 1 is the slowest in 3 of 3 launches, by 33.3 %" in said
-    assert said.endswith("look at its device, its clocks, and what else runs on its host.")
+def noisy(draw, ranks, **means):
+    return {
+        name: np.reshape(mean, (-1, 1)) * (1 + 0.01 * draw.standard_normal((ranks, 24)))
+        for name, mean in means.items()
+    }
 
 
-def test_the_sentence_leads_with_the_largest_cause_and_keeps_the_slow_rank_beside_imbalance():
-    series = ladder("weak", [(1, *BASE), (2, 1.4, [steady(0.9), steady(1.2)])])
+@pytest.mark.parametrize(
+    ("kind", "means"),
+    [
+        ("compute", {"full": [1, 1], "own": [1, 1], "half": [0.5, 0.5]}),
+        ("communication", {"full": [1.3, 1.3], "own": [1, 1], "half": [0.5, 0.5]}),
+        ("imbalance", {"full": [1.3, 1.3], "own": [1, 1.3], "half": [0.5, 0.65]}),
+        ("input", {"full": [1.3, 1.3], "resident": [1, 1], "own": [1, 1]}),
+        ("launch", {"full": [1, 1], "own": [1, 1], "half": [0.7, 0.7]}),
+    ],
+)
+def test_the_largest_cause_that_is_shown_bounds_a_step(kind, means):
+    draw = np.random.default_rng(1)
+    found = bound.judge([noisy(draw, 2, **means)])
+    assert found.kind == kind
+    if kind != "compute":
+        assert found.named[0].seconds == pytest.approx(0.3 if kind != "launch" else 0.4, abs=0.03)
+    assert (found.slow and found.slow.rank) == (1 if kind == "imbalance" else None)
+    assert len(card(found)) <= 12
+
+
+def test_contention_shows_against_a_baseline_alone():
+    draw = np.random.default_rng(1)
+    here = noisy(draw, 2, full=[1.3, 1.3], own=[1.3, 1.3])
+    base = noisy(draw, 1, full=[1.0], own=[1.0])
+    assert bound.judge([here]).kind == "compute"
+    assert bound.judge([here], [Base(base)]).kind == "contention"
+
+
+def test_few_turns_are_not_enough_evidence():
+    here = {"full": np.array([[1.0, 1.5], [1.0, 1.5]]), "own": np.array([[1.0, 0.8], [0.7, 1.0]])}
+    assert bound.judge([here]).kind == "open"
+
+
+def test_intervals_of_turns_hold_the_truth_as_often_as_they_say():
+    draw, means = np.random.default_rng(2), {"full": [1.2, 1.2], "own": [1.0, 1.0]}
+    held = 0
+    for _ in range(200):
+        found = bound.judge([noisy(draw, 2, **means)], confidence=0.9)
+        low, high = next(one.interval for one in found.shares if one.cause == "exposed")
+        held += low <= 0.2 * (1 + 0.01 * 0.5642) <= high  # the slower of two normal draws
+    assert held / 200 >= 0.85
+
+
+def test_a_bucket_is_exposed_by_what_of_it_lies_behind_the_backward():
+    # 0.2 s before the end the first is ready; the second waits for it, the third for its gradients.
+    buckets = Buckets([100, 100, 200], [0.2, 0.15, 0.0])
+    assert buckets.exposed_s(np.array(0.4)) == pytest.approx([0.0, 0.0, 0.2])
+    assert buckets.exposed_s(np.array(1.2)) == pytest.approx([0.1, 0.3, 0.6])
+    assert float(buckets.saved_s(np.array(0.4), 2.0)) == pytest.approx(0.1)
+
+
+def test_the_sentence_leads_with_the_largest_cause_and_names_the_slow_rank_beside_imbalance():
+    series = ladder("weak", [(1, *BASE), (2, 1.4, two(1.2, 1.4))])
     for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):
-        row.rank_alone_s[1] = steady(1.2 * factor**2)
-    assert [part.cause for part in loss(series, series.points[1]).named] == [IMBALANCE, EXPOSED]
+        row.rank_variant_s["own"][1] = steady(1.2 * factor**2)[0]
+    assert [part.cause for part in loss(series, series.points[1]).named] == ["imbalance", "exposed"]
     said = sentence(series, series.points[1])
     order = ["to imbalance (rank 1", "look at its device", "to exposed communication"]
     assert [said.index(text) for text in order] == sorted(map(said.index, order))
 
 
 def test_a_point_that_loses_little_needs_no_reason():
-    series = ladder("strong", [(1, *BASE), (2, 0.51, [steady(0.46)] * 2)])
+    series = ladder("strong", [(1, *BASE), (2, 0.51, two(0.46, 0.51, own=0.46))])
     assert sentence(series, series.points[1]) is None
     assert sentence(series, series.base) is None
 
 
 def test_a_small_loss_of_noisy_launches_is_open_and_a_sure_cause_is_named_all_the_same():
-    series = ladder("weak", [(1, *BASE), (2, 1.01, [steady(0.9)] * 2)])
+    series = ladder("weak", [(1, *BASE), (2, 1.01, two(0.9, 1.01))])
     for row, factor in zip(series.base.rows, (0.8, 1.0, 1.2), strict=True):
         row.mean_step_s = factor
     assert loss(series, series.points[1]).kind == "open"
-    assert "not enough evidence that anything is lost" in sentence(series, series.points[1])
     for row in series.points[1].rows:
-        row.rank_alone_s[1] = steady(1.2)
-    assert [part.cause for part in loss(series, series.points[1]).named] == [IMBALANCE]
+        row.rank_variant_s["own"][1] = steady(1.2)[0]
+    assert [part.cause for part in loss(series, series.points[1]).named] == ["imbalance"]
 
 
-def test_results_without_a_step_alone_are_not_split():
-    series = ladder("strong", [(1, 1.0, []), (2, 0.8, [steady(0.5), steady(0.6)])])
+def test_results_without_variants_are_not_split():
+    series = ladder("strong", [(1, 1.0, {}), (2, 0.8, two(0.6, 0.8))])
     assert attribution.parts(series.base) is None
     assert loss(series, series.points[1]) is None
     assert sentence(series, series.points[1]) is None
 
 
 def test_the_page_says_why_and_shows_the_table(tmp_path):
-    for size, step_s, alone in ((1, *BASE), (2, 0.8, [steady(0.5), steady(0.6)])):
+    for size, step_s, variants in ((1, *BASE), (2, 0.9, two(0.7, 0.9, own=0.6))):
         for repeat, factor in enumerate(LAUNCHES):
-            details = {"rank_alone_s": [[one * factor for one in own] for own in alone]}
+            details = {"rank_variant_s": times(factor, variants)}
             case = record("strong", size, step_s * factor, details=details)
             name = f"w{size}-r{repeat}"
             write(tmp_path, document(name, size, {"strong[64]": case}, repeat=repeat))
     results = load([tmp_path])
     made = page(results, series_of(results.rows), 0.7)
-    assert any("are ideal, +300 ms" in sentence for sentence in made["verdicts"])
+    assert any("are ideal, +400 ms" in sentence for sentence in made["verdicts"])
     strong = next(one for one in made["sections"] if one["id"] == "strong")
     (shown,) = [t for t in strong["tables"] if t["caption"].startswith("Where a step's time")]
-    assert [row[:3] for row in shown["rows"] if row[0] == "2"] == [
-        ["2", "Exposed communication", "200"],
-        ["2", "Imbalance", "100"],
-        ["2", "Own work", "500"],
-        ["2", "DDP's own copies", "\u2013"],
-        ["2", "Whole step", "800"],
-    ]
+    cells = {row[1]: row[2] for row in shown["rows"] if row[0] == "2"}
+    assert abs(float(cells.pop("What the rounds take beyond the turns"))) < 1e-9
+    assert cells == {
+        "Exposed communication": "200",
+        "Imbalance": "100",
+        "Own work": "600",
+        "The fixed cost of a step": "\u2013",
+        "Contention": "\u2013",
+        "DDP's own work": "\u2013",
+        "Whole step": "900",
+    }
 
 
 @pytest.mark.chaos

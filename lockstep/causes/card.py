@@ -1,8 +1,8 @@
-"""A verdict in words: the card that a command or a user's own script ends with."""
+"""What bounds a step, in words: the card that a command or a user's own script ends with."""
 
 from collections.abc import Sequence
 
-from lockstep.causes.verdict import NOTABLE, Cause, Change, Gain, Kind, Share, Verdict
+from lockstep.causes.bound import NOTABLE, Bound, Cause, Change, Gain, Kind, Share
 from lockstep.vocabulary.text.formats import counted, number, percent
 
 MILLI = 1e3
@@ -43,41 +43,41 @@ NEXT: dict[Kind, str] = {
 }
 
 
-def card(verdict: Verdict, hosts: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a verdict, the headline first.
+def card(bound: Bound, hosts: Sequence[str] = ()) -> list[str]:
+    """Return the lines of what bounds a step, the headline first.
 
     Args:
-        verdict: What bounds the step.
+        bound: What bounds the step.
         hosts: Host of each rank, where they are known.
     """
-    lines = [headline(verdict), *_table(verdict)]
-    if verdict.slow:
-        lines.append(_row("slow rank", slow_text(verdict, hosts)))
-    lines += _gains(verdict)
-    return [*lines, _row("next", NEXT[verdict.kind]), _row("trust", _trust(verdict))]
+    lines = [headline(bound), *_table(bound)]
+    if bound.slow:
+        lines.append(_row("slow rank", slow_text(bound, hosts)))
+    lines += _gains(bound)
+    return [*lines, _row("next", NEXT[bound.kind]), _row("trust", _trust(bound))]
 
 
-def headline(verdict: Verdict) -> str:
-    """Return the verdict in a sentence, with its figures."""
-    step = f"a step of {_ms(verdict.step_s)} ms"
-    if verdict.kind == "compute":
-        kept = percent(verdict.compute_s / verdict.step_s)
+def headline(bound: Bound) -> str:
+    """Return what bounds a step in a sentence, with its figures."""
+    step = f"a step of {_ms(bound.step_s)} ms"
+    if bound.kind == "compute":
+        kept = percent(bound.compute_s / bound.step_s)
         return f"Compute-bound: {kept} % of {step} is a rank's own work."
-    if verdict.kind == "open":
+    if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
-    first = verdict.named[0]
-    share = first.seconds / verdict.step_s
-    name = KINDS[verdict.kind]
+    first = bound.named[0]
+    share = first.seconds / bound.step_s
+    name = KINDS[bound.kind]
     start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
     return f"{start}: {percent(share)} % of {step} is {CAUSES[first.cause]}."
 
 
-def _table(verdict: Verdict) -> list[str]:
-    compute = verdict.compute_s
-    rows = [_line("compute", compute, compute / verdict.step_s, "")]
+def _table(bound: Bound) -> list[str]:
+    compute = bound.compute_s
+    rows = [_line("compute", compute, compute / bound.step_s, "")]
     return rows + [
-        _line(CAUSES[share.cause], share.seconds, share.seconds / verdict.step_s, _interval(share))
-        for share in verdict.shares
+        _line(CAUSES[share.cause], share.seconds, share.seconds / bound.step_s, _interval(share))
+        for share in bound.shares
     ]
 
 
@@ -93,32 +93,32 @@ def _interval(share: Share) -> str:
     return f"{_ms(low)} to {_ms(high)} ms{shown}"
 
 
-def slow_text(verdict: Verdict, hosts: Sequence[str]) -> str:
-    """Name the slow rank with how much slower it is; a verdict that has one."""
-    assert verdict.slow
-    slow = verdict.slow
+def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
+    """Name the slow rank with how much slower it is; where one is shown."""
+    assert bound.slow
+    slow = bound.slow
     where = f" on {hosts[slow.rank]}" if hosts else ""
     low, high = (percent(end - 1) for end in slow.interval)
     return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
 
 
-def _gains(verdict: Verdict) -> list[str]:
+def _gains(bound: Bound) -> list[str]:
     """Return what changes would gain, the largest first, where that is worth a word."""
-    least = (1 - NOTABLE) * verdict.step_s
-    worth = sorted((one for one in verdict.gains if one.step_s < least), key=lambda one: one.step_s)
-    return [_row("modelled", _gain(one, verdict)) for one in worth[:3]]
+    least = (1 - NOTABLE) * bound.step_s
+    worth = sorted((one for one in bound.gains if one.step_s < least), key=lambda one: one.step_s)
+    return [_row("modelled", _gain(one, bound)) for one in worth[:3]]
 
 
-def _gain(gain: Gain, verdict: Verdict) -> str:
-    faster = percent(verdict.step_s / gain.step_s - 1) if gain.step_s > 0 else "?"
+def _gain(gain: Gain, bound: Bound) -> str:
+    faster = percent(bound.step_s / gain.step_s - 1) if gain.step_s > 0 else "?"
     span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
     return f"{CHANGES[gain.change]}: {_ms(gain.step_s)} ms{span}, {faster} % faster"
 
 
-def _trust(verdict: Verdict) -> str:
-    turns = counted(verdict.num_turns, "turn")
-    if verdict.num_launches > 1:
-        return f"{turns} of each variant in {counted(verdict.num_launches, 'launch')}"
+def _trust(bound: Bound) -> str:
+    turns = counted(bound.num_turns, "turn")
+    if bound.num_launches > 1:
+        return f"{turns} of each variant in {counted(bound.num_launches, 'launch')}"
     return f"{turns} of each variant in one launch: the intervals hold for this launch"
 
 

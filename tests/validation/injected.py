@@ -13,7 +13,6 @@ from pathlib import Path
 import launched
 
 from lockstep.report.compute import attribution
-from lockstep.report.compute.attribution import EXPOSED, IMBALANCE, OWN
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.panels import losses
@@ -21,11 +20,11 @@ from lockstep.report.page.panels import losses
 # What each scenario loses its 20 ms to, see `samples/injected_cases.py`.
 TRUTH = {
     "nothing": None,
-    "straggler": IMBALANCE,
-    "in_turn": IMBALANCE,
-    "hook_on_all": EXPOSED,
-    "hook_on_one": EXPOSED,
-    "compute": OWN,
+    "straggler": "imbalance",
+    "in_turn": "imbalance",
+    "hook_on_all": "exposed",
+    "hook_on_one": "exposed",
+    "compute": "contention",
 }
 # Of the true cause: what a busy machine really adds may be named beside it, and not as its equal.
 MOST_BESIDE = 1 / 3

@@ -20,10 +20,10 @@ from typing import Literal
 
 import numpy as np
 
-from lockstep.causes import verdict
+from lockstep.causes import bound
+from lockstep.causes.bound import Base, Bound
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import FULL, OWN, Turns, divide
-from lockstep.causes.verdict import Base, Verdict
 from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval
@@ -99,6 +99,8 @@ def split(row: Row) -> Split | None:
     if found is None or row.mean_step_s is None:
         return None
     seconds = {name: float(value) for name, value in divide(found).items()}
+    if FULL not in row.rank_variant_s:
+        return seconds
     return seconds | {"remainder": row.mean_step_s - seconds["step"]}
 
 
@@ -125,7 +127,7 @@ def loss(series: Series, point: Point) -> Loss | None:
     return Loss(kind, step_s, whole_s, interval, found, tuple(named))
 
 
-def judged(series: Series, point: Point) -> Verdict | None:
+def judged(series: Series, point: Point) -> Bound | None:
     """Return what bounds a point's step; None where a launch timed no variants of it."""
     here = [turns(row) for row in point.rows]
     base = [] if point is series.base else [turns(row) for row in series.base.rows]
@@ -133,7 +135,7 @@ def judged(series: Series, point: Point) -> Verdict | None:
     if len(known) < len(here) or not all(FULL in row.rank_variant_s for row in point.rows):
         return None
     bases = [Base(one, _ideal(series, point)) for one in base if one is not None]
-    return verdict.judge(known, bases, _buckets(point.rows[0]))
+    return bound.judge(known, bases, _buckets(point.rows[0]))
 
 
 def _buckets(row: Row) -> Buckets | None:

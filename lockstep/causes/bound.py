@@ -1,6 +1,6 @@
-"""What a step is lost to: shares with intervals, a verdict, and what a change would gain.
+"""What bounds a step: shares of its causes with intervals, and what a change would gain.
 
-A verdict is of one point, by the turns of its variants (`division`), with those of its baseline
+It is said of one point, by the turns of its variants (`division`), with those of its baseline
 where there is one: what ranks that share a machine cost each other shows only against a baseline.
 With several launches a launch gives one value and the intervals are over launches; with fewer they
 are over turns, and hold for these launches alone.
@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.causes import division
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import Turns
-from lockstep.causes.stragglers import SlowRank, slow_rank
+from lockstep.causes.stragglers import FEWEST_TURNS, SlowRank, slow_rank
 from lockstep.vocabulary import metrics
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -25,7 +25,7 @@ Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
 Kind = Literal["communication", "imbalance", "input", "launch", "contention", "compute", "open"]
 Change = Literal["even ranks", "link twice as fast", "perfect overlap", "captured step"]
 
-# The verdict where a cause takes most.
+# What bounds a step whose largest cause this is.
 KINDS: dict[Cause, Kind] = {
     "exposed": "communication",
     "imbalance": "imbalance",
@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 NOTABLE = 0.05
 # So much of a step may be lost in all where it is called bound by its computing.
 LITTLE = 0.1
-# Fewer launches give no interval of use.
+# Fewer launches, or turns, give no interval of use.
 FEWEST_LAUNCHES = 3
 LINK_SPEED = 2.0
 
@@ -98,7 +98,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Bound:
     """What bounds a step.
 
     Attributes:
@@ -137,7 +137,7 @@ def judge(
     bases: Sequence[Base] = (),
     buckets: Buckets | None = None,
     confidence: float = CONFIDENCE,
-) -> Verdict:
+) -> Bound:
     """Return what bounds the step of a point.
 
     Args:
@@ -159,7 +159,7 @@ def judge(
         (_share(cause, found[cause], step.seconds) for cause in causes),
         key=lambda share: -share.seconds,
     )
-    return Verdict(
+    return Bound(
         kind=_kind(shares, found["lost"], step.seconds),
         step_s=step.seconds,
         interval=step.interval,
@@ -193,6 +193,8 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
     found = division.divide(turns)
     if base:
         found |= _against(found, division.divide(base.turns), base.share)
+    if "fixed" in found:  # a half batch that computes less well takes it below 0
+        found["fixed"] = np.maximum(found["fixed"], 0.0)
     found["lost"] = sum((found[cause] for cause in KINDS if cause in found), np.zeros(()))
     step = found["step"]
     changes: dict[Change, Array | None] = {
@@ -241,7 +243,7 @@ def _over_turns(
     exact = quantities(turns, base, buckets)
     sampled = quantities(division.resample(turns), drawn, buckets)
     num_turns = turns[division.FULL].shape[-1]
-    if num_turns < 2:
+    if num_turns < FEWEST_TURNS:
         return {name: Amount(float(value)) for name, value in exact.items()}
     return {
         name: Amount(float(value), _bootstrap(sampled[name], float(value), confidence, num_turns))
