@@ -19,6 +19,10 @@ COMMANDS = {
         "lockstep.slurm.doctor.doctor_cli:doctor",
         "Say whether this machine can measure.",
     ),
+    "screen": (
+        "lockstep.screen.screen_cli:screen",
+        "Find a slow node, device or link before a campaign.",
+    ),
     "init": (
         "lockstep.slurm.drafts.init_cli:init",
         "Write a site and a campaign file for this place.",

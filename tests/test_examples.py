@@ -32,7 +32,7 @@ IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide"}
 # These write results of their own, so they begin in a folder without any.
 WRITERS = ("run", "import", "train", "render", "plan")
 # These tell a result's truth by their exit code: what was measured may well miss a target.
-JUDGES = ("check", "compare", "gate", "predict")
+JUDGES = ("check", "compare", "gate", "predict", "screen")
 # What needs a cluster or a container is run by the tests of the testbed.
 ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),

@@ -31,6 +31,7 @@ MAY_IMPORT = {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),
         "campaign",
     },
+    "screen": {"vocabulary", "world", "measure", "campaign"},
     "image": {"vocabulary", "content", "machine"},
     "slurm": {"vocabulary", "content", "campaign", "machine", "image"},
     "report": {"vocabulary", "content", "causes"},

@@ -72,6 +72,13 @@ def synchronise(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
+def time_block(device: "torch.device", step: Callable[[], Any], num_steps: int) -> float:
+    """Return the seconds of a block of steps on this rank, which waits for no other rank before."""
+    synchronise(device)
+    clock = _event_round if device.type == "cuda" else _host_round
+    return clock(step, num_steps)
+
+
 def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:
     from torch import distributed
 

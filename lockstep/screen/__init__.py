@@ -1,0 +1,1 @@
+"""`lockstep screen`: find a slow node, device or link before a campaign does."""

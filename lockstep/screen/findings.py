@@ -1,0 +1,104 @@
+"""What a screening holds: who took part, how each compares with the others, and what is slow."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+# matmul, memory: a rank's own; host_copy: between its GPU and the host; node_all_reduce: among the
+# ranks of a node; pair_all_reduce: among the ranks of two nodes.
+Probe = Literal["matmul", "memory", "host_copy", "node_all_reduce", "pair_all_reduce"]
+# slow-node: most ranks of it are slow on their own; slow-device: one rank is; slow-link: a node
+# with its partners, its ranks among themselves, or two nodes with each other and nobody else.
+Kind = Literal["slow-node", "slow-device", "slow-link"]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank is.
+
+    Attributes:
+        rank: Its number.
+        local_rank: Its number on its node, which is that of its device.
+        node: The node's name, as Slurm knows it.
+        machine: The host's own name. Nodes of a test cluster may share one.
+    """
+
+    rank: int
+    local_rank: int
+    node: str
+    machine: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one rank, node or pair of nodes compares with the others in one probe.
+
+    Attributes:
+        probe: What was timed.
+        nodes: The node; both nodes of a pair.
+        rank: The rank, where it is one.
+        median_s: Its seconds for one matrix product, copy or all-reduce, median over repeats.
+        ratio: Its time over that of the others, median over repeats of paired ratios.
+        low: Lower end of the ratio's interval.
+        high: Upper end of it.
+    """
+
+    probe: Probe
+    nodes: tuple[str, ...]
+    rank: int | None
+    median_s: float
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something slow, and the comparison that shows it."""
+
+    kind: Kind
+    row: Row
+
+
+@dataclass(frozen=True)
+class Screening:
+    """All that a screening found.
+
+    Attributes:
+        seats: Who took part, by rank.
+        repeats: How often each probe was timed on each unit.
+        steps: Divisions of the nodes into groups that worked at the same time.
+        promised_steps: How many there may be at most.
+        rows: Of every rank, of every node's links, of every pair of nodes.
+        findings: What is slow, the slowest first.
+    """
+
+    seats: tuple[Seat, ...]
+    repeats: int
+    steps: int
+    promised_steps: int
+    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, in the order of their ranks."""
+        return tuple(dict.fromkeys(seat.node for seat in self.seats))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON can hold; `from_json` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(given: dict[str, Any]) -> "Screening":
+        """Return the screening that `to_json` was made of."""
+        findings = (Finding(one["kind"], _row(one["row"])) for one in given["findings"])
+        made = {
+            "seats": tuple(Seat(**seat) for seat in given["seats"]),
+            "rows": tuple(map(_row, given["rows"])),
+            "findings": tuple(findings),
+        }
+        return Screening(**given | made)
+
+
+def _row(given: dict[str, Any]) -> Row:
+    return Row(**given | {"nodes": tuple(given["nodes"])})

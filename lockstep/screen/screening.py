@@ -1,0 +1,152 @@
+"""A screening as each of its ranks goes through it.
+
+    torchrun ... -m lockstep.screen.screening FILE
+
+takes its settings from FILE and writes what it found to FILE.found; `lockstep screen` starts this.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from lockstep.screen import search
+from lockstep.screen.findings import Probe, Screening, Seat
+from lockstep.screen.probes import Prober
+from lockstep.vocabulary.metrics import slowest_rank
+from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.system.host import hostname
+from lockstep.vocabulary.text.printable import one_line
+from lockstep.world import process_group
+from lockstep.world.placement import placement
+
+if TYPE_CHECKING:
+    from lockstep.world.process_group import World
+
+SEED = 20_260
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to screen.
+
+    Attributes:
+        repeats: How often each probe is timed; 20 by default, more for very many ranks.
+        device: "cpu" or "cuda"; CUDA where there is one, by default.
+        timeout_s: How long ranks wait for each other.
+    """
+
+    repeats: int | None = None
+    device: str | None = None
+    timeout_s: float = 120.0
+
+
+def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[int, Screening]:
+    """Join the other ranks, screen with them, and return this rank's number and what was found.
+
+    Raises:
+        ValueError: There is one rank, or there are too few repeats to name anything.
+        RuntimeError: Ranks do not meet, or one is lost.
+    """
+    repeats = num_repeats(placement(environ).world_size, settings.repeats)
+    world = process_group.join(settings.timeout_s, device=settings.device, environ=environ)
+    try:
+        found = _screen(world, repeats, environ)
+        world.control.part()
+    finally:
+        process_group.leave()
+    return world.rank, found
+
+
+def _screen(world: "World", repeats: int, environ: Mapping[str, str]) -> Screening:
+    node = environ.get("SLURMD_NODENAME", hostname())
+    own = Seat(world.rank, world.local_rank, node, hostname())
+    seats = [Seat(**seat) for seat in world.control.exchange_all("seat", asdict(own))]
+    prober = Prober(world, seats, repeats, Random(SEED))  # noqa: S311, no secret
+    alone = _alone(world, prober)
+    rounds = search.rounds_after(alone)
+    return _with_pairs(world, prober, rounds, alone) if rounds else alone
+
+
+def num_repeats(num_ranks: int, asked: int | None) -> int:
+    """Return how often to time each probe.
+
+    Raises:
+        ValueError: There is one rank, or the number that was asked for can show nothing.
+    """
+    if num_ranks < 2:
+        raise ValueError(
+            "one rank has nobody to be compared with; start two or more, as srun -N4 "
+            "--ntasks-per-node=1 does, or --ranks 2"
+        )
+    least = search.least_repeats(num_ranks)
+    if asked is not None and asked < least:
+        raise ValueError(
+            f"{asked} repeats of {num_ranks} ranks cannot show that one is slow; give {least} or "
+            "more"
+        )
+    return asked or max(search.USUAL_REPEATS, least)
+
+
+def _alone(world: "World", prober: Prober) -> Screening:
+    """Take the first step: every node by itself."""
+    seconds = dict(prober.alone())
+    nodes = search.nodes_of(prober.seats)
+    if len(nodes) > 1 and _has_groups(nodes.values()):
+        ((_, found),) = prober.all_reduces("node_all_reduce", [list(nodes.values())]).items()
+        seconds["node_all_reduce"] = found
+
+    def judge(given: list[dict[Probe, list[float]]]) -> dict[str, Any]:
+        by_probe = {probe: [one[probe] for one in given] for probe in given[0]}
+        return search.after_alone(prober.seats, by_probe, prober.repeats).to_json()
+
+    return Screening.from_json(world.control.settle_all("alone", seconds, judge))
+
+
+def _has_groups(nodes: Iterable[Sequence[int]]) -> bool:
+    """Return whether the nodes' own all-reduces compare: all have as many ranks, two or more."""
+    sizes = {len(ranks) for ranks in nodes}
+    return len(sizes) == 1 and min(sizes) > 1
+
+
+def _with_pairs(
+    world: "World",
+    prober: Prober,
+    rounds: Sequence[Sequence[search.Pair]],
+    alone: Screening,
+) -> Screening:
+    """Take the steps in which the nodes work in pairs."""
+    nodes = search.nodes_of(prober.seats)
+    groups = [[[*nodes[a], *nodes[b]] for a, b in pairs] for pairs in rounds]
+    own = prober.all_reduces("pair_all_reduce", groups)
+    seconds = {f"{division} {pair}": found for (division, pair), found in own.items()}
+
+    def judge(given: list[dict[str, list[float]]]) -> dict[str, Any]:
+        by_pair = {
+            pair: slowest_rank([one[key] for one in given if (key := f"{i} {j}") in one])
+            for i, pairs in enumerate(rounds)
+            for j, pair in enumerate(pairs)
+        }
+        return search.after_pairs(alone, rounds, by_pair).to_json()
+
+    return Screening.from_json(world.control.settle_all("pairs", seconds, judge))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Screen as a rank that torchrun has started; what the machine refuses is one line."""
+    path = Path(arguments[0])
+    try:
+        rank, found = run(Settings(**json.loads(path.read_text(encoding="utf-8"))))
+    except (RuntimeError, OSError) as error:
+        who = "" if isinstance(error, RankError) else f"rank {os.environ.get('RANK', 0)}: "
+        sys.exit(f"lockstep: {who}{one_line(str(error))}")
+    if rank == 0:
+        path.with_suffix(".found").write_text(json.dumps(found.to_json()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

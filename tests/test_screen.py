@@ -1,0 +1,96 @@
+"""`lockstep screen` names what is slow, in as many steps as it promises, and nothing else."""
+
+import json
+from itertools import chain
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_screens import Noise, Slow, screened, seats
+
+from lockstep.screen import search, starting
+from lockstep.screen.findings import Screening
+from lockstep.screen.screen_wording import node_lines, page
+from lockstep.screen.screening import num_repeats
+
+RNG = st.integers(0, 2**32).map(Random)
+
+
+def named(found):
+    return {(one.kind, one.row.nodes, one.row.rank) for one in found.findings}
+
+
+def slow_ones(num_nodes, ranks_per_node):
+    """Return everything that may be slow among so many nodes."""
+    nodes = st.sampled_from([f"n{i}" for i in range(num_nodes)])
+    kinds = [nodes.map(lambda node: Slow("slow-node", (node,)))]
+    if ranks_per_node > 1:
+        ranks = st.integers(0, num_nodes * ranks_per_node - 1)
+        kinds.append(ranks.map(lambda r: Slow("slow-device", (f"n{r // ranks_per_node}",), r)))
+    if num_nodes >= search.FEWEST_FOR_PAIRS:
+        kinds.append(nodes.map(lambda node: Slow("slow-link", (node,))))
+        met = list(chain(*search.tournament([f"n{i}" for i in range(num_nodes)])))
+        kinds.append(st.sampled_from(met).map(lambda pair: Slow("slow-link", pair)))
+    return st.one_of(kinds)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), RNG, st.integers(2, 64), st.sampled_from([1, 2, 4]))
+def test_one_slow_thing_is_named_and_nothing_else_within_the_promised_steps(data, rng, n, ranks):
+    slow = data.draw(slow_ones(n, ranks))
+    found = screened(n, ranks, Noise(rng, neighbours=0), slow)
+    assert named(found) == {(slow.kind, slow.nodes, slow.rank)}
+    assert 1 <= found.steps <= min(search.promised_steps(n), 4)
+
+
+def test_nothing_is_named_of_clean_machines_with_busy_neighbours():
+    noise = Noise(Random(0))  # noqa: S311, no secret
+    draws = [screened(n, 2, noise) for n in (1, 2, 3, 4, 8) for _ in range(60)]
+    assert sum(bool(found.findings) for found in draws) <= 3
+
+
+@given(st.integers(1, 64))
+def test_nobody_meets_a_partner_twice_and_a_turn_shares_no_host(num_nodes):
+    nodes = [f"n{i}" for i in range(num_nodes)]
+    rounds = search.tournament(nodes)
+    assert len(rounds) == (3 if num_nodes > 2 else 0)
+    pairs = [frozenset(pair) for pair in chain(*rounds)]
+    assert len(set(pairs)) == len(pairs)
+    for one in rounds:
+        together = list(chain(*one))
+        assert len(set(together)) == len(together) >= num_nodes - 1
+    groups = [[0, 1], [1, 2], [3], [0, 3]]
+    assert search.turns(groups, seats(4, 1)) == [[0, 2], [1, 3]]
+
+
+def test_a_screening_says_what_to_do():
+    slow = Slow("slow-device", ("n2",), 5)
+    found = screened(4, 2, Noise(Random(1)), slow)  # noqa: S311, no secret
+    assert Screening.from_json(json.loads(json.dumps(found.to_json()))) == found
+    lines = [json.loads(line) for line in node_lines(found)]
+    assert [line["node"] for line in lines if line["is_slow"]] == ["n2"]
+    assert {one["kind"] for one in lines[2]["findings"]} == {"slow-device"}
+    assert "--exclude=n2\n" in page(found)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n1", "n1"), ("n[08-11,20],login", "n08"), ("a,b", "a"), ("r[2-3]n[7,9]-ib", "r2n7-ib")],
+)
+def test_the_tasks_of_an_srun_meet_on_the_first_node(hosts, first):
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    given = starting.as_rank(step | {"SLURM_STEP_NODELIST": hosts})
+    assert (given["LOCKSTEP_LAUNCHER"], given["MASTER_ADDR"]) == ("slurm", first)
+    asked = starting.as_rank(step | {"SLURM_STEP_NODELIST": hosts, "MASTER_ADDR": "ib0"})
+    assert asked["MASTER_ADDR"] == "ib0"
+
+
+def test_one_process_alone_is_told_what_to_start():
+    assert starting.as_rank({}) is None
+    with pytest.raises(ValueError, match="start with srun --ntasks-per-node"):
+        starting.as_rank({"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"})
+    with pytest.raises(ValueError, match="one rank has nobody"):
+        num_repeats(1, None)
+    with pytest.raises(ValueError, match="5 repeats of 4 ranks cannot show"):
+        num_repeats(4, 5)
