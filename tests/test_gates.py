@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lockstep.report.check.checker import check
 from lockstep.report.compare.comparison import compare
+from lockstep.report.compute import quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Point, series_of
 from lockstep.report.gate import gate_wording, gates, targets, training_runs
@@ -380,6 +381,8 @@ def detailed(tmp_path, world_size=2, **details):
         ({"alone_step_s": [0.06, 0.07]}, {"communication_share": 0.2}, "missed", 0.3),
         ({"mfu": 0.6}, {"mfu": 0.5}, "met", 0.6),
         ({"validation_accuracy": 0.64}, {"validation_accuracy": 0.7}, "missed", 0.64),
+        ({"telemetry": {}}, {"gpu_utilisation": 0.9}, "not-shown", None),
+        ({"loader_idle": 0.04}, {"loader_idle": 0.05}, "met", 0.04),
         ({}, {"mfu": 0.5}, "not-shown", None),
         ({"validation_accuracy": 1.5}, {"validation_accuracy": 0.1}, "not-shown", None),
         ({"validation_accuracy": "nan"}, {"validation_accuracy": 0.1}, "not-shown", None),
@@ -388,6 +391,18 @@ def detailed(tmp_path, world_size=2, **details):
 def test_a_quantity_is_judged_where_results_hold_it(tmp_path, details, limit, verdict, value):
     (one,) = judged(detailed(tmp_path, **details), **limit)
     assert (one.verdict, one.value) == (verdict, value and pytest.approx(value, rel=1e-5))
+
+
+def test_use_and_energy_of_gpus_follow_from_the_telemetry_of_every_rank(tmp_path):
+    used = {"mean": [0.7, 0.9], "least": [0.0, 0.1], "most": [1.0, 1.0]}
+    seen = {"gpu_utilisation": used, "energy_j": [300.0, 500.0], "elapsed_s": [1.0, 2.0]}
+    row = detailed(tmp_path / "all", telemetry=seen).rows[0]
+    assert quantities.values([row], "gpu_utilisation") == [pytest.approx(0.8)]
+    assert quantities.joules_per_sample(row) == pytest.approx(550 / row.throughput_samples_per_s)
+    seen = {"gpu_utilisation": used | {"mean": [0.7, None]}, "energy_j": [300.0, None]}
+    row = detailed(tmp_path / "one", telemetry=seen).rows[0]
+    assert quantities.values([row], "gpu_utilisation") == []
+    assert quantities.joules_per_sample(row) is None
 
 
 def test_one_rank_has_no_share_of_communication(tmp_path):

@@ -45,8 +45,8 @@ def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched() -> None:
     assert facts["power_w"] == [pytest.approx((1 + number) / 2), 1.0, number]
     assert facts["energy_j"] == 10.0
     assert 0.2 <= facts["elapsed_s"] < 1.0
-    assert len(source.threads) == 3, "one thread each time, and the rank's own at the end"
-    assert threading.active_count() < 10
+    assert len(source.threads) >= 2, "a thread's of its own, and the rank's at the end"
+    assert not [one for one in threading.enumerate() if one.name == "telemetry"]
 
 
 def test_a_busy_process_is_seen_by_its_cores_and_time() -> None:

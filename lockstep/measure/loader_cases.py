@@ -1,20 +1,33 @@
 """How a DataLoader is measured: batches fetched and moved to the device, nothing computed.
 
+Beside it a training step takes such batches, to say what share of it would wait for the loader.
 Epochs follow each other in one endless stream, so that no round contains the start of workers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from statistics import median
 from typing import Any, cast
 
 import torch
 from torch import distributed
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from lockstep.measure import data
+from lockstep import workloads
+from lockstep.measure import data, timing
+from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
+from lockstep.measure.train_step import StepConfig, TrainStep
+from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
+
+# What eats the batches: images of 32 x 32, as the study's are, in ten classes.
+EATER = "resnet18"
+NUM_CLASSES = 10
+FED_ROUNDS = 3
+FED_STEPS = 2
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -79,6 +92,8 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
     round_s = harness.time(lambda: _to(harness.device, next(batches)))
     harness.record(
         round_s,
+        own=_fed(harness, batches),
+        conclude=lambda parts: {"details": _idle([part.own for part in parts])},
         workload=dataset,
         scaling=None,
         local_batch=local_batch,
@@ -139,6 +154,50 @@ def _check(
             "once; the ranks do not share the data set, so do not use this case"
         )
     return {"each_sample_once": True}
+
+
+def _fed(harness: Harness, batches: Iterator[Batch]) -> list[list[float]]:
+    """Return this rank's seconds of a training step on batches of the loader, and on one that lies.
+
+    Shape (2, num_rounds), the two in turn. Waits for a device that works show in neither, so their
+    difference is what the loader holds the step up by.
+    """
+    if not harness.measures:
+        return []
+    step = TrainStep(
+        workloads.make(EATER).build().to(harness.device),
+        cross_entropy,
+        StepConfig(),
+        harness.device,
+    )
+    lying = _of_classes(harness.device, next(batches))
+    kinds: list[Step] = [
+        lambda: step.run(*_of_classes(harness.device, next(batches))),
+        lambda: step.run(*lying),
+    ]
+    for warm_up in kinds:
+        warm_up()
+    steps = max(FED_STEPS, harness.plan.steps_per_round)
+    found: list[list[float]] = [[], []]
+    for _ in range(FED_ROUNDS):
+        for times, kind in zip(found, kinds, strict=True):
+            times += timing.time_rounds(harness.world, kind, rounds=1, steps_per_round=steps)
+    return found
+
+
+def _of_classes(device: torch.device, batch: Batch) -> Batch:
+    """Return a batch on a device, its numbers made classes."""
+    images, numbers = batch
+    targets = numbers % NUM_CLASSES
+    return images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def _idle(ranks: list[list[list[float]]]) -> dict[str, float]:
+    """Return the share of a step that waits for the loader, from what `_fed` gave of each rank."""
+    if not all(ranks):
+        return {}
+    fed_s, lying_s = (median(metrics.slowest_rank([rank[i] for rank in ranks])) for i in (0, 1))
+    return {"loader_idle": max(0.0, 1 - lying_s / fed_s)}
 
 
 def _to(device: torch.device, batch: Batch) -> None:

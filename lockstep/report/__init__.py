@@ -33,6 +33,7 @@ What `lockstep report --csv` and `--json` print for each point:
 | extra_device_hours, cost | device-hours over the baseline's less 1; times `--cost-per-gpu-hour` |
 | num_far_out | rounds far outside their launch's quartiles, of 8 rounds or more; none is left out |
 | mfu, peak_memory_bytes | model FLOP/s over peak; largest rank |
+| joules_per_sample | mean power of all ranks' boards over the throughput, where it was sampled |
 | flags | reasons for which the point is no proposal evidence |
 | details | what a study or a table's further columns add: name -> distinct values over launches |
 

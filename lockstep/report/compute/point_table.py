@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series, pooled_step_s
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -62,6 +63,7 @@ class PointRecord:
     extra_device_hours: float | None
     mfu: float | None
     peak_memory_bytes: int | None
+    joules_per_sample: float | None
     flags: list[dict[str, Any]]
     num_far_out: int | None
     details: dict[str, list[Any]]
@@ -74,6 +76,7 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
 
 def _record(series: Series, point: Point) -> PointRecord:
     row = point.rows[0]
+    energy = [one for row in point.rows if (one := quantities.joules_per_sample(row))]
     far_out, utilisation = _known(point, "num_far_out"), _known(point, "mfu")
     return PointRecord(
         series=series.label,
@@ -103,6 +106,7 @@ def _record(series: Series, point: Point) -> PointRecord:
         extra_device_hours=point.extra_device_hours,
         mfu=median(utilisation) if utilisation else None,
         peak_memory_bytes=max(_known(point, "peak_memory_bytes"), default=None),
+        joules_per_sample=median(energy) if energy else None,
         flags=flags.to_dicts(point.flags),
         num_far_out=sum(far_out) if far_out else None,
         details=_details(point.rows),
@@ -153,6 +157,8 @@ def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:
     details: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.details.items():
+            if name == "telemetry":  # of each rank: much, and no setting
+                continue
             values = details.setdefault(name, [])
             if value not in values:
                 values.append(value)

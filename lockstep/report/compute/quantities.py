@@ -7,6 +7,13 @@ an imported table, bear its name, that value counts; else it is worked out where
     communication_share   exposed communication over the launch's mean step (`attribution`);
                           noise may take a launch below 0
 
+    gpu_utilisation       share of NVML's sample periods in which a kernel ran, the mean over ranks
+    loader_idle           of a step on batches of a loader, what the same step on a batch that lies
+                          there does not have (`lockstep.measure.loader_cases`)
+
+Energy is no fraction: the joules of a sample are the mean power of all ranks' boards, while their
+rounds were timed, over the throughput.
+
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
 interval is Student's t of the mean over launches, or over jobs where there are several
 (`lockstep.report.compute.replicates`), its ends kept within 0 to 1.
@@ -15,6 +22,7 @@ interval is Student's t of the mean over launches, or over jobs where there are 
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
+from typing import Any
 
 from lockstep.report.compute import attribution, replicates
 from lockstep.report.compute.statistics import Interval, log_interval
@@ -25,6 +33,8 @@ NAMES = {
     "mfu": "fraction of the datasheet's peak FLOP/s",
     "communication_share": "exposed communication as a share of the step",
     "validation_accuracy": "share of the validation set that is predicted right",
+    "gpu_utilisation": "share of the time in which a kernel ran on the GPU",
+    "loader_idle": "share of a step that waits for the data loader",
 }
 
 
@@ -48,6 +58,30 @@ def interval(rows: Sequence[Row], name: str) -> Interval | None:
     # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
     ends = log_interval([math.exp(value) for value in found])
     return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None
+
+
+def joules_per_sample(row: Row) -> float | None:
+    """Return the energy of a sample; None unless every rank's board told its energy."""
+    energy_j, elapsed_s = (_of_ranks(row, name) for name in ("energy_j", "elapsed_s"))
+    if not energy_j or not all(elapsed_s or [0.0]) or not row.throughput_samples_per_s:
+        return None
+    powers = [energy / seconds for energy, seconds in zip(energy_j, elapsed_s, strict=True)]
+    return sum(powers) / row.throughput_samples_per_s
+
+
+def _gpu_utilisation(row: Row) -> float | None:
+    shares = _of_ranks(row, "gpu_utilisation", "mean")
+    return fmean(shares) if shares else None
+
+
+def _of_ranks(row: Row, *path: str) -> list[float]:
+    """Return what telemetry has of every rank; empty where a rank's is unknown."""
+    found: Any = row.details.get("telemetry")
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    values = found if isinstance(found, list) else []
+    known = [one for one in values if isinstance(one, int | float) and one >= 0]
+    return known if len(known) == row.world_size else []
 
 
 def _kept(end: float) -> float:
@@ -80,4 +114,5 @@ def _communication_share(row: Row) -> float | None:
 _DERIVED: dict[str, Callable[[Row], float | None]] = {
     "mfu": lambda row: row.mfu,
     "communication_share": _communication_share,
+    "gpu_utilisation": _gpu_utilisation,
 }

@@ -13,7 +13,7 @@ from lockstep.report.gate.targets import Targets
 from lockstep.report.gate.verdicts import MET, MISSED, NOT_SHOWN, Goal, Reason, Verdict
 from lockstep.report.load.results import Results
 
-AT_LEAST = ("mfu", "validation_accuracy")
+AT_LEAST = ("mfu", "validation_accuracy", "gpu_utilisation")
 Value = Callable[[Point], tuple[float, Interval | None]]
 
 

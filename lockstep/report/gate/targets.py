@@ -102,6 +102,12 @@ class Targets(BaseModel):
     validation_accuracy: Fraction | None = Field(
         default=None, description="least share of the validation set predicted right"
     )
+    gpu_utilisation: Fraction | None = Field(
+        default=None, description="least share of the time in which a kernel runs on the GPUs"
+    )
+    loader_idle: Fraction | None = Field(
+        default=None, description="most of a step that may be waiting for the data loader"
+    )
     num_nodes: Count | None = Field(default=None, description="least number of nodes measured on")
     clean_runs: Literal[True] | None = Field(
         default=None, description="true: no flag, no failed case, no launch without a result"

@@ -2,6 +2,7 @@
 
 from statistics import median
 
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
@@ -9,6 +10,7 @@ from lockstep.report.page.panels.efficiency import efficiency_figure
 from lockstep.report.page.panels.losses import loss_table
 from lockstep.report.page.panels.parts import (
     GIGA,
+    KILO,
     MAX_CURVES,
     MAX_TABLES,
     MILLI,
@@ -137,7 +139,7 @@ def _cost_table(series: Series, hours: str) -> Table:
     columns = (
         "Ranks", "Local batch" if strong else "Global batch", "Time ratio",
         f"{hours} (per 10\u2076 {unit})", f"Extra {extra} (%)", f"Cost (per 10\u2076 {unit})",
-        "MFU (%)", "Memory (GB)",
+        "MFU (%)", "GPU in use (%)", f"Energy (J per 10\u00b3 {unit})", "Memory (GB)",
     )  # fmt: skip
     rows = [_cost_row(point, strong) for point in series.points]
     return table(f"What it takes: {_caption(series)}", columns, rows)
@@ -147,11 +149,16 @@ def _cost_row(point: Point, strong: bool) -> list[str]:
     row = point.rows[0]
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
     mfus = [r.mfu for r in point.rows if r.mfu is not None]
+    energy = [one for r in point.rows if (one := quantities.joules_per_sample(r))]
+    busy = quantities.values(point.rows, "gpu_utilisation")
     return [
         str(point.world_size), shown(row.local_batch if strong else row.global_batch),
         allowed(point, ratio(point.time_ratio)), formats.trimmed(point.device_hours),
         allowed(point, percent(point.extra_device_hours)), number(point.cost),
-        percent(median(mfus) if mfus else None), number(memory / GIGA if memory else None),
+        percent(median(mfus) if mfus else None),
+        percent(quantities.centre(busy, "gpu_utilisation") if busy else None),
+        number(median(energy) * KILO if energy else None),
+        number(memory / GIGA if memory else None),
     ]  # fmt: skip
 
 

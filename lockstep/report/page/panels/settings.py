@@ -5,6 +5,7 @@ from itertools import groupby
 from math import exp, fsum, log
 from typing import Any
 
+from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page.panels.parts import (
@@ -25,7 +26,7 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, ratio, ratio_span, span
+from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ratio_span, span
 
 # What each study compares its cases with: the factor it varies, and that factor's reference.
 REFERENCES = {
@@ -37,6 +38,11 @@ REFERENCES = {
 
 # The loss of throughput against the best that a smaller number of workers may cost.
 KNEE = 0.05
+
+WAITS = (
+    "Step waits: the share of a training step of resnet18 on batches of the loader that the same "
+    "step on one batch in memory does not have."
+)
 
 Cases = list[tuple[Series, Point]]
 Key = tuple[str, int, str]
@@ -61,6 +67,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
         _add_main_effects(made, shown)
     if study == "loader":
         made["lead"] += _knees(groups)
+        made["notes"].append(WAITS)
     if len(made["tables"]) > MAX_TABLES:
         made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
         made["tables"] = made["tables"][:MAX_TABLES]
@@ -104,7 +111,8 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     buckets = ["Buckets (MB)"] if study == "bucket" else []
     columns = [
         *names, *buckets, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
-        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Memory (GB)", "Flags",
+        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Step waits (%)", "Memory (GB)",
+        "Flags",
     ]  # fmt: skip
     rows = [
         [str(one.row.factors.get(name, formats.DASH)) for name in names]
@@ -137,11 +145,13 @@ def setting(series: Series, names: Sequence[str]) -> str:
 
 def _category_cells(point: Point, base: Point) -> list[str]:
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    idle = quantities.values(point.rows, "loader_idle")
     between = None if point is base else ratio_interval(point.units, base.units)
     return [
         str(point.num_launches), number(step_ms(point) or None),
         span(step_interval_ms(point)), number(point.throughput_samples_per_s),
         ratio(point.rate / base.rate), ratio_span(between),
+        percent(quantities.centre(idle, "loader_idle") if idle else None),
         number(memory / GIGA if memory else None), str(len(point.flags)) if point.flags else "",
     ]  # fmt: skip
 
