@@ -76,8 +76,7 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
 
 def _record(series: Series, point: Point) -> PointRecord:
     row = point.rows[0]
-    energy = [one for row in point.rows if (one := quantities.joules_per_sample(row))]
-    far_out, utilisation = _known(point, "num_far_out"), _known(point, "mfu")
+    far_out = _known(point, "num_far_out")
     return PointRecord(
         series=series.label,
         case=series.case,
@@ -104,14 +103,12 @@ def _record(series: Series, point: Point) -> PointRecord:
         device_hours_per=point.device_hours_per,
         cost=point.cost,
         extra_device_hours=point.extra_device_hours,
-        mfu=median(utilisation) if utilisation else None,
-        peak_memory_bytes=max(_known(point, "peak_memory_bytes"), default=None),
-        joules_per_sample=median(energy) if energy else None,
         flags=flags.to_dicts(point.flags),
         num_far_out=sum(far_out) if far_out else None,
         details=_details(point.rows),
         **_bounds("step_s", point.step_s, point.step_interval),
         **pooled_step_s(point.rows),
+        **_of_devices(point),
         **_throughput(point),
         **_ratios(series, point),
     )
@@ -121,6 +118,16 @@ def _known(point: Point, name: str) -> list[Any]:
     """Return a field of the point's rows, where it is known."""
     values = [getattr(row, name) for row in point.rows]
     return [value for value in values if value is not None]
+
+
+def _of_devices(point: Point) -> dict[str, Any]:
+    used = _known(point, "mfu")
+    energy = [one for row in point.rows if (one := quantities.joules_per_sample(row))]
+    return {
+        "mfu": median(used) if used else None,
+        "peak_memory_bytes": max(_known(point, "peak_memory_bytes"), default=None),
+        "joules_per_sample": median(energy) if energy else None,
+    }
 
 
 def _throughput(point: Point) -> dict[str, Any]:
