@@ -13,9 +13,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from examples import ROOT, collected
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
+
+from examples import ROOT, collected
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,7 @@ SHORTER = {
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
+    "--explain": "--explain 2",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "measure": {"vocabulary", "machine", "world", "workloads", "causes"},
     "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
     "campaign": {"vocabulary", "content", "world", "workloads"},
+    "own_loop": {"vocabulary", "causes", "machine", "world", "measure"},
     "trainer": {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),
         "campaign",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "plugin": {"launch", "measure"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"own_loop"},
 }
 # What a login node loads.
 WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.hardware")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from cluster import IMAGE, SHARED, STATE, USUAL_STATE, as_user, missing, need_testbed
-from examples import ROOT
 from measured import write_campaign
 from test_examples import ELSEWHERE, EXAMPLES
+
+from examples import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -1,0 +1,139 @@
+"""What `lockstep.explain` found, as a record: on disk, and in words made of it elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lockstep.causes.bound import Bound, judge
+from lockstep.causes.buckets import Buckets
+from lockstep.machine.provenance import lockstep_version
+from lockstep.own_loop.meeting import Met
+
+SCHEMA = 1
+NoteKind = Literal["alone", "drawn", "changed", "collectives"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank measured; JSON can hold all of it.
+
+    Attributes:
+        turns: Seconds of a step in each turn, shape (num_turns,), by variant.
+        bucket_lead_s: How long before the end of the backward each bucket is ready.
+        bucket_bytes: Of each bucket, in the order in which they are reduced.
+        collectives: Of the user's own in a step, beside those of DDP.
+        num_steps: Taken in all.
+        changed: Names of data that could not be put back.
+        drawn: Names of iterators that the step may have drawn from.
+        samples: In one step, where they are known.
+    """
+
+    turns: dict[str, list[float]]
+    bucket_lead_s: list[float] = field(default_factory=list)
+    bucket_bytes: list[int] = field(default_factory=list)
+    collectives: int = 0
+    num_steps: int = 0
+    changed: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a reader should know beside what bounds the step.
+
+    Attributes:
+        kind: `alone`: there is one rank, which communicates with nobody. `drawn`: the step may have
+            drawn from iterators, which cannot be put back. `changed`: it changed data of which
+            there was no copy. `collectives`: it waits for other ranks outside of DDP, which counts
+            as its own work.
+        names: Of variables.
+        count: Of collectives.
+    """
+
+    kind: NoteKind
+    names: tuple[str, ...] = ()
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was found.
+
+    Attributes:
+        bound: What bounds the step.
+        notes: What else to know.
+        hosts: Host of each rank.
+        device: Name of rank 0's device.
+        num_steps: Taken on a rank, all put back.
+        seconds: That it took.
+        samples_per_s: Of all ranks in the whole step, where the samples are known.
+        rank_variant_s: Seconds of a step in each turn, shape (num_ranks, num_turns), by variant.
+    """
+
+    bound: Bound
+    notes: tuple[Note, ...]
+    hosts: tuple[str, ...]
+    device: str
+    num_steps: int
+    seconds: float
+    samples_per_s: float | None
+    rank_variant_s: dict[str, list[list[float]]]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record without the seconds of single turns."""
+        found = {"schema": SCHEMA, "lockstep": lockstep_version(), "torch": torch.__version__}
+        return found | {name: value for name, value in asdict(self).items() if name != TURNS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole record."""
+        return self.summary() | {TURNS: self.rank_variant_s}
+
+
+TURNS = "rank_variant_s"
+
+
+def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
+    """Return what all ranks' parts come to."""
+    turns = {name: [part.turns[name] for part in parts] for name in parts[0].turns}
+    bound = judge([{name: np.array(each) for name, each in turns.items()}], buckets=_buckets(parts))
+    samples = [part.samples for part in parts if part.samples is not None]
+    is_known = len(samples) == len(parts)
+    return Explanation(
+        bound=bound,
+        notes=tuple(_notes(parts)),
+        hosts=met.hosts,
+        device=_device_name(met.world.device),
+        num_steps=parts[0].num_steps,
+        seconds=seconds,
+        samples_per_s=sum(samples) / bound.step_s if is_known else None,
+        rank_variant_s=turns,
+    )
+
+
+def _buckets(parts: Sequence[Part]) -> Buckets | None:
+    """Return the buckets, each as late as on the rank where it is latest: the others wait."""
+    if not parts[0].bucket_lead_s or len(parts) == 1:
+        return None
+    lead_s = [min(leads) for leads in zip(*(part.bucket_lead_s for part in parts), strict=True)]
+    return Buckets(parts[0].bucket_bytes, lead_s)
+
+
+def _notes(parts: Sequence[Part]) -> list[Note]:
+    drawn = sorted({name for part in parts for name in part.drawn})
+    changed = sorted({name for part in parts for name in part.changed})
+    most = max(part.collectives for part in parts)
+    notes = {
+        Note("alone"): len(parts) == 1,
+        Note("drawn", tuple(drawn)): drawn,
+        Note("changed", tuple(changed)): changed,
+        Note("collectives", count=most): most,
+    }
+    return [note for note, holds in notes.items() if holds]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

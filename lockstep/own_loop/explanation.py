@@ -1,0 +1,221 @@
+"""`lockstep.explain`: why a user's own training step does not scale, asked where it runs.
+
+For about a minute the ranks run variants of the step in turns (`lockstep.causes.division`), agree
+on how many through the store, and rank 0 judges them. Whatever the step changes is put back after
+every few turns and at the end, so training goes on as if nobody had asked.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.measure import variants
+from lockstep.measure.train_step import bucket_bytes
+from lockstep.own_loop import explain_wording
+from lockstep.own_loop.explain_record import Explanation, Part, made
+from lockstep.own_loop.loop_variants import Loop, Step, apart, endless
+from lockstep.own_loop.meeting import Met, meet
+from lockstep.own_loop.reach import Reached, reach
+from lockstep.own_loop.snapshot import Snapshot
+from lockstep.world.process_group import World, has_group, num_collectives
+
+OUT = "lockstep-explain.json"
+SECONDS = 60.0
+# A turn is no shorter, or the barrier before it is felt in it.
+LEAST_TURN_S = 0.02
+MOST_STEPS = 20
+# Turns of each variant between two restorations: often enough that weights which drift apart
+# without synchronisation stay near those of the training.
+LEAST_BLOCKS, MOST_BLOCKS = 2, 10
+LEAST_CHUNKS = 3
+# More turns of each variant narrow no interval that matters.
+MOST_TURNS = 100
+
+
+def explain(
+    step: Callable[..., Any],
+    model: Any = None,
+    *,
+    batches: Iterable[Any] | None = None,
+    seconds: float = SECONDS,
+    samples: int | None = None,
+    out: str | Path | None = OUT,
+) -> dict[str, Any]:
+    """Say what a training step of one's own loses its time to, and leave all of it as it was.
+
+    Call it on every rank, under torchrun or srun, after a few steps of training. Rank 0 prints a
+    card of about twelve lines and writes a record. Parameters, gradients, optimizers, schedulers,
+    scalers, random states and whatever else is reached from the step are put back; learning rates
+    stand still meanwhile. What the step prints or writes stays printed and written.
+
+    Args:
+        step: One optimizer update on this rank. It takes no argument, or a batch of `batches`.
+        model: The model in `DistributedDataParallel`, where the step does not lead to it.
+        batches: A DataLoader, or another iterable that can be gone over again, to measure what the
+            step waits for its input, too. Without it the step holds a batch of its own.
+        seconds: About how long to measure.
+        samples: Samples of this rank in one step, such as `len(batch)`, for the throughput.
+        out: The record's file, written by rank 0; None for none.
+
+    Returns:
+        The record, without the seconds of single turns, equal on all ranks.
+
+    Raises:
+        ValueError: What is given cannot be measured; all ranks raise it.
+        RuntimeError: A rank did not come.
+    """
+    reached = reach(step=step, model=model, batches=batches)
+    snapshot = Snapshot(reached)
+    models = [each for each in reached.models if isinstance(each, DistributedDataParallel)]
+    begun, device = time.monotonic(), _device(reached)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            loop = Loop(step, models, None if batches is None else endless(apart(batches)))
+            met = meet(device, _problem(loop, seconds, samples, out))
+            part = _measured(met.world, loop, seconds, lambda: _reset(snapshot, reached))
+    finally:
+        changed = snapshot.restore()
+    part = replace(part, changed=changed, drawn=reached.iterators, samples=samples)
+    return _concluded(met, part, time.monotonic() - begun, out)
+
+
+def _device(reached: Reached) -> torch.device:
+    """Return the device of the model, which is where a step's time is spent."""
+    each = (tensor.device for model in reached.models for tensor in model.parameters())
+    return next(each, torch.device("cpu"))
+
+
+def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> str:
+    """Return what this rank cannot measure, or nothing; draws the first batch."""
+    is_time = isinstance(seconds, int | float) and 0 < seconds < math.inf
+    is_alone = not has_group() or torch.distributed.get_world_size() == 1
+    if not callable(loop.step):
+        return f"step is a {type(loop.step).__name__}; give a function that takes one step"
+    if not is_time:
+        return f"seconds={seconds!r} is not a time above 0"
+    if samples is not None and (type(samples) is not int or samples < 1):
+        return f"samples={samples!r} is not a whole number of 1 or more; give len(batch)"
+    if not is_alone and not loop.models:
+        return (
+            "no model in DistributedDataParallel is reached from step; give it as model=, or "
+            "wrap it: other strategies cannot be explained yet"
+        )
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
+    return "" if loop.has_batch() else "batches holds no batch; give a loader that does"
+
+
+def _reset(snapshot: Snapshot, reached: Reached) -> None:
+    """Put all back, and let schedules stand still: many steps would lead beyond their end."""
+    snapshot.restore()
+    for schedule in reached.schedules:
+        vars(schedule)["step"] = _stand_still  # an attribute like others, put back with them
+
+
+def _stand_still(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None]) -> Part:
+    """Run the variants of a loop in turns for a while; all ranks as often."""
+    begun = time.monotonic()
+    reset()
+    ways = loop.variants()
+    _drop_what_fails(world, ways, reset)
+    before = num_collectives()
+    ways["own"]()
+    inner = num_collectives() - before
+    leads, sizes = _buckets(loop, ways["own"])
+    plan = _plan(world, ways, seconds)
+    turns: dict[str, list[float]] = {name: [] for name in ways}
+    for number in count(1):
+        reset()
+        now = time.monotonic()
+        found = variants.time_in_turns(world, ways, **plan, seed=number)
+        for name, taken_s in found.items():
+            turns[name] += taken_s
+        took = time.monotonic() - now
+        has_time = time.monotonic() + took - begun < seconds and len(turns["own"]) < MOST_TURNS
+        if not world.control.settle_all("more", has_time or number < LEAST_CHUNKS, _first):
+            break
+    return Part(turns, leads, sizes, inner, loop.num_steps)
+
+
+def _buckets(loop: Loop, own: Step) -> tuple[list[float], list[int]]:
+    """Return when each bucket is ready, and its bytes; nothing where several models have some."""
+    if len(loop.models) != 1:
+        return [], []
+    return variants.bucket_leads(loop.models[0], own), bucket_bytes(loop.models[0])
+
+
+def _first(told: list[Any]) -> Any:
+    """Return what rank 0 says, whose clock counts."""
+    return told[0]
+
+
+def _drop_what_fails(world: World, ways: dict[str, Step], reset: Callable[[], None]) -> None:
+    """Leave out the step on half of a batch where a rank's step cannot take that."""
+    works = False
+    if "half" in ways:
+        try:
+            ways["half"]()
+            works = True
+        except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
+            reset()
+    if not world.control.settle_all("half", works, all):
+        ways.pop("half", None)
+
+
+def _plan(world: World, ways: Mapping[str, Step], seconds: float) -> dict[str, int]:
+    """Agree on the steps of a turn, and on the turns between two restorations."""
+    once = variants.time_in_turns(world, ways, blocks=1, steps=1, seed=0)
+    return dict(
+        world.control.settle_all(
+            "plan", {name: taken_s[0] for name, taken_s in once.items()}, partial(_planned, seconds)
+        )
+    )
+
+
+def _planned(seconds: float, told: list[dict[str, float]]) -> dict[str, int]:
+    slowest = {name: max(each[name] for each in told) for name in told[0]}
+    steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
+    blocks = int(seconds / (LEAST_CHUNKS * steps * sum(slowest.values())))
+    return {"steps": steps, "blocks": min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS)}
+
+
+def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> dict[str, Any]:
+    """Judge on rank 0 what all ranks measured, show it there, and return it everywhere."""
+    shown: list[Explanation] = []
+
+    def judge(parts: list[dict[str, Any]]) -> dict[str, Any]:
+        shown.append(made(met, [Part(**each) for each in parts], took_s))
+        return shown[0].summary()
+
+    control = met.world.control
+    summary = control.settle_all("turns", vars(part), judge)
+    for explanation in shown:
+        lines = explain_wording.lines(explanation, _keep(explanation, out))
+        print("\n".join(lines), flush=True)  # noqa: T201, what it is called for
+    control.part()
+    return dict(summary)
+
+
+def _keep(explanation: Explanation, out: str | Path | None) -> str:
+    """Write the record and return where it is; a full disk must not end a training."""
+    if out is None:
+        return ""
+    try:
+        Path(out).write_text(json.dumps(explanation.to_dict(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        return f"not kept: {error}"
+    return str(out)

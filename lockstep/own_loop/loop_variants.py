@@ -1,0 +1,135 @@
+"""The variants of a user's own step, which may come with its batches."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from lockstep.measure import variants
+
+Step = Callable[[], Any]
+# DDP notes in the third forward which buckets it uses.
+WARM_UP = 3
+
+
+@dataclass
+class Loop:
+    """A step of the user's, and what it is to be run on.
+
+    Attributes:
+        step: One optimizer update; takes a batch where there are batches.
+        models: The models in DDP that it trains.
+        stream: Gives batches without end, where drawing them is to be measured.
+        num_steps: How many were taken so far.
+    """
+
+    step: Callable[..., Any]
+    models: Sequence[DistributedDataParallel]
+    stream: Iterator[Any] | None = None
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with no batch."""
+        self._first: tuple[Any, ...] = ()
+
+    def has_batch(self) -> bool:
+        """Draw the batch that is kept, and tell whether there is one, or none is needed."""
+        if self.stream is not None:
+            self._first = tuple(islice(self.stream, 1))
+        return self.stream is None or bool(self._first)
+
+    def variants(self) -> dict[str, Step]:
+        """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
+        batch = self._first
+        resident = self._take(lambda: batch)
+        for _ in range(WARM_UP):
+            resident()
+        found = {"full": resident, "own": self.alone(resident), **self._reduce()}
+        if self.stream is not None:
+            stream = self.stream
+            found |= {"full": self._take(lambda: (next(stream),)), "resident": resident}
+            half = (halved(*batch),)
+            if half != (None,):
+                found["half"] = self.alone(self._take(lambda: half))
+        return found
+
+    def alone(self, step: Step) -> Step:
+        """Return a step in which no model synchronises its gradients."""
+        return reduce(lambda inner, ddp: variants.without_sync(ddp, inner), self.models, step)
+
+    def _take(self, batch: Callable[[], tuple[Any, ...]]) -> Step:
+        def take() -> None:
+            self.num_steps += 1
+            self.step(*batch())
+
+        return take
+
+    def _reduce(self) -> dict[str, Step]:
+        each = [variants.reduce_buckets(ddp) for ddp in self.models if _size(ddp) > 1]
+        return {"reduce": lambda: [one() for one in each]} if each else {}
+
+
+def _size(ddp: DistributedDataParallel) -> int:
+    return torch.distributed.get_world_size(ddp.process_group)
+
+
+def apart(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return what gives the same batches, without disturbing a loop that goes over them.
+
+    A DataLoader whose workers persist has one iterator, which a second loop would begin anew.
+    """
+    if isinstance(batches, DataLoader):
+        own = copy.copy(batches)
+        vars(own)["_iterator"] = None
+        return own
+    return batches
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Give the batches of a loader over and over; ends where it holds none, as a used-up one."""
+    has_any = True
+    while has_any:
+        has_any = False
+        for batch in batches:
+            has_any = True
+            yield batch
+
+
+def halved(batch: Any) -> Any:
+    """Return half of a batch; None where it has no tensor, or fewer than two items.
+
+    Its items lie in the first dimension of its tensors, as DataLoaders stack them; what has
+    another length is none of them.
+    """
+    sizes = [len(each) for each in _tensors(batch) if each.dim()]
+    return _cut(batch, sizes[0]) if sizes and sizes[0] > 1 else None
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for each in batch.values():
+            yield from _tensors(each)
+    elif isinstance(batch, list | tuple):
+        for each in batch:
+            yield from _tensors(each)
+
+
+def _cut(batch: Any, size: int) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch[: size // 2] if batch.dim() and len(batch) == size else batch
+    if isinstance(batch, MutableMapping):  # of the same type, whose methods the step may call
+        cut = copy.copy(batch)
+        cut.update({name: _cut(each, size) for name, each in batch.items()})
+        return cut
+    if isinstance(batch, list | tuple):
+        make = getattr(batch, "_make", type(batch))
+        return make(_cut(each, size) for each in batch)
+    return batch

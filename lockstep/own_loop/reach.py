@@ -1,0 +1,305 @@
+"""What a step of a user's own reaches: models, optimizers, counters, tensors, iterators.
+
+Python tells: a function's closure, its defaults and the globals that it names, a method's object,
+what those hold, and so on. Three things are told apart. `STATE` is a model, an optimizer, a
+scheduler or a scaler, with all that is below it. `OWN` is what the user wrote: the variables of
+functions and the attributes of objects whose code lies outside of the installed packages.
+`FOREIGN` is any other object: it is looked through for a model or an optimizer, and otherwise left
+alone, as threads of its own may work with it.
+"""
+
+import functools
+import inspect
+import io
+import logging
+import random
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+# A model in a trainer's wrapper in an object in a closure lies five steps down.
+MAX_DEPTH = 8
+# What a step looks up in a longer list is data, not a model.
+MAX_WALKED = 10_000
+STATEFUL = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+CONTAINERS = (dict, list, set, deque)
+# Nothing of a step's state is below these, and much that is not.
+_LEAVES = (
+    *(type, type(None), str, bytes, int, float, complex, Path, io.IOBase, logging.Logger),
+    *(types.ModuleType, types.BuiltinFunctionType, threading.Thread),
+    *(torch.dtype, torch.device, torch.Size),
+)
+# What lies in these was installed, not written for this script.
+_PACKAGES = {"site-packages", "dist-packages"}
+
+
+class Belongs(IntEnum):
+    """To whom an object belongs; see the module's docstring."""
+
+    FOREIGN = 0
+    OWN = 1
+    STATE = 2
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A variable of a function: a cell of its closure, or a global that it names.
+
+    Attributes:
+        read: Returns what it is bound to; raises ValueError where it is bound to nothing yet.
+        write: Binds it to something.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What was found, each once.
+
+    Attributes:
+        state: Tensors of models and optimizers.
+        tensors: Other tensors of the user's own, by name.
+        arrays: NumPy's.
+        containers: What may gain, lose or change members: dicts (those of objects' attributes
+            among them), lists, sets, deques.
+        bindings: Variables.
+        generators: Of random numbers.
+        iterators: Names of those that a step may draw from, which nothing can put back.
+        models: All modules.
+        schedules: Of learning rates.
+    """
+
+    state: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    arrays: list["np.ndarray[Any, Any]"] = field(default_factory=list)
+    containers: list[Any] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    generators: list[Any] = field(default_factory=list)
+    iterators: list[str] = field(default_factory=list)
+    models: list[nn.Module] = field(default_factory=list)
+    schedules: list[LRScheduler] = field(default_factory=list)
+
+
+def reach(**roots: Any) -> Reached:
+    """Return what is reached from objects of the user's, name -> object."""
+    walk = _Walk()
+    for name, value in roots.items():
+        walk.add(name, value, Belongs.OWN, 0)
+    return walk.run()
+
+
+@dataclass(frozen=True)
+class _Visit:
+    name: str
+    value: Any
+    belongs: Belongs
+    depth: int
+
+
+class _Walk:
+    """A walk in breadth, so that everything is met at its least depth."""
+
+    def __init__(self) -> None:
+        self._found = Reached()
+        self._todo: deque[_Visit] = deque()
+        # What was met, as whose; holding the object keeps its id from being used again.
+        self._met: dict[int, tuple[Belongs, Any]] = {}
+        self._kept: set[int] = set()
+
+    def add(self, name: str, value: Any, belongs: Belongs, depth: int) -> None:
+        """Visit an object later, unless it is a leaf, too deep, or met already."""
+        belongs = max(belongs, _owner(value))
+        if isinstance(value, _LEAVES) or (belongs < Belongs.STATE and depth > MAX_DEPTH):
+            return
+        met = self._met.get(id(value))
+        if met is None or met[0] < belongs:
+            self._met[id(value)] = (belongs, value)
+            self._todo.append(_Visit(name, value, belongs, depth))
+
+    def run(self) -> Reached:
+        """Visit all there is."""
+        while self._todo:
+            visit = self._todo.popleft()
+            next(act for kind, act in _ACTS if isinstance(visit.value, kind))(self, visit)
+        return self._found
+
+    def tensor(self, visit: _Visit) -> None:
+        """Keep a tensor; one that is met again as a model's is kept twice, which does no harm."""
+        if visit.belongs == Belongs.STATE:
+            self._found.state.append(visit.value)
+        elif visit.belongs:
+            self._found.tensors.append((visit.name, visit.value))
+
+    def array(self, visit: _Visit) -> None:
+        """Keep a NumPy array."""
+        self._keep(self._found.arrays, visit, visit.value)
+
+    def generator(self, visit: _Visit) -> None:
+        """Keep a generator of random numbers, whoever owns it."""
+        self._found.generators.append(visit.value)
+
+    def container(self, visit: _Visit) -> None:
+        """Keep what may change, and look at its members."""
+        self._keep(self._found.containers, visit, visit.value)
+        self.members(visit)
+
+    def members(self, visit: _Visit) -> None:
+        """Look at the members of a container; an optimizer's state has parameters for keys."""
+        if len(visit.value) > MAX_WALKED and visit.belongs < Belongs.STATE:
+            return
+        if isinstance(visit.value, dict):
+            for key, value in list(visit.value.items()):
+                self._below(visit, key, visit.name)
+                self._below(visit, value, key if isinstance(key, str) else visit.name)
+        else:
+            for value in list(visit.value):
+                self._below(visit, value, visit.name)
+
+    def function(self, visit: _Visit) -> None:
+        """Look at a function's variables; those of the user's own may be bound to something new."""
+        function = visit.value
+        is_own = _is_own(function.__globals__.get("__name__"))
+        belongs = Belongs.OWN if is_own else Belongs.FOREIGN
+        variables = _closure(function) | (_globals(function) if is_own else {})
+        for name, binding in variables.items():
+            if is_own:
+                self._found.bindings.append(binding)
+            self._below(visit, binding.read(), name, belongs)
+        for value in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+            self._below(visit, value, visit.name, belongs)
+
+    def method(self, visit: _Visit) -> None:
+        """Look at a method's object and function."""
+        self._below(visit, visit.value.__self__, visit.name, Belongs.OWN)
+        self._below(visit, visit.value.__func__, visit.name)
+
+    def partial(self, visit: _Visit) -> None:
+        """Look at a function and the arguments that it is bound to."""
+        for value in (visit.value.func, visit.value.args, visit.value.keywords):
+            self._below(visit, value, visit.name)
+
+    def loader(self, visit: _Visit) -> None:
+        """Look at what draws a loader's samples: its data are too large to keep."""
+        for name in ("generator", "sampler", "batch_sampler"):
+            self._below(visit, getattr(visit.value, name, None), name, Belongs.FOREIGN)
+
+    def thing(self, visit: _Visit) -> None:
+        """Look at an object's attributes, and at the methods of a class of the user's own."""
+        value: Any = visit.value
+        kind: Any = type(value)
+        if isinstance(value, nn.Module):
+            self._found.models.append(value)
+        if isinstance(value, LRScheduler):
+            self._found.schedules.append(value)
+        if isinstance(value, Iterator) and visit.belongs:
+            self._found.iterators.append(visit.name)
+        belongs = _owner(value)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._keep(self._found.containers, replace(visit, belongs=belongs), attributes)
+            for name, held in list(attributes.items()):
+                self._below(visit, held, name, belongs)
+        if _is_own(kind.__module__):
+            for name, method in _methods(kind).items():
+                self._below(visit, method, name, Belongs.OWN)
+
+    def _below(self, visit: _Visit, value: Any, name: str, belongs: Belongs | None = None) -> None:
+        belongs = visit.belongs if belongs is None else belongs
+        self.add(name, value, belongs, visit.depth + (belongs < Belongs.STATE))
+
+    def _keep(self, kept: list[Any], visit: _Visit, value: Any) -> None:
+        if visit.belongs and id(value) not in self._kept:
+            self._kept.add(id(value))
+            kept.append(value)
+
+
+# The first that fits says how an object is looked at.
+_ACTS: tuple[tuple[type | tuple[type, ...], Callable[[_Walk, _Visit], None]], ...] = (
+    (torch.Tensor, _Walk.tensor),
+    (np.ndarray, _Walk.array),
+    (RANDOM, _Walk.generator),
+    (CONTAINERS, _Walk.container),
+    ((tuple, frozenset), _Walk.members),
+    (types.FunctionType, _Walk.function),
+    (types.MethodType, _Walk.method),
+    (functools.partial, _Walk.partial),
+    (DataLoader, _Walk.loader),
+    (object, _Walk.thing),
+)
+
+
+def _owner(value: object) -> Belongs:
+    if isinstance(value, STATEFUL):
+        return Belongs.STATE
+    return Belongs.OWN if _is_own(type(value).__module__) else Belongs.FOREIGN
+
+
+@functools.cache
+def _methods(kind: type) -> dict[str, types.FunctionType]:
+    return dict(inspect.getmembers(kind, inspect.isfunction))
+
+
+@functools.cache
+def _is_own(module_name: str | None) -> bool:
+    """Tell whether a module is the user's: no part of Python, of a package, or of Lockstep."""
+    root = (module_name or "").partition(".")[0]
+    if root == "__main__":
+        return True
+    file = getattr(sys.modules.get(module_name or ""), "__file__", None)
+    if file is None or root == "lockstep" or root in sys.stdlib_module_names:
+        return False
+    path = Path(file).resolve()
+    return not (_PACKAGES & set(path.parts))
+
+
+def _closure(function: types.FunctionType) -> dict[str, Binding]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: _cell(cell) for name, cell in cells if _is_bound(cell)}
+
+
+def _is_bound(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018, there is no other way to ask
+    except ValueError:
+        return False
+    return True
+
+
+def _cell(cell: types.CellType) -> Binding:
+    return Binding(lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))
+
+
+def _global(namespace: dict[str, Any], name: str) -> Binding:
+    return Binding(lambda: namespace.get(name), lambda value: namespace.update({name: value}))
+
+
+def _globals(function: types.FunctionType) -> dict[str, Binding]:
+    namespace = function.__globals__
+    return {
+        name: Binding(
+            functools.partial(namespace.get, name), functools.partial(namespace.__setitem__, name)
+        )
+        for name in sorted(_names(function.__code__))
+        if name in namespace
+    }
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that a function looks up, and those that functions within it do."""
+    inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*inner)

@@ -1,0 +1,157 @@
+"""`lockstep.explain` in scripts as users write them: a card, a record, and nothing else changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.causes.card import KINDS as BOUND
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+SECONDS = "2"
+KINDS = {*BOUND, "open"}
+
+
+def run_script(run_ranks, folder, script, *options):
+    """Run a script on two ranks; return what each said and what it saved."""
+    folder.mkdir()
+    ended = run_ranks([[script, "--save", "rank", *options]] * 2, folder)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    saved = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
+    return [each.stdout for each in ended], [exact(each) for each in saved]
+
+
+def exact(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: exact(held) for name, held in value.items()}
+    return [exact(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_training_goes_on_as_if_nobody_had_asked(run_ranks, tmp_path, script):
+    plain, state = run_script(run_ranks, tmp_path / "plain", script)
+    asked, same = run_script(run_ranks, tmp_path / "asked", script, "--explain", SECONDS)
+    assert same == state  # parameters, optimizer, schedule, scaler, loss curve: to the last bit
+    assert asked[1] == plain[1]
+    assert asked[0].endswith(plain[0])
+    card = asked[0].removesuffix(plain[0]).splitlines()
+    record = json.loads((tmp_path / "asked" / "lockstep-explain.json").read_text())
+    assert 6 <= len(card) <= 16
+    assert record["bound"]["kind"] in KINDS
+    assert {len(turns) for turns in record["rank_variant_s"].values()} == {2}
+    assert record["notes"] == []
+
+
+class Script:
+    """What a plain `python train.py` has: a model, its optimizer, and a step on a batch."""
+
+    def __init__(self):
+        self.model = nn.Linear(8, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.sizes = set()
+
+    def step(self, batch):
+        self.model(batch).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def refusing_step(self, batch):
+        self.step(batch)
+        if len(batch) != 4:
+            raise RuntimeError(len(batch))
+
+
+def asked(step, **options):
+    return lockstep.explain(step, seconds=0.01, out=None, **options)
+
+
+def test_a_script_without_ranks_is_told_of_itself():
+    batch = torch.ones(4, 8)
+    script = Script()
+    found = asked(lambda: script.step(batch), samples=4)
+    assert [note["kind"] for note in found["notes"]] == ["alone"]
+    assert found["samples_per_s"] == pytest.approx(4 / found["bound"]["step_s"])
+    assert script.optimizer.state_dict() == Script().optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("step", "batches", "variants", "notes"),
+    [
+        ("step", [torch.ones(4, 8)], {"full", "resident", "own", "half"}, []),
+        ("step", [torch.ones(1, 8)], {"full", "resident", "own"}, []),
+        ("refusing_step", [torch.ones(4, 8)], {"full", "resident", "own"}, []),
+        ("step", iter([torch.ones(4, 8)] * 10_000), {"full", "resident", "own", "half"}, ["drawn"]),
+    ],
+    ids=["loader", "batch-of-one", "step-of-one-shape", "iterator"],
+)
+def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants, notes):
+    out = tmp_path / "record.json"
+    script = Script()
+    lockstep.explain(getattr(script, step), batches=batches, seconds=0.01, out=out)
+    record = json.loads(out.read_text())
+    assert set(record["rank_variant_s"]) == variants
+    assert [note["kind"] for note in record["notes"]] == ["alone", *notes]
+
+
+def test_a_step_that_fails_leaves_nothing_behind():
+    script = Script()
+    before = script.model.weight.tolist()
+    with pytest.raises(RuntimeError, match="1"):
+        asked(script.refusing_step, batches=[torch.ones(1, 8)])
+    assert script.model.weight.tolist() == before
+    assert script.model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"seconds": 0}, "seconds=0 is not"),
+        ({"samples": 1.5}, "samples=1.5 is not"),
+        ({"batches": []}, "no batch"),
+        ({"out": "nowhere/record.json"}, "no folder"),
+        ({"step": 1}, "step is a int"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        lockstep.explain(**{"step": Script().step, "seconds": 0.01} | wrong)
+
+
+def test_a_script_that_has_not_joined_yet_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="after init_process_group"):
+        asked(lambda: None)
+
+
+ONE_RANK_ASKS = """
+import sys
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+import lockstep
+from lockstep.causes.card import KINDS as BOUND
+from lockstep.own_loop import meeting
+
+meeting.PATIENCE_S = 2.0
+distributed.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(1, 1))
+if distributed.get_rank() == int(sys.argv[1]):
+    lockstep.explain(lambda: None, model=model)
+distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_asks_alone_is_told_so(run_ranks, tmp_path, rank):
+    script = tmp_path / "script.py"
+    script.write_text(ONE_RANK_ASKS)
+    ended = run_ranks([[script, str(rank)]] * 2, tmp_path)
+    assert f"rank {1 - rank}" in ended[rank].stderr
+    assert "call it on every rank" in ended[rank].stderr

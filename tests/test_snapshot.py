@@ -1,0 +1,152 @@
+"""What a snapshot keeps of a user's step: everything that a step changes, found from the step."""
+
+import functools
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.own_loop.reach import reach
+from lockstep.own_loop.snapshot import Snapshot
+
+STEPS = 5
+num_taken = 0
+
+
+class Trainer:
+    """A trainer as users write one: all a step needs are its attributes."""
+
+    def __init__(self):
+        layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1)
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=100)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        self.losses, self.last, self.seen = [], deque(maxlen=3), {"steps": 0}
+        self.mean, self.norms = torch.zeros(()), np.zeros(4)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def step(self):
+        global num_taken
+        num_taken += 1
+        noise = random.gauss() + np.random.normal()  # noqa: NPY002
+        inputs = torch.randn(8, 4, generator=self.generator) + noise
+        loss = self.model(inputs).square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.losses.append(loss.item())
+        self.last.append(loss.item())
+        self.seen["steps"] += 1
+        self.mean += loss.detach()
+        self.norms[0] += 1
+        self.zero_grad()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def state(self):
+        """Return all that a step changes, to the last bit."""
+        parts = [self.model.state_dict(), [p.grad for p in self.model.parameters()], vars(self)]
+        parts += [each.state_dict() for each in (self.optimizer, self.scheduler, self.scaler)]
+        parts += [self.generator.get_state(), torch.get_rng_state(), num_taken]
+        return repr(exact([*parts, random.getstate(), np.random.get_state()]))  # noqa: NPY002
+
+
+def exact(value):
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: exact(held) for name, held in value.items()}
+    return [exact(held) for held in value] if isinstance(value, list | tuple | deque) else value
+
+
+def bound_method(trainer):
+    return trainer.step
+
+
+def closure(trainer):
+    return lambda: trainer.step()
+
+
+def partial(trainer):
+    return functools.partial(Trainer.step, trainer)
+
+
+def in_a_container(trainer):
+    everything = {"all": [(trainer,)]}
+    return lambda: everything["all"][0][0].step()
+
+
+@pytest.fixture(params=[0, 3], ids=["new", "trained"])
+def trainer(request):
+    torch.manual_seed(0)
+    made = Trainer()
+    for _ in range(request.param):
+        made.step()
+    return made
+
+
+@pytest.mark.parametrize("written", [bound_method, closure, partial, in_a_container])
+def test_steps_leave_nothing_behind(trainer, written):
+    step = written(trainer)
+    before, weight = trainer.state(), trainer.model[0].weight
+    snapshot = Snapshot(reach(step=step))
+    for _ in range(2):  # and it can be put back again
+        for _ in range(STEPS):
+            step()
+        assert trainer.state() != before
+        assert snapshot.restore() == []
+        assert trainer.state() == before
+    assert trainer.model[0].weight is weight
+
+
+def test_what_follows_is_the_same_to_the_last_bit(trainer):
+    for _ in range(2):
+        trainer.step()
+    snapshot = Snapshot(reach(step=trainer.step))
+    runs = []
+    for _ in range(2):
+        for _ in range(STEPS):
+            trainer.step()
+        runs.append((trainer.losses[-STEPS:], trainer.state()))
+        snapshot.restore()
+    assert runs[0] == runs[1]
+
+
+def test_an_interrupted_accumulation_goes_on():
+    model = nn.Linear(4, 1)
+    loss = model(torch.ones(1, 4)).sum()  # of a graph that is still to be gone through
+    model(torch.ones(1, 4)).sum().backward()
+    gradient = model.weight.grad
+    snapshot = Snapshot(reach(step=lambda: model.zero_grad()))
+    model.zero_grad()
+    snapshot.restore()
+    loss.backward()
+    assert model.weight.grad is gradient
+    assert gradient.tolist() == [[2.0] * 4]
+
+
+def test_what_nothing_can_put_back_is_named():
+    batches, large = iter([1, 2]), torch.zeros(2**27)
+
+    def step():
+        large.add_(next(batches))
+
+    reached = reach(step=step)
+    assert reached.iterators == ["batches"]
+    snapshot = Snapshot(reached)
+    step()
+    assert snapshot.restore() == ["large"]
+
+
+def test_what_others_work_with_is_left_alone():
+    import logging
+
+    handler = logging.StreamHandler()
+    reached = reach(step=lambda: handler.flush())
+    assert not any(held is vars(handler) for held in reached.containers)
