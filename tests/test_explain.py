@@ -1,6 +1,7 @@
 """`lockstep.explain` in scripts as users write them: a card, a record, and nothing else changed."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,21 @@ def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants,
     assert [note["kind"] for note in record["notes"]] == ["alone", *notes]
 
 
+class SlowLoader:
+    """Delivers a batch twenty milliseconds after it was asked for it."""
+
+    def __iter__(self):
+        for _ in range(10):
+            time.sleep(0.02)
+            yield torch.ones(4, 8)
+
+
+def test_a_slow_loader_is_what_bounds_a_step():
+    found = asked(Script().step, batches=SlowLoader())["bound"]
+    assert found["kind"] == "input"
+    assert found["shares"][0]["seconds"] == pytest.approx(0.02, rel=0.25)
+
+
 def test_a_step_that_fails_leaves_nothing_behind():
     script = Script()
     before = script.model.weight.tolist()
@@ -128,6 +144,35 @@ def test_a_script_that_has_not_joined_yet_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="after init_process_group"):
         asked(lambda: None)
+
+
+SLOW_RANK = """
+import json, time
+from torch import distributed, nn, ones
+from torch.nn.parallel import DistributedDataParallel
+import lockstep
+
+distributed.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 1))
+
+def step():
+    model(ones(4, 8)).sum().backward()
+    time.sleep(0.02 + 0.02 * distributed.get_rank())
+
+found = lockstep.explain(step, seconds=1, out=None)
+distributed.barrier()
+print(json.dumps(found["bound"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
+    (tmp_path / "script.py").write_text(SLOW_RANK)
+    ended = run_ranks([["script.py"]] * 2, tmp_path)
+    first, second = (json.loads(each.stdout.splitlines()[-1]) for each in ended)
+    assert first == second
+    assert (first["kind"], first["slow"]["rank"]) == ("imbalance", 1)
+    assert first["slow"]["ratio"] == pytest.approx(2, rel=0.2)
 
 
 ONE_RANK_ASKS = """
