@@ -77,17 +77,29 @@ def without_sync(ddp: Any, step: Step) -> Step:
     """Return the step without gradient synchronisation: each rank's own, waiting for nobody."""
 
     def own() -> None:
+        # Or the first one after a whole step would still send the buffers, such as batch norm's.
+        ddp.require_forward_param_sync = False
         with ddp.no_sync():
             step()
 
     return own
 
 
+def with_sync(ddp: Any, step: Step) -> Step:
+    """Return the step as it is after another whole one, whichever variant ran before it."""
+
+    def full() -> None:
+        ddp.require_forward_param_sync = True
+        step()
+
+    return full
+
+
 def of_ddp(ddp: Any, step: Step) -> dict[str, Step]:
     """Return the variants that any step of a DDP model has, by name."""
     from torch import distributed
 
-    found = {"full": step, "own": without_sync(ddp, step)}
+    found = {"full": with_sync(ddp, step), "own": without_sync(ddp, step)}
     if distributed.get_world_size(ddp.process_group) > 1:
         found["reduce"] = reduce_buckets(ddp)
     return found

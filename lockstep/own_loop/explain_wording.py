@@ -33,8 +33,8 @@ def note_text(note: Note) -> str:
     names = listed(note.names)
     return {
         "alone": "one rank communicates with nobody; ask again under torchrun or srun with more",
-        "drawn": f"batches were drawn from {names} and cannot be put back; give a step that holds "
-        "one batch, or batches=loader",
+        "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
+        "that holds one batch, or batches=loader",
         "changed": f"the step changed {names}, too large to keep a copy of",
         "collectives": f"a step has {counted(note.count, 'collective')} of its own; what it waits "
         "in them counts as compute",

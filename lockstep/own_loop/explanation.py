@@ -164,16 +164,20 @@ def _first(told: list[Any]) -> Any:
 
 
 def _drop_what_fails(world: World, ways: dict[str, Step], reset: Callable[[], None]) -> None:
-    """Leave out the step on half of a batch where a rank's step cannot take that."""
-    works = False
+    """Leave out what a rank does not have, such as half of a batch that its step can take."""
     if "half" in ways:
         try:
             ways["half"]()
-            works = True
         except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
+            del ways["half"]
             reset()
-    if not world.control.settle_all("half", works, all):
-        ways.pop("half", None)
+    shared = world.control.settle_all("ways", list(ways), _on_all)
+    for name in set(ways) - set(shared):
+        del ways[name]
+
+
+def _on_all(told: list[list[str]]) -> list[str]:
+    return sorted(set(told[0]).intersection(*told[1:]))
 
 
 def _plan(world: World, ways: Mapping[str, Step], seconds: float) -> dict[str, int]:

@@ -47,13 +47,15 @@ class Loop:
     def variants(self) -> dict[str, Step]:
         """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
         batch = self._first
-        resident = self._take(lambda: batch)
+        step = self._take(lambda: batch)
         for _ in range(WARM_UP):
-            resident()
-        found = {"full": resident, "own": self.alone(resident), **self._reduce()}
+            step()
+        whole = self._of_each(variants.with_sync, step)
+        found = {"full": whole, "own": self.alone(step), **self._reduce()}
         if self.stream is not None:
             stream = self.stream
-            found |= {"full": self._take(lambda: (next(stream),)), "resident": resident}
+            drawing = self._take(lambda: (next(stream),))
+            found |= {"full": self._of_each(variants.with_sync, drawing), "resident": whole}
             half = (halved(*batch),)
             if half != (None,):
                 found["half"] = self.alone(self._take(lambda: half))
@@ -61,7 +63,10 @@ class Loop:
 
     def alone(self, step: Step) -> Step:
         """Return a step in which no model synchronises its gradients."""
-        return reduce(lambda inner, ddp: variants.without_sync(ddp, inner), self.models, step)
+        return self._of_each(variants.without_sync, step)
+
+    def _of_each(self, way: Callable[[Any, Step], Step], step: Step) -> Step:
+        return reduce(lambda inner, ddp: way(ddp, inner), self.models, step)
 
     def _take(self, batch: Callable[[], tuple[Any, ...]]) -> Step:
         def take() -> None:

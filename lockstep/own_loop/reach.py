@@ -1,11 +1,12 @@
 """What a step of a user's own reaches: models, optimizers, counters, tensors, iterators.
 
 Python tells: a function's closure, its defaults and the globals that it names, a method's object,
-what those hold, and so on. Three things are told apart. `STATE` is a model, an optimizer, a
-scheduler or a scaler, with all that is below it. `OWN` is what the user wrote: the variables of
-functions and the attributes of objects whose code lies outside of the installed packages.
-`FOREIGN` is any other object: it is looked through for a model or an optimizer, and otherwise left
-alone, as threads of its own may work with it.
+what those hold, and so on. Three things are told apart. `STATE` is whatever has a `state_dict` to
+load again: a model, an optimizer, a scheduler, a scaler, with all that is below it. `OWN` is what
+the user wrote: the variables of functions and the attributes of objects whose code lies outside of
+the installed packages; and a trainer around them, which counts steps in attributes. `FOREIGN` is
+any other object: it is looked through for a model or an optimizer, and otherwise left alone, as
+threads of its own may work with it.
 """
 
 import functools
@@ -33,7 +34,10 @@ from torch.utils.data import DataLoader
 MAX_DEPTH = 8
 # What a step looks up in a longer list is data, not a model.
 MAX_WALKED = 10_000
-STATEFUL = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+# By torch's custom, what has state to save has these.
+STATE_METHODS = ("state_dict", "load_state_dict")
+# Trainers around a step.
+FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
 RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 CONTAINERS = (dict, list, set, deque)
 # Nothing of a step's state is below these, and much that is not.
@@ -244,9 +248,11 @@ _ACTS: tuple[tuple[type | tuple[type, ...], Callable[[_Walk, _Visit], None]], ..
 
 
 def _owner(value: object) -> Belongs:
-    if isinstance(value, STATEFUL):
+    kind = type(value)
+    if all(hasattr(kind, name) for name in STATE_METHODS):
         return Belongs.STATE
-    return Belongs.OWN if _is_own(type(value).__module__) else Belongs.FOREIGN
+    is_own = kind.__module__.partition(".")[0] in FRAMEWORKS or _is_own(kind.__module__)
+    return Belongs.OWN if is_own else Belongs.FOREIGN
 
 
 @functools.cache
