@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "world": {"vocabulary", "machine"},
     "measure": {"vocabulary", "machine", "world", "workloads", "causes"},
     "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
-    "campaign": {"vocabulary", "content", "world", "workloads"},
+    "campaign": {"vocabulary", "content", "world", "workloads", "report"},
     "own_loop": {"vocabulary", "causes", "machine", "world", "measure"},
     "trainer": {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),

@@ -191,8 +191,18 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
         why = f"for every case was skipped ({reason})"
         click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
         return 1
+    if not as_json:
+        _show_verdict(ladder.folder)
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
     return 1 if incomplete else 0
+
+
+def _show_verdict(folder: Path) -> None:
+    """Print what bounds a step, where the results say so."""
+    from lockstep.report.words import verdict_card
+
+    if judged := verdict_card.of_folder(folder):
+        click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
 
 
 def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:

@@ -32,6 +32,13 @@ CHANGES: dict[Change, str] = {
     "perfect overlap": "communication wholly hidden",
     "captured step": "no fixed cost (a captured step, at best)",
 }
+# What a change takes away, or a part of it; modelled only where that is shown.
+TAKEN_AWAY: dict[Change, Cause] = {
+    "even ranks": "imbalance",
+    "link twice as fast": "exposed",
+    "perfect overlap": "exposed",
+    "captured step": "fixed",
+}
 NEXT: dict[Kind, str] = {
     "communication": "lockstep run --studies bucket,accumulation  (or a larger batch a rank)",
     "imbalance": "lockstep screen  (names a slow node or device; then sbatch --exclude=NODE)",
@@ -104,8 +111,10 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
 
 def _gains(bound: Bound) -> list[str]:
     """Return what changes would gain, the largest first, where that is worth a word."""
-    least = (1 - NOTABLE) * bound.step_s
-    worth = sorted((one for one in bound.gains if one.step_s < least), key=lambda one: one.step_s)
+    shown = {share.cause for share in bound.named}
+    worth = sorted(
+        (one for one in bound.gains if TAKEN_AWAY[one.change] in shown), key=lambda one: one.step_s
+    )
     return [_row("modelled", _gain(one, bound)) for one in worth[:3]]
 
 

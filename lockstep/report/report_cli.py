@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
+
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results, Row
@@ -55,7 +57,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSON; write no page.")
 @click.option("--baseline", type=int, help="World size that ratios divide by.")
 @click.option(
-    "--threshold", type=click.FloatRange(0, 1), default=0.7, show_default=True,
+    "--threshold", type=click.FloatRange(0, 1), default=GOOD_EFFICIENCY, show_default=True,
     help="Least parallel efficiency that is called good.",
 )  # fmt: skip
 @click.option(
@@ -106,7 +108,7 @@ def report(
     _refuse_foreign(target, force)
     command = _command(paths, baseline, threshold, cost_per_gpu_hour)
     _write_page(build_page(results, series, threshold, command, findings), target)
-    _print_points(results, series, terminal.counts(findings))
+    _print_points(results, series, terminal.counts(findings), threshold)
     click.echo(f"report: {click.format_filename(target)}")
     return code
 
@@ -228,7 +230,10 @@ def _write_page(page: dict[str, Any], target: Path) -> None:
     write_atomically(target, text.encode("utf-8", "backslashreplace"))
 
 
-def _print_points(results: "Results", series: "list[Series]", checked: str) -> None:
+def _print_points(
+    results: "Results", series: "list[Series]", checked: str, threshold: float
+) -> None:
+    from lockstep.report.words import verdict_card
     from lockstep.report.words.console import console_table
 
     lines = console_table(results, series)
@@ -236,6 +241,8 @@ def _print_points(results: "Results", series: "list[Series]", checked: str) -> N
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
+    if judged := verdict_card.judge(series, threshold):
+        click.echo("\n".join(["", f"{judged.title}:", *judged.lines]))
     click.echo(f"\ncheck: {checked}; the page and lockstep check name them")
 
 

@@ -10,6 +10,9 @@ from statistics import NormalDist, fmean, stdev
 
 GIGA = 1e9
 
+# Least parallel efficiency that is called good, where nobody asks for another.
+GOOD_EFFICIENCY = 0.7
+
 
 def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     """Return each round's duration: the maximum over ranks.

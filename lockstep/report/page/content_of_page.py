@@ -19,6 +19,7 @@ from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import checked, facts
 from lockstep.report.page.panels import accounts, by_study, losses, parts
 from lockstep.report.page.twelve_rules import twelve_panel
+from lockstep.report.words import verdict_card
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, percent, percent_span, ratio
 
@@ -62,6 +63,7 @@ def page(
     found = slow.slowest(row for row in free if row.origin == "measured")
     slowest = [found] if found else []
     verdicts = _verdicts(series, threshold, errors, left_out)
+    judged = verdict_card.judge(series, threshold)
     sections = by_study.panels(results, series, threshold, hours)
     around = (
         checked.findings_panel(findings),
@@ -78,6 +80,7 @@ def page(
         "summary": _summary(results, series),
         "errors": checked.errors(findings),
         "verdicts": [*map(losses.slow_advice, slowest), *verdicts],
+        "card": {"title": judged.title, "lines": judged.lines} if judged else None,
         "warnings": _warnings(results, series, left_out),
         "checked": checked.counts(findings),
         "next": checked.next_step(errors) or _next_step(results, series, threshold, slowest),

@@ -1,0 +1,161 @@
+"""The laboratory: causes of known size are put into real training steps, and found again.
+
+    python tests/validation/figures_lab.py [--out FILE] [--repeats 3] [--only SECTION,SECTION]
+
+Two gloo ranks on two stand-in nodes, each with a core of its own, train a small net. Six causes in
+three strengths, pairs of causes, clean runs, a rank that is slow in backward alone, and links of
+doubled rate are measured (`lab_rank.py`) in an order drawn at random; `figures_of_lab.py` judges
+what was found. Needs root, for network namespaces and a CPU quota, and a quiet machine with two
+cores; it takes about half an hour. Measured runs are kept: with --judge only the figures are printed.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import figures_of_lab  # noqa: E402, this script's own folder
+from namespaces import linked  # noqa: E402
+
+UNLIMITED = 20e9
+BLOCKS = 16
+SEED = 1
+ALL = ["full", "resident", "own", "half", "reduce"]
+# What a run measures: the step with its faults, what it is held against, and the truth beside both.
+STATES = {"fault": ALL, "base": ["full", "own", "half"], "truth": ["full"], "none": ["full"]}
+Fault = dict[str, float]
+# cause -> its three strengths, weakest first; at each a list of faults, one a repeat in turn. A
+# step takes about 40 ms, its gradients are 1 MB.
+CAUSES: dict[str, list[list[Fault]]] = {
+    "link": [[{"link": 1.6e9}], [{"link": 600e6}], [{"link": 200e6}]],
+    "hook": [[{"hook": 0.005}], [{"hook": 0.015}], [{"hook": 0.04}]],
+    "rank": [
+        [{"forward": 0.005}, {"backward": 0.005}, {"quota": 0.88}],
+        [{"forward": 0.015}, {"backward": 0.015}, {"quota": 0.7}],
+        [{"forward": 0.04}, {"backward": 0.04}, {"quota": 0.5}],
+    ],
+    "loader": [[{"loader": 0.005}], [{"loader": 0.015}], [{"loader": 0.04}]],
+    "tiny": [[{"tiny": 5000}], [{"tiny": 15000}], [{"tiny": 40000}]],
+    "cores": [[{"neighbour": 8}], [{"neighbour": 4}], [{"neighbour": 1}]],
+}
+# A property of the program, which what it is held against has as well.
+IN_BASE = ("tiny",)
+PAIRS = [
+    pair for pair in itertools.combinations(CAUSES, 2) if pair != ("link", "hook")
+]  # two ways to communicate slowly are one cause
+CLEAN_RUNS = 30
+# Steps without synchronisation of a case that asks for a slow rank, clean and slowed by so much.
+SLOW_TURNS = 19
+SLOW_CASES = {0.0: 300, 0.05: 40, 0.10: 40, 0.20: 40}
+STEP_S = 0.04
+# Links whose doubling is predicted and measured, with one gradient bucket and with several.
+RATES = (100e6, 200e6, 400e6, 800e6)
+BUCKET_CAPS_MB = (None, 0.2)
+DELAYS_S = (0.005, 0.01, 0.02, 0.04)
+
+
+def causes(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the runs with one cause."""
+    for cause, strengths in CAUSES.items():
+        for strength, faults in enumerate(strengths):
+            for repeat in range(repeats):
+                fault = faults[repeat % len(faults)]
+                yield _run("cause", [cause], fault, strength=strength, trace=True)
+
+
+def pairs(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the runs with two causes of the middle strength."""
+    for (one, other), repeat in itertools.product(PAIRS, range(max(repeats - 1, 1))):
+        faults = [CAUSES[cause][1][repeat % len(CAUSES[cause][1])] for cause in (one, other)]
+        yield _run("pair", [one, other], faults[0] | faults[1])
+
+
+def clean(_repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the runs without a fault."""
+    for _ in range(CLEAN_RUNS):
+        yield _run("clean", [], {}, trace=True)
+
+
+def slow(_repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the cases with a rank that is slow in backward alone."""
+    for share, count in SLOW_CASES.items():
+        for _ in range(count):
+            yield {
+                "section": "slow", "share": share, "blocks": SLOW_TURNS,
+                "states": {"fault": ["own"]}, "faults": {"fault": {"backward": share * STEP_S}},
+            }  # fmt: skip
+
+
+def changes(_repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield runs whose links are then doubled, or whose slow rank is mended."""
+    for rate, cap in itertools.product(RATES, BUCKET_CAPS_MB):
+        yield _changed("link twice as fast", {"link": rate}, {"link": 2 * rate}, cap)
+    for delay in DELAYS_S:
+        yield _changed("even ranks", {"backward": delay}, {}, None)
+
+
+SECTIONS = {"cause": causes, "pair": pairs, "clean": clean, "slow": slow, "change": changes}
+
+
+def _run(section: str, names: list[str], fault: Fault, **more: Any) -> dict[str, Any]:
+    base = {name: value for name, value in fault.items() if name in IN_BASE}
+    faults = {"fault": fault, "truth": fault, "base": base, "none": {}}
+    return {"section": section, "causes": names, "blocks": BLOCKS, "states": STATES,
+            "faults": faults, **more}  # fmt: skip
+
+
+def _changed(change: str, fault: Fault, other: Fault, cap: float | None) -> dict[str, Any]:
+    states = {"fault": ["full", "own", "half", "reduce"], "changed": ["full"]}
+    return {"section": "change", "change": change, "blocks": BLOCKS, "states": states,
+            "bucket_cap_mb": cap, "faults": {"fault": fault, "changed": other}}  # fmt: skip
+
+
+def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
+    """Measure the runs of a plan on two ranks, and add a line each to a file.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
+    here = str(Path(__file__).parent)
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{here}", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder, linked(UNLIMITED, ranks=2) as links:
+        path = Path(folder) / "plan.json"
+        path.write_text(json.dumps(plan), encoding="utf-8")
+        command = [sys.executable, f"{here}/lab_rank.py", str(path), str(out)]
+        ranks = [
+            subprocess.Popen([*rank.prefix, *command], env=env | dict(rank.env))
+            for rank in links.ranks
+        ]
+        if any(rank.wait() for rank in ranks):
+            raise RuntimeError("a rank of the laboratory failed; its error is above")
+
+
+def main() -> None:
+    """Measure what was asked for, and print the figures of all that is kept."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab.jsonl")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
+    asked = parser.parse_args()
+    if not asked.judge:
+        plan = [run for name in asked.only.split(",") for run in SECTIONS[name](asked.repeats)]
+        random.Random(SEED).shuffle(plan)  # noqa: S311
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.unlink(missing_ok=True)
+        measure(plan, asked.out)
+    figures_of_lab.show(asked.out)
+
+
+if __name__ == "__main__":
+    main()

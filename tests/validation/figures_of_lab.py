@@ -1,0 +1,233 @@
+"""What the laboratory found in its runs, beside what was put in, and the errors."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from lockstep.causes import bound
+from lockstep.causes.bound import Base, Bound, Cause, Share
+from lockstep.causes.buckets import Buckets
+from lockstep.causes.stragglers import slow_rank
+
+# What is put in -> the cause that is to be found.
+TRUTH: dict[str, Cause] = {
+    "link": "exposed",
+    "hook": "exposed",
+    "rank": "imbalance",
+    "loader": "input",
+    "tiny": "fixed",
+    "cores": "contention",
+}
+STRENGTHS = ("weak", "middle", "strong")
+CONFIDENCE = 0.9
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One run with what was found in it.
+
+    Attributes:
+        run: Its plan and measurements.
+        bound: What bounds its step.
+        truth: Share of the step that was put in, by turns of its own.
+    """
+
+    run: dict[str, Any]
+    bound: Bound
+    truth: float
+
+    def share(self, cause: Cause) -> Share | None:
+        """Return what was found of a cause."""
+        return next((one for one in self.bound.shares if one.cause == cause), None)
+
+    def found(self, cause: Cause) -> float:
+        """Return the share of the step that a cause is found to take."""
+        share = self.share(cause)
+        return share.seconds / self.bound.step_s if share else 0.0
+
+    @property
+    def named(self) -> set[Cause]:
+        """The causes that are shown."""
+        return {share.cause for share in self.bound.named}
+
+    @property
+    def wanted(self) -> set[Cause]:
+        """The causes that were put in."""
+        return {TRUTH[name] for name in self.run["causes"]}
+
+
+def show(path: Path) -> None:
+    """Print the figures of the runs that a file keeps, each section that it has."""
+    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    sections: dict[str, Callable[[list[dict[str, Any]]], None]] = {
+        "cause": _causes,
+        "pair": _pairs,
+        "clean": _clean,
+        "slow": _slow,
+        "change": _changes,
+    }
+    for name, shown in sections.items():
+        if found := [run for run in runs if run["section"] == name]:
+            shown(found)
+    traced = [judged(run) for run in runs if run.get("shares_of_trace")]
+    if traced:
+        _traces(traced)
+
+
+def judged(run: dict[str, Any], confidence: float = bound.CONFIDENCE) -> Judged:
+    """Return what bounds a run's step, beside what is true."""
+    turns = {state: _arrays(found) for state, found in run["seconds"].items()}
+    bases = [Base(turns["base"])] if "base" in turns else []
+    buckets = Buckets(run["bytes"], run["lead_s"])
+    found = bound.judge([turns["fault"]], bases, buckets, confidence)
+    truth = 0.0
+    if "truth" in turns:
+        with_it, without = (_step_s(turns[state]) for state in ("truth", "none"))
+        truth = (with_it - without) / with_it
+    return Judged(run, found, truth)
+
+
+def _arrays(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(seconds) for name, seconds in found.items()}
+
+
+def _step_s(turns: dict[str, Any]) -> float:
+    return float(turns["full"].max(axis=0).mean())
+
+
+def _causes(runs: list[dict[str, Any]]) -> None:
+    each = [judged(run) for run in runs]
+    print(f"\n{len(each)} runs with one cause: share of the step, put in and found")
+    print(_row("cause", "strength", "put in", "found", "error", "verdict right"))
+    for name in TRUTH:
+        for number, strength in enumerate(STRENGTHS):
+            some = [one for one in each if one.run["causes"] == [name]
+                    and one.run["strength"] == number]  # fmt: skip
+            if some:
+                print(_row(name, strength, _percent(one.truth for one in some),
+                           _percent(one.found(TRUTH[name]) for one in some),
+                           _percent(map(_error, some)),
+                           f"{sum(map(_is_right, some))} of {len(some)}"))  # fmt: skip
+    weak = [_error(one) for one in each if one.run["strength"] == 0]
+    other = [_error(one) for one in each if one.run["strength"] > 0]
+    right = sum(map(_is_right, each))
+    print(f"verdict right: {right} of {len(each)} ({right / len(each):.1%}; goal 95 %)")
+    print(f"mean absolute error, weakest: {100 * fmean(weak):.1f} points (goal 10)")
+    print(f"mean absolute error, others: {100 * fmean(other):.1f} points (goal 5)")
+    held = sum(_holds(judged(run, CONFIDENCE)) for run in runs)
+    print(f"90 % intervals hold the share put in: {held / len(runs):.1%} (goal 85 %)")
+    _confusion(each)
+
+
+def _confusion(each: Sequence[Judged]) -> None:
+    kinds = sorted({one.bound.kind for one in each})
+    print("\nverdicts by what was put in")
+    print(_row("", *kinds))
+    for name in TRUTH:
+        counts = Counter(one.bound.kind for one in each if one.run["causes"] == [name])
+        print(_row(name, *(str(counts[kind]) for kind in kinds)))
+
+
+def _error(one: Judged) -> float:
+    (cause,) = one.wanted
+    return abs(one.found(cause) - one.truth)
+
+
+def _is_right(one: Judged) -> bool:
+    (cause,) = one.wanted
+    return one.bound.kind == bound.KINDS[cause]
+
+
+def _holds(one: Judged) -> bool:
+    share = one.share(next(iter(one.wanted)))
+    if share is None or share.interval is None:
+        return False
+    low, high = (end / one.bound.step_s for end in share.interval)
+    return low <= one.truth <= high
+
+
+def _pairs(runs: list[dict[str, Any]]) -> None:
+    each = [judged(run) for run in runs]
+    both = [one for one in each if one.wanted <= one.named]
+    print(f"\ntwo causes at once, both named: {len(both)} of {len(each)} "
+          f"({len(both) / len(each):.0%}; goal 80 %)")  # fmt: skip
+    for one in each:
+        if not one.wanted <= one.named:
+            print(f"  {'+'.join(one.run['causes'])}: named {', '.join(sorted(one.named)) or 'no'}")
+
+
+def _clean(runs: list[dict[str, Any]]) -> None:
+    each = [judged(run) for run in runs]
+    alarms = [one for one in each if one.named]
+    print(f"\nwithout a cause, one is named: {len(alarms)} of {len(each)} (goal 1 at most)")
+    for one in alarms:
+        print("  " + ", ".join(f"{share.cause} {share.seconds / one.bound.step_s:.1%}"
+                               for share in one.bound.named))  # fmt: skip
+
+
+def _slow(runs: list[dict[str, Any]]) -> None:
+    print("\na rank slowed in backward alone, named")
+    for share in sorted({run["share"] for run in runs}):
+        some = [run["seconds"]["fault"]["own"] for run in runs if run["share"] == share]
+        found = [slow_rank(own_s) for own_s in some]
+        right = sum(one is not None and (one.rank == 1 or not share) for one in found)
+        goal = {0.0: "1 % at most", 0.05: "no goal"}.get(share, "95 %")
+        print(f"  {share:.0%} of its step: {right} of {len(some)} ({right / len(some):.1%}; "
+              f"goal {goal})")  # fmt: skip
+
+
+def _changes(runs: list[dict[str, Any]]) -> None:
+    print("\na step after a change, modelled and measured")
+    errors, sums = [], []
+    for run in sorted(runs, key=lambda one: (one["change"], str(one["faults"]))):
+        one = judged(run)
+        (gain,) = (gain for gain in one.bound.gains if gain.change == run["change"])
+        measured = _step_s(_arrays(run["seconds"]["changed"]))
+        errors.append(abs(gain.step_s - measured) / measured)
+        print(f"  {run['change']}, {run['faults']['fault']}, {len(run['bytes'])} buckets: "
+              f"{_ms(one.bound.step_s)} now, {_ms(gain.step_s)} modelled, {_ms(measured)} "
+              f"measured, error {errors[-1]:.1%}")  # fmt: skip
+        if run["change"] == "link twice as fast":
+            sums.append(_buckets_add_up(one))
+    print(f"error of the step: {median(errors):.1%} in the median (goal 5 %), "
+          f"{max(errors):.1%} at the most (goal 10 %)")  # fmt: skip
+    print(f"exposed time by bucket adds to that of the step within its interval: {sum(sums)} of "
+          f"{len(sums)}")  # fmt: skip
+
+
+def _buckets_add_up(one: Judged) -> bool:
+    share = one.share("exposed")
+    assert share and share.interval
+    return share.interval[0] <= sum(one.bound.exposed_bucket_s) <= share.interval[1]
+
+
+def _traces(each: Sequence[Judged]) -> None:
+    """Print the error of the share of communication, ours and that of formulas over a trace."""
+    ours, theirs = [], []
+    for one in each:
+        truth = one.truth if "exposed" in one.wanted else 0.0
+        ours.append(abs(max(one.found("exposed"), 0.0) - truth))
+        theirs.append(abs(one.run["shares_of_trace"]["communication"] - truth))
+    print(f"\nshare of communication, {len(each)} runs with at most one cause: mean error "
+          f"{100 * fmean(ours):.1f} points by variants, {100 * fmean(theirs):.1f} by the trace, "
+          f"a ratio of {fmean(ours) / fmean(theirs):.2f} (goal 0.33)")  # fmt: skip
+
+
+def _percent(values: Iterable[float]) -> str:
+    found = list(values)
+    return f"{100 * fmean(found):.1f} %" if found else str(math.nan)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _row(*cells: str) -> str:
+    return "  ".join(f"{cell:>13}" for cell in cells)
