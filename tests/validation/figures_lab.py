@@ -6,7 +6,8 @@ Two gloo ranks on two stand-in nodes, each with a core of its own, train a small
 three strengths, pairs of causes, clean runs, a rank that is slow in backward alone, and links of
 doubled rate are measured (`lab_rank.py`) in an order drawn at random; `figures_of_lab.py` judges
 what was found. Needs root, for network namespaces and a CPU quota, and a quiet machine with two
-cores; it takes about half an hour. Measured runs are kept: with --judge only the figures are printed.
+cores; it takes about half an hour. Measured runs are kept: with --judge only the
+figures are printed.
 """
 
 import argparse
