@@ -13,7 +13,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint format bench house statistics lab chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint format bench house statistics lab screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -81,6 +81,9 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 
 lab: venv ## Put causes of known size into real steps and find them again; root, half an hour, a quiet machine
 	$(BIN)/python tests/validation/figures_lab.py $(OPTIONS)
+
+screen: venv ## Print how often `lockstep screen` names a node or link that is really slowed, in half an hour
+	$(BIN)/python tests/validation/figures_screen.py
 
 # Two lanes of about equal length, and all of it runs whatever fails. The rows of faults wait for
 # Slurm half of their time.

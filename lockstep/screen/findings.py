@@ -19,7 +19,7 @@ class Seat:
         rank: Its number.
         local_rank: Its number on its node, which is that of its device.
         node: The node's name, as Slurm knows it.
-        machine: The host's own name. Nodes of a test cluster may share one.
+        machine: What it runs on; nodes of a test cluster may share one.
     """
 
     rank: int

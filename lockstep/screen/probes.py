@@ -1,6 +1,6 @@
 """What a screening times: a matrix product, copies of memory, all-reduces among groups of ranks.
 
-Before every block all ranks meet at an untimed barrier. On CPUs ranks that share a host take
+Before every block all ranks meet at an untimed barrier. On CPUs ranks that share a machine take
 turns, in another order at each repeat, since they would share its cores; GPUs all work at the same
 time, as they do in training. Buffers are new at each repeat: where the pages of one lie is luck.
 """

@@ -28,10 +28,14 @@ EXIT_SLOW = 1
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help="How often each probe is timed; 20 by default. Few cannot show anything.",
+    help="How often each probe is timed; 20 by default. Few can show nothing.",
 )
 @click.option(
-    "--timeout-s", default=120.0, show_default=True, help="How long ranks wait for each other."
+    "--timeout-s",
+    type=click.FloatRange(min=1.0),
+    default=120.0,
+    show_default=True,
+    help="How long ranks wait for each other.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each node.")
 def screen(

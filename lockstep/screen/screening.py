@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from lockstep.world.process_group import World
 
 SEED = 20_260
+EXIT_MACHINE = 3
+# Drawn by the kernel when it starts.
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,20 @@ def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[in
 
 def _screen(world: "World", repeats: int, environ: Mapping[str, str]) -> Screening:
     node = environ.get("SLURMD_NODENAME", hostname())
-    own = Seat(world.rank, world.local_rank, node, hostname())
+    own = Seat(world.rank, world.local_rank, node, _machine())
     seats = [Seat(**seat) for seat in world.control.exchange_all("seat", asdict(own))]
     prober = Prober(world, seats, repeats, Random(SEED))  # noqa: S311, no secret
     alone = _alone(world, prober)
     rounds = search.rounds_after(alone)
     return _with_pairs(world, prober, rounds, alone) if rounds else alone
+
+
+def _machine() -> str:
+    """Return what tells this machine from others, whatever names its nodes or containers have."""
+    try:
+        return BOOT.read_text(encoding="utf-8").strip()
+    except OSError:
+        return hostname()
 
 
 def num_repeats(num_ranks: int, asked: int | None) -> int:
@@ -143,7 +154,8 @@ def main(arguments: Sequence[str]) -> None:
         rank, found = run(Settings(**json.loads(path.read_text(encoding="utf-8"))))
     except (RuntimeError, OSError) as error:
         who = "" if isinstance(error, RankError) else f"rank {os.environ.get('RANK', 0)}: "
-        sys.exit(f"lockstep: {who}{one_line(str(error))}")
+        sys.stderr.write(f"lockstep: {who}{one_line(str(error))}\n")  # in one piece: ranks share it
+        sys.exit(EXIT_MACHINE)
     if rank == 0:
         path.with_suffix(".found").write_text(json.dumps(found.to_json()), encoding="utf-8")
 

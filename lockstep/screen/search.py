@@ -70,15 +70,15 @@ def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def turns(groups: Sequence[Sequence[int]], seats: Sequence[Seat]) -> list[list[int]]:
-    """Share groups of ranks out to as few turns as let no two of one turn share a host.
+    """Share groups of ranks out to as few turns as let no two of one turn share a machine.
 
     Returns:
         The indices of the groups of each turn.
     """
-    hosts = [{seats[rank].machine for rank in group} for group in groups]
+    machines = [{seats[rank].machine for rank in group} for group in groups]
     found: list[list[int]] = []
-    for index, own in enumerate(hosts):
-        free = (turn for turn in found if not any(own & hosts[other] for other in turn))
+    for index, own in enumerate(machines):
+        free = (turn for turn in found if not any(own & machines[other] for other in turn))
         turn = next(free, None)
         if turn is None:
             found.append(turn := [])

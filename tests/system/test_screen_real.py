@@ -1,0 +1,29 @@
+"""`lockstep screen` on four nodes of one machine: names the one that is truly slowed, and no other.
+
+`tests/validation/figures_screen.py` does the same forty times over, and slows a link as well.
+"""
+
+import pytest
+from cluster import missing, need_testbed
+from namespaces import is_possible
+from screened import can_slow, on_testbed, over_links
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.parametrize(("slow", "code"), [("node3", 1), (None, 0)])
+def test_a_node_with_half_a_core_is_named(slow, code):
+    need_testbed()
+    if not can_slow():
+        missing("no control group can be made to slow a node")
+    ended = on_testbed(slow)
+    assert (ended.code, set(ended.kinds)) == (code, {slow} if slow else set())
+    assert ended.is_within_promise
+    assert list(ended.lines) == ["node1", "node2", "node3", "node4"]
+
+
+@pytest.mark.slow
+def test_a_node_with_half_a_link_is_named():
+    if not is_possible():
+        pytest.skip("links of a known rate need root, ip and tc")
+    assert over_links(2).kinds == {"node2": {"slow-link"}}
