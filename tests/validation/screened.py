@@ -20,7 +20,7 @@ NUM_NODES = 4
 TIMEOUT_S = 300
 # A slowed process runs for this share of each period, which is shorter than any probe.
 SHARE = 0.5
-PERIOD_US = 10_000
+PERIOD_US = 5_000
 LINK_BIT_PER_S = 1e9
 SCREEN = (sys.executable, "-m", "lockstep", "screen", "--device", "cpu", "--json")
 # $0 is the slowed node, $1 its group; the rest is the command.
@@ -52,7 +52,7 @@ class Ended:
 def on_testbed(slow: str | None = None, share: float = SHARE) -> Ended:
     """Screen the testbed's four nodes under srun, one of them with a share of a core."""
     with _group(share) if slow else nullcontext(Path(os.devnull)) as group:
-        command = ["srun", f"-N{NUM_NODES}", "--ntasks-per-node=1", "--exclusive"]
+        command = ["srun", f"-N{NUM_NODES}", "--ntasks-per-node=1", "--cpus-per-task=1"]
         entered = ["bash", "-c", ENTER, slow or "none", str(group)]
         return _ended([_start([*command, *entered, *SCREEN])])
 
