@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 5000
 INTERFACE = "wire"
 BURN = "while True: pass"
@@ -36,12 +36,14 @@ class Faults:
     Attributes:
         rank: This rank, which has core `rank` of the machine to itself.
         delays: What the step reads.
+        groups: Where CPU groups are mounted, once one is needed.
         neighbours: Processes on this rank's core, by their niceness; stopped unless wanted.
     """
 
     rank: int
     delays: Delays = field(default_factory=Delays)
     neighbours: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    groups: Path | None = None
     _now: dict[str, float] = field(default_factory=dict)
 
     def set(self, wanted: dict[str, float]) -> None:
@@ -58,6 +60,10 @@ class Faults:
         for process in self.neighbours.values():
             process.kill()
             process.wait()
+        if self.groups:
+            (self.groups / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            (self.groups / "lockstep-lab").rmdir()
+            subprocess.run(["umount", self.groups], check=True)
 
     def _set_forward(self, seconds: float) -> None:
         self.delays.forward_s = seconds * self._is_slow
@@ -86,11 +92,20 @@ class Faults:
         """Let the slow rank's process have so much of a core; 0 for all of it."""
         if not self._is_slow:
             return
-        group = CPU_GROUPS / f"lockstep-lab-{os.getpid()}"
-        group.mkdir(exist_ok=True)
+        group = self._group()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_US) or -1))
         (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def _group(self) -> Path:
+        """Return this process's CPU group; the node's /sys has none, so it is mounted again."""
+        if self.groups is None:
+            self.groups = Path(tempfile.mkdtemp())
+            subprocess.run(
+                ["mount", "-t", "cgroup", "-o", "cpu", "cgroup", self.groups], check=True
+            )
+            (self.groups / "lockstep-lab").mkdir(exist_ok=True)
+        return self.groups / "lockstep-lab"
 
     def _set_neighbour(self, niceness: float) -> None:
         """Let a busy process of this niceness, from 1, share the core; 0 for none."""

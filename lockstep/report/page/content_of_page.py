@@ -65,15 +65,7 @@ def page(
     verdicts = _verdicts(series, threshold, errors, left_out)
     judged = verdict_card.judge(series, threshold)
     sections = by_study.panels(results, series, threshold, hours)
-    around = (
-        checked.findings_panel(findings),
-        facts.flags(series),
-        facts.not_measured(results),
-        accounts.jobs(results, hours.lower() if on_cpus else hours),
-        facts.method(series, threshold),
-        twelve_panel(results, series),
-        facts.provenance(results),
-    )
+    sections += _around(results, series, threshold, findings)
     return {
         "title": _title(results, series),
         "band": CPU_BAND if on_cpus else None,
@@ -85,9 +77,26 @@ def page(
         "checked": checked.counts(findings),
         "next": checked.next_step(errors) or _next_step(results, series, threshold, slowest),
         "source": _source(_title(results, series), results, command),
-        "sections": sections + [section for section in around if section],
+        "sections": sections,
         "data": _data(series),
     }
+
+
+def _around(
+    results: Results, series: Sequence[Series], threshold: float, findings: Sequence[Finding]
+) -> list[dict[str, Any]]:
+    """Return the sections behind those of the studies: what backs the numbers, and what does not."""
+    hours = "rank-hours" if results.on_cpus else "GPU-hours"
+    around = (
+        checked.findings_panel(findings),
+        facts.flags(series),
+        facts.not_measured(results),
+        accounts.jobs(results, hours),
+        facts.method(series, threshold),
+        twelve_panel(results, series),
+        facts.provenance(results),
+    )
+    return [section for section in around if section]
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
