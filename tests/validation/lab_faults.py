@@ -95,7 +95,6 @@ class Faults:
         group = self._group()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_US) or -1))
-        (group / "cgroup.procs").write_text(str(os.getpid()))
 
     def _group(self) -> Path:
         """Return this process's CPU group; the node's /sys has none, so it is mounted again."""
@@ -105,6 +104,7 @@ class Faults:
                 ["mount", "-t", "cgroup", "-o", "cpu", "cgroup", self.groups], check=True
             )
             (self.groups / "lockstep-lab").mkdir(exist_ok=True)
+            (self.groups / "lockstep-lab" / "cgroup.procs").write_text(str(os.getpid()))
         return self.groups / "lockstep-lab"
 
     def _set_neighbour(self, niceness: float) -> None:

@@ -85,7 +85,7 @@ def page(
 def _around(
     results: Results, series: Sequence[Series], threshold: float, findings: Sequence[Finding]
 ) -> list[dict[str, Any]]:
-    """Return the sections behind those of the studies: what backs the numbers, and what does not."""
+    """Return the sections behind those of the studies: what backs the numbers."""
     hours = "rank-hours" if results.on_cpus else "GPU-hours"
     around = (
         checked.findings_panel(findings),
