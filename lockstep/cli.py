@@ -15,6 +15,10 @@ from lockstep.vocabulary.text.printable import one_line
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {
     "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
+    "diagnose": (
+        "lockstep.campaign.diagnose_cli:diagnose",
+        "Answer one question about scaling, in five minutes.",
+    ),
     "doctor": (
         "lockstep.slurm.doctor.doctor_cli:doctor",
         "Say whether this machine can measure.",

@@ -31,7 +31,7 @@ RESULTS = {
 }
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide"}
 # These write results of their own, so they begin in a folder without any.
-WRITERS = ("run", "import", "train", "render", "plan")
+WRITERS = ("run", "diagnose", "import", "train", "render", "plan")
 # These tell a result's truth by their exit code: what was measured may well miss a target.
 JUDGES = ("check", "compare", "gate", "predict", "screen")
 # What needs a cluster or a container is run by the tests of the testbed.
@@ -59,6 +59,8 @@ SHORTER = {
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--explain": "--explain 2",
+    "diagnose strong": "diagnose strong --dry-run",
+    "diagnose straggler --device cpu": "diagnose straggler --device cpu --dry-run",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +77,35 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
       lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
     """
+    from lockstep.campaign.campaign import load
+
+    chosen = load(campaign, **_with_tests(changes))
+    return measure(chosen, root, dry_run=dry_run, as_json=as_json)
+
+
+def measure(
+    chosen: "Campaign",
+    root: Path,
+    *,
+    dry_run: bool = False,
+    as_json: bool = False,
+    limit_s: float = math.inf,
+) -> int:
+    """Measure what is missing of a campaign, and return the command's exit code.
+
+    Args:
+        chosen: What to measure.
+        root: Folder of results.
+        dry_run: Show what would be started, and start nothing.
+        as_json: Print how each launch ended, as JSON.
+        limit_s: No launch is begun that would probably end later than this.
+    """
     from lockstep.campaign import ladder as ladders
     from lockstep.campaign import launcher
-    from lockstep.campaign.campaign import load, with_threads
+    from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.folder import Folder
     from lockstep.world.process_group import usable_cores
 
-    chosen = load(campaign, **_with_tests(changes))
     folder = root / chosen.name
     before = Folder(folder).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
@@ -98,7 +122,7 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
         ladder = dataclasses.replace(ladder, lock=lock)
         ladder.claim()
         try:
-            return _measure(ladder, as_json=as_json)
+            return _measure(ladder, limit_s, as_json=as_json)
         except KeyboardInterrupt:
             click.echo(f"{folder} keeps what is measured; the same command goes on.", err=True)
             raise
@@ -165,22 +189,18 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else plural}"
 
 
-def _measure(ladder: "Ladder", *, as_json: bool) -> int:
+def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     from lockstep.campaign.ladder import only_skip
-    from lockstep.campaign.progress import View
 
     missing = ladder.missing()
     click.echo(_summary(ladder.campaign, len(missing)), err=True)
     ladder.write_results()
-    outcomes = []
-    with View(ladder, missing) as view:
-        for launch in missing:
-            view.begin(launch)
-            outcomes.append(ladder.run(launch, view.advance))
-            view.end(outcomes[-1])
+    outcomes = _outcomes(ladder, missing, limit_s)
     if as_json:
-        rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=True)]
+        rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
+    if num_left := len(missing) - len(outcomes):
+        click.echo(f"Time is up: {_counted(num_left, 'launch')} left for another time.", err=True)
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
         _explain(ladder, outcome)
@@ -197,12 +217,32 @@ def _measure(ladder: "Ladder", *, as_json: bool) -> int:
     return 1 if incomplete else 0
 
 
+def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "list[Outcome]":
+    """Make the launches, as long as another of the longest so far would end in time."""
+    from lockstep.campaign.progress import View
+
+    outcomes: list[Outcome] = []
+    begun, longest_s = time.monotonic(), 0.0
+    with View(ladder, missing) as view:
+        for launch in missing:
+            now = time.monotonic()
+            if now - begun + longest_s > limit_s:
+                break
+            view.begin(launch)
+            outcomes.append(ladder.run(launch, view.advance))
+            view.end(outcomes[-1])
+            longest_s = max(longest_s, time.monotonic() - now)
+    return outcomes
+
+
 def _show_verdict(folder: Path) -> None:
     """Print what bounds a step, where the results say so."""
-    from lockstep.report.words import verdict_card
+    from lockstep.report.words import loader_card, verdict_card
 
     if judged := verdict_card.of_folder(folder):
         click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
+    elif lines := loader_card.of_folder(folder):
+        click.echo("\n".join(["", *lines, ""]))
 
 
 def _facts(launch: "Launch", outcome: "Outcome") -> dict[str, Any]:

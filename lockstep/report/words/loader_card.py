@@ -1,0 +1,113 @@
+"""Whether a step waits for its data loader, as the card that a command shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.causes.bound import NOTABLE
+from lockstep.report.compute import quantities
+from lockstep.report.compute.scaling import Series
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import Row
+from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a loader.
+
+    Attributes:
+        factors: Its options, name -> value.
+        images_per_s: That the loaders of all ranks deliver.
+        idle: Share of a step on its batches that waits for it.
+        interval: Of that share, over launches.
+        num_ranks: That loaded at once.
+    """
+
+    factors: dict[str, object]
+    images_per_s: float | None
+    idle: float
+    interval: Interval | None
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What the loader study says.
+
+    Attributes:
+        kind: `keeps-up`: the best setting leaves less than `NOTABLE` of a step waiting; `waits`.
+        settings: All, the one that waits least first.
+    """
+
+    kind: Literal["keeps-up", "waits"]
+    settings: tuple[Setting, ...]
+
+
+def judge(series: Sequence[Series]) -> Loading | None:
+    """Return what the loader study says; None where no step was fed by a loader."""
+    found = [one for each in series if each.row.study == "loader" if (one := _setting(each))]
+    if not found:
+        return None
+    best_first = tuple(sorted(found, key=lambda one: one.idle))
+    return Loading("keeps-up" if best_first[0].idle < NOTABLE else "waits", best_first)
+
+
+def _setting(series: Series) -> Setting | None:
+    point = series.points[-1]
+    idle = quantities.values(point.rows, "loader_idle")
+    if not idle:
+        return None
+    return Setting(
+        _options(point.rows[0]),
+        point.rate,
+        quantities.centre(idle, "loader_idle"),
+        quantities.interval(point.rows, "loader_idle"),
+        point.world_size,
+    )
+
+
+def _options(row: Row) -> dict[str, object]:
+    ignored = row.details.get("ignored") or {}
+    unsaid = ("local_batch", *ignored)
+    return {name: value for name, value in row.factors.items() if value and name not in unsaid}
+
+
+def lines(loading: Loading) -> list[str]:
+    """Return the card."""
+    best = loading.settings[0]
+    waits = f"{percent(best.idle)} % of a step waits for it with {_text(best)}"
+    headline = (
+        f"The loader keeps up: {waits}."
+        if loading.kind == "keeps-up"
+        else f"Input-bound: the loader is too slow; at best {waits}."
+    )
+    rows = [_row(each) for each in loading.settings]
+    todo = (
+        f"give your DataLoader {_text(best)}"
+        if loading.kind == "keeps-up"
+        else "more cores and workers a rank, cheaper decoding, or data stored as it is used"
+    )
+    where = f"a small model's step, {counted(best.num_ranks, 'rank')} loading at once"
+    return [headline, *rows, f"next      {todo}", f"trust     {where}; yours may eat more slowly"]
+
+
+def _row(setting: Setting) -> str:
+    span = percent_span(setting.interval) if setting.interval else "no interval"
+    rate = f"{number(setting.images_per_s)} images/s"
+    return f"  {_text(setting):<62}{rate:>16} {percent(setting.idle):>6} % waits   {span}"
+
+
+def _text(setting: Setting) -> str:
+    return ", ".join(f"{name}={value}" for name, value in setting.factors.items())
+
+
+def of_folder(folder: Path) -> list[str]:
+    """Return the card of the results in a folder; no line where they do not say."""
+    from lockstep.report.compute.scaling import series_of
+    from lockstep.report.load.reading import load
+
+    kept, _ = load([folder]).split()
+    found = judge(series_of(kept))
+    return lines(found) if found else []

@@ -1,0 +1,78 @@
+"""`lockstep diagnose`: which cases answer a question, and the card of those that load data."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from commands import run
+from data.report_samples import document, record, write
+
+from lockstep.campaign import progress, run_cli
+from lockstep.campaign.diagnose_cli import NAMES, diagnose
+from lockstep.campaign.questions import QUESTIONS, campaign_of
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.words import loader_card
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "cores", "study", "world_sizes", "size"),
+    [
+        ("strong", 0, 2, "strong", (1, 2), "laptop"),
+        ("strong", 0, 1, "strong", (1, 2), "laptop"),
+        ("strong", 0, 64, "strong", (1, 4), "laptop"),
+        ("strong", 6, 64, "strong", (1, 4), "node"),
+        ("straggler", 8, 64, "weak", (8,), "node"),
+        ("loader", 1, 64, "loader", (1,), "node"),
+    ],
+)
+def test_a_question_measures_what_tells_and_nothing_else(
+    name, num_gpus, cores, study, world_sizes, size
+):
+    found = campaign_of(name, num_gpus=num_gpus, cores=cores, device=None, workload=None)
+    assert (found.studies, found.world_sizes, found.size) == ((study,), world_sizes, size)
+    assert found.num_cases() <= 7
+
+
+@pytest.mark.parametrize("name", ["strong", "straggler"])
+def test_what_needs_several_ranks_is_refused_on_one_gpu(name):
+    with pytest.raises(ValueError, match="needs 2 GPUs and ranks see 1"):
+        campaign_of(name, num_gpus=1, cores=8, device=None, workload=None)
+
+
+def test_two_nodes_are_a_question_for_slurm():
+    assert set(NAMES) == {*QUESTIONS, "nodes"}
+    with pytest.raises(ValueError, match="lockstep submit nodes --site"):
+        run(diagnose, "nodes")
+
+
+def test_no_launch_is_begun_that_would_end_too_late(monkeypatch):
+    now = [0.0]
+
+    def launch_of_100_s(launch, on_progress):
+        now[0] += 100
+        return launch
+
+    view = SimpleNamespace(begin=lambda _: None, end=lambda _: None, advance=None)
+    monkeypatch.setattr(progress, "View", lambda *_: nullcontext(view))
+    monkeypatch.setattr(run_cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ladder = SimpleNamespace(run=launch_of_100_s)
+    assert run_cli._outcomes(ladder, [0, 1, 2, 3, 4], 350) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("idle", "kind", "best"),
+    [({0: 0.4, 1: 0.04, 2: 0.2}, "keeps-up", 1), ({0: 0.4, 2: 0.2}, "waits", 2), ({}, None, None)],
+)
+def test_the_setting_whose_step_waits_least_is_named(tmp_path, idle, kind, best):
+    cases = {
+        f"loader[{workers}]": record(
+            "loader", 2, factors={"num_workers": workers}, scaling=None, details={"loader_idle": x}
+        )
+        for workers, x in idle.items()
+    }
+    write(tmp_path, document("w2-r0", 2, cases or {"strong": record(world_size=2)}))
+    found = loader_card.judge(series_of(load([tmp_path]).rows))
+    assert (found and found.kind) == kind
+    assert (found and found.settings[0].factors.get("num_workers")) == best
+    assert len(loader_card.of_folder(tmp_path)) == (3 + len(idle) if found else 0)
