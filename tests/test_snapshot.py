@@ -131,6 +131,18 @@ def test_an_interrupted_accumulation_goes_on():
     assert gradient.tolist() == [[2.0] * 4]
 
 
+def test_a_sparse_gradient_is_put_back():
+    table = nn.Embedding(9, 2, sparse=True)
+    step = lambda: table(torch.tensor([1, 2])).sum().backward()  # noqa: E731
+    step()
+    before = table.weight.grad.to_dense()
+    snapshot = Snapshot(reach(step=step))
+    for _ in range(2):
+        step()
+        snapshot.restore()
+        assert table.weight.grad.to_dense().equal(before)
+
+
 def test_what_nothing_can_put_back_is_named():
     batches, large = iter([1, 2]), torch.zeros(2**27)
 

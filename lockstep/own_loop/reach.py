@@ -32,8 +32,10 @@ from torch.utils.data import DataLoader
 
 # A model in a trainer's wrapper in an object in a closure lies five steps down.
 MAX_DEPTH = 8
-# What a step looks up in a longer list is data, not a model.
+# What a step looks up in a longer list is data, not a model; and so is what comes after so many
+# objects, which are met in the order of their depth.
 MAX_WALKED = 10_000
+MAX_MET = 200_000
 # By torch's custom, what has state to save has these.
 STATE_METHODS = ("state_dict", "load_state_dict")
 # Trainers around a step.
@@ -128,7 +130,8 @@ class _Walk:
     def add(self, name: str, value: Any, belongs: Belongs, depth: int) -> None:
         """Visit an object later, unless it is a leaf, too deep, or met already."""
         belongs = max(belongs, _owner(value))
-        if isinstance(value, _LEAVES) or (belongs < Belongs.STATE and depth > MAX_DEPTH):
+        is_far = depth > MAX_DEPTH or len(self._met) > MAX_MET
+        if isinstance(value, _LEAVES) or (belongs < Belongs.STATE and is_far):
             return
         met = self._met.get(id(value))
         if met is None or met[0] < belongs:

@@ -8,9 +8,9 @@ is one without state again. What is printed, written or drawn from an iterator s
 import copy
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ import torch
 from lockstep.own_loop.reach import Binding, Reached
 from lockstep.vocabulary.system.files import MIB
 
-# Tensors outside of models and optimizers are kept up to so much in all, the smallest first: what
-# is larger is data, which no step changes.
+# Tensors outside of models and optimizers are kept up to so much in all, the smallest first, and so
+# are arrays: what is larger is data, which no step changes.
 MOST_BYTES = 256 * MIB
 # Of a GPU's free memory copies take no more than half, or they would change what is measured.
 SHARE = 0.5
 
+Item = TypeVar("Item")
 Restore = Callable[[], object]
 
 
@@ -35,17 +36,15 @@ class Snapshot:
     """
 
     def __init__(self, reached: Reached) -> None:
-        ordered = sorted(reached.tensors, key=lambda named: _bytes(named[1]))
-        num_bytes = accumulate(_bytes(tensor) for _, tensor in ordered)
-        num_kept = sum(total <= MOST_BYTES for total in num_bytes)
-        kept = [tensor for _, tensor in ordered[:num_kept]]
-        self._data = dict(ordered[num_kept:])
+        kept, left = _smallest(reached.tensors, lambda named: _bytes(named[1]))
+        arrays, _ = _smallest(reached.arrays, lambda array: array.nbytes)
+        self._data = dict(left)
         self._versions = {name: tensor._version for name, tensor in self._data.items()}  # noqa: SLF001
         self._restores = [
             *map(_container, reached.containers),
             *map(_binding, reached.bindings),
-            *_tensors([*reached.state, *kept]),
-            *(_array(array) for array in reached.arrays if array.nbytes <= MOST_BYTES),
+            *_tensors([*reached.state, *(tensor for _, tensor in kept)]),
+            *map(_array, arrays),
             *map(_generator, reached.generators),
             *_global_generators(),
         ]
@@ -59,6 +58,13 @@ class Snapshot:
         for restore in self._restores:
             restore()
         return [name for name, t in self._data.items() if t._version != self._versions[name]]  # noqa: SLF001
+
+
+def _smallest(items: Sequence[Item], size: Callable[[Item], int]) -> tuple[list[Item], list[Item]]:
+    """Return the items that are kept, and the others."""
+    ordered = sorted(items, key=size)
+    num_kept = sum(total <= MOST_BYTES for total in accumulate(map(size, ordered)))
+    return ordered[:num_kept], ordered[num_kept:]
 
 
 def _container(held: Any) -> Restore:
@@ -133,6 +139,9 @@ def _values(tensor: torch.Tensor, stays: bool) -> Restore:
 
 def _gradient(tensor: torch.Tensor, stays: bool) -> Restore:
     gradient = tensor.grad
+    if gradient is not None and gradient.layout != torch.strided:  # it has no values of its own
+        kept = gradient.clone()
+        return lambda: setattr(tensor, "grad", kept.clone())
     values = None if gradient is None else _values(gradient, stays)
 
     def restore() -> None:
@@ -176,4 +185,4 @@ def _global_generators() -> Iterator[Restore]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.numel() * tensor.element_size()  # a sparse gradient has no nbytes
