@@ -19,17 +19,20 @@ class Question:
         study: The study that answers.
         from_one: Whether one rank is measured, too, to compare with.
         ranks: Fewest ranks that can answer.
+        cpu_rounds: Rounds on CPUs; those of the size where None. On GPUs a round is longer than
+            one step, and those of the size tell enough.
     """
 
     text: str
     study: Literal["strong", "weak", "loader"]
     from_one: bool = False
     ranks: int = 2
+    cpu_rounds: int | None = None
 
 
 QUESTIONS = {
     "strong": Question("more GPUs do not help", "strong", from_one=True),
-    "straggler": Question("one rank, GPU or node may hold the others up", "weak"),
+    "straggler": Question("one rank, GPU or node may hold the others up", "weak", cpu_rounds=40),
     "loader": Question("the step may wait for its data", "loader", ranks=1),
 }
 
@@ -63,6 +66,7 @@ def campaign_of(
             "studies": [asked.study],
             "world_sizes": sorted({1, most} if asked.from_one else {most}),
             "size": "node" if num_gpus else "laptop",
+            "rounds": None if num_gpus else asked.cpu_rounds,
             "device": device,
             "workload": workload,
         }
