@@ -1,6 +1,6 @@
 """What bounds a step, in words: the card that a command or a user's own script ends with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import NOTABLE, Bound, Cause, Change, Gain, Kind, Share
 from lockstep.vocabulary.text.formats import counted, number, percent
@@ -50,18 +50,19 @@ NEXT: dict[Kind, str] = {
 }
 
 
-def card(bound: Bound, hosts: Sequence[str] = ()) -> list[str]:
+def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEXT) -> list[str]:
     """Return the lines of what bounds a step, the headline first.
 
     Args:
         bound: What bounds the step.
         hosts: Host of each rank, where they are known.
+        todo: What to try next, by what bounds the step.
     """
     lines = [headline(bound), *_table(bound)]
     if bound.slow:
         lines.append(_row("slow rank", slow_text(bound, hosts)))
     lines += _gains(bound)
-    return [*lines, _row("next", NEXT[bound.kind]), _row("trust", _trust(bound))]
+    return [*lines, _row("next", todo[bound.kind]), _row("trust", _trust(bound))]
 
 
 def headline(bound: Bound) -> str:

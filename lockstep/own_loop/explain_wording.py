@@ -1,8 +1,23 @@
 """The words of `lockstep.explain`: the card that rank 0 prints."""
 
+from collections.abc import Sequence
+
+from lockstep.causes.bound import Kind
 from lockstep.causes.card import card
 from lockstep.own_loop.explain_record import Explanation, Note
 from lockstep.vocabulary.text.formats import counted, listed, number
+
+LOST = {"drawn", "changed"}
+# What the user can change in the script itself; then it is asked again.
+NEXT: dict[Kind, str] = {
+    "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
+    "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
+    "input": "DataLoader(num_workers=, persistent_workers=True); lockstep diagnose loader",
+    "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
+    "contention": "cores of its own for each rank, fewer threads a rank",
+    "compute": "autocast in bf16, torch.compile; more ranks will scale",
+    "open": "explain(..., seconds=300), and batches=loader to see the input as well",
+}
 
 
 def lines(explanation: Explanation, kept: str) -> list[str]:
@@ -12,7 +27,7 @@ def lines(explanation: Explanation, kept: str) -> list[str]:
         explanation: What was found.
         kept: Where the record is, or why it is nowhere; empty where none was asked for.
     """
-    found = [_measured(explanation), *card(explanation.bound, explanation.hosts)]
+    found = [_measured(explanation), *card(explanation.bound, explanation.hosts, NEXT)]
     found += [f"note      {note_text(note)}" for note in explanation.notes]
     return found + ([f"record    {kept}"] if kept else [])
 
@@ -24,8 +39,12 @@ def _measured(explanation: Explanation) -> str:
     speed = "" if rate is None else f", {number(rate)} samples/s"
     return (
         f"lockstep: {ranks} on {hosts} ({explanation.device}){speed}; {explanation.num_steps} "
-        f"steps in {number(explanation.seconds)} s, all put back"
+        f"steps in {number(explanation.seconds)} s, put back{_but(explanation.notes)}"
     )
+
+
+def _but(notes: Sequence[Note]) -> str:
+    return " but for what the notes say" if {note.kind for note in notes} & LOST else ""
 
 
 def note_text(note: Note) -> str:
@@ -36,6 +55,6 @@ def note_text(note: Note) -> str:
         "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
         "that holds one batch, or batches=loader",
         "changed": f"the step changed {names}, too large to keep a copy of",
-        "collectives": f"a step has {counted(note.count, 'collective')} of its own; what it waits "
-        "in them counts as compute",
+        "collectives": f"a step has {counted(note.count, 'collective')} of its own; "
+        "waiting there counts as compute",
     }[note.kind]
