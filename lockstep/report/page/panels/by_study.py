@@ -1,6 +1,7 @@
 """The panels of a report, in the order of the page: from series to plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lockstep.report.compute.scaling import Series, pooled_step_s
 from lockstep.report.load.results import OTHER, Results
@@ -23,11 +24,12 @@ def panels(results: Results, series: Sequence[Series], threshold: float, hours: 
     """
     measured = [one for one in series if one.row.origin == "measured"]
     studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
+    wires = {one.name: wire for one in results.launches if (wire := _wire(one.provenance))}
     made = []
     for study in studies:
         chosen = [one for one in measured if one.row.study == study]
         if chosen:
-            made.append(_panel(study, chosen, threshold, hours))
+            made.append(_panel(study, chosen, threshold, hours, wires))
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         if chosen:
@@ -35,11 +37,19 @@ def panels(results: Results, series: Sequence[Series], threshold: float, hours: 
     return made
 
 
-def _panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
+def _wire(provenance: Mapping[str, Any]) -> float | None:
+    """Return what the network of a launch's first node carries, in GB/s."""
+    given = provenance.get("wire_gb_per_s")
+    return float(given) if isinstance(given, int | float) and given > 0 else None
+
+
+def _panel(
+    study: str, series: list[Series], threshold: float, hours: str, wires: Mapping[str, float]
+) -> Panel:
     if study in ("strong", "weak"):
         return ladder_panel(study, series, threshold, hours)
     if study == "collective":
-        return collective_panel(series)
+        return collective_panel(series, wires)
     if study == OTHER:
         return _others(series)
     return settings_panel(study, series)

@@ -1,7 +1,10 @@
 """The panel of collectives: time and bandwidth against message size."""
 
+from collections.abc import Mapping, Sequence
 from statistics import median
 
+from lockstep.report.compute import links
+from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,
@@ -12,28 +15,33 @@ from lockstep.report.page.panels.parts import (
     Table,
     curve_figure,
     panel,
+    shown,
     table,
 )
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, span
+from lockstep.vocabulary.text.formats import counted, number, percent, span
+
+Sweep = list[tuple[float, Point]]
+Key = tuple[str, int]
 
 
-def collective_panel(series: list[Series]) -> Panel:
-    """Return the panel of collectives: tables per size, bandwidth at the largest."""
+def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Panel:
+    """Return the panel of collectives: their links, tables per size, bandwidth at the largest.
+
+    Args:
+        series: Those of the study.
+        wires: Launch -> what the network of its first node carries, in GB/s, where it is known.
+    """
     made = panel("collective", TITLES["collective"])
     made["lead"] = [
         "algbw is message size over time; busbw multiplies it by the factor nccl-tests defines, "
         "so that it compares with the speed of a link. At one rank nothing crosses a bus."
     ]
-    groups: dict[tuple[str, int], list[tuple[float, Point]]] = {}
-    for one in series:
-        for point in one.points:
-            size = message_bytes(point)
-            name = ", ".join(filter(None, (one.row.workload, one.layout)))
-            groups.setdefault((name, point.world_size), []).append((size, point))
-    ordered = {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
+    ordered = sweeps(series)
     made["tables"] = [_collective_table(*key, points) for key, points in ordered.items()]
+    if fitted := _link_table(ordered, wires):
+        made["tables"].insert(0, fitted)
     largest = max(world_size for _, world_size in ordered)
     swept = {key: points for key, points in ordered.items() if len(points) > 1}
     drawn = {key: points for key, points in swept.items() if key[1] == largest}
@@ -43,6 +51,52 @@ def collective_panel(series: list[Series]) -> Panel:
         names = formats.listed((workload for workload, _ in list(drawn)[:MAX_CURVES]), MAX_CURVES)
         made["notes"] = [f"The figure shows {names} at the largest world size, {largest}."]
     return made
+
+
+def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
+    """Return (collective and layout, world size) -> points in the order of message sizes."""
+    groups: dict[Key, Sweep] = {}
+    for one in series:
+        for point in one.points:
+            size = message_bytes(point)
+            name = ", ".join(filter(None, (one.row.workload, one.layout)))
+            groups.setdefault((name, point.world_size), []).append((size, point))
+    return {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
+
+
+def _link_table(groups: Mapping[Key, Sweep], wires: Mapping[str, float]) -> Table | None:
+    """Return each sweep as a latency and a rate, None where no sweep has enough sizes."""
+    columns = (
+        "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
+        "Rate (GB/s)", "95 % interval (GB/s)", "Error of the fit (%)", "Share of the wire (%)",
+    )  # fmt: skip
+    rows = []
+    for (name, world_size), points in groups.items():
+        found = links.fit_points(points[0][1].rows[0].workload, points)
+        if found is None:
+            continue
+        share = _share_of_wire(found, points, wires)
+        rows.append([
+            name, str(world_size), shown(points[0][1].rows[0].num_nodes), str(found.num_sizes),
+            number(found.alpha_s * MICRO), span(found.alpha_interval, MICRO),
+            number(found.beta_gb_per_s), span(found.beta_interval),
+            percent(found.error), percent(share),
+        ])  # fmt: skip
+    note = (
+        "Fitted to all sizes of a sweep: time = latency + bytes on the link / rate. The rate is "
+        "the busbw of endless messages. The wire is what the network ports that the first node "
+        "uses carry together, and is compared with ranks of several nodes alone. A large error "
+        "of the fit: the library changes its algorithm with the size."
+    )
+    return table("Latency and rate of the links", columns, rows, 1, note=note) if rows else None
+
+
+def _share_of_wire(found: LinkFit, points: Sweep, wires: Mapping[str, float]) -> float | None:
+    """Return the fitted rate over the wire's, where ranks of several nodes meet on a known one."""
+    rows = [row for _, point in points for row in point.rows]
+    known = {wires.get(row.launch) for row in rows}
+    wire = known.pop() if len(known) == 1 else None
+    return found.beta_gb_per_s / wire if wire and (rows[0].num_nodes or 1) > 1 else None
 
 
 def message_bytes(point: Point) -> float:

@@ -1,0 +1,120 @@
+"""What a sweep of message sizes tells of the links: a collective's latency and rate.
+
+The model is Hockney's (Parallel Computing 20, 1994), t = alpha + bytes / beta, with the bytes that
+cross the slowest link: message size times the factor by which nccl-tests makes busbw of algbw. beta
+is then the busbw of endless messages, to be held beside the rate of the wire. The squares of the
+relative errors are least; alpha is not below 0.
+
+A library that changes its algorithm or protocol with the size follows no one line; the fit's error
+says how far the times are from it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from statistics import fmean, median, stdev
+
+from lockstep.report.compute.scaling import Point
+from lockstep.report.compute.statistics import (
+    CONFIDENCE,
+    Interval,
+    log_interval,
+    t_quantile,
+)
+from lockstep.vocabulary import metrics
+from lockstep.vocabulary.metrics import GIGA
+
+# Two sizes are a line, and say nothing of how well it fits.
+LEAST_SIZES = 3
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """A collective's time as alpha + bytes / beta, on one set of ranks.
+
+    Attributes:
+        alpha_s: Time of an empty message.
+        beta_gb_per_s: Rate of an endless one, as busbw.
+        error: Root mean square of the relative errors of the fitted times.
+        num_sizes: Message sizes.
+        alpha_interval: Student's t over launches, in seconds; None for fewer than two.
+        beta_interval: The same of the rate, on logarithms, in GB/s.
+    """
+
+    alpha_s: float
+    beta_gb_per_s: float
+    error: float
+    num_sizes: int
+    alpha_interval: Interval | None = None
+    beta_interval: Interval | None = None
+
+
+def fit_points(collective: str, points: Sequence[tuple[float, Point]]) -> LinkFit | None:
+    """Fit the points of one collective on one set of ranks.
+
+    Args:
+        collective: Its name.
+        points: Message size in bytes, and what was measured.
+
+    Returns:
+        None at one rank, for a collective without a busbw, or for fewer than three sizes.
+    """
+    try:
+        factor = metrics.busbw_factor(collective, points[0][1].world_size)
+    except ValueError:
+        return None
+    if factor is None:
+        return None
+    launches: dict[str, dict[float, float]] = {}
+    for size, point in points:
+        for row in point.rows:
+            if row.step_s is not None and size > 0:
+                launches.setdefault(row.launch, {})[size * factor] = row.step_s
+    return fit_launches(list(launches.values()))
+
+
+def fit_launches(launches: Sequence[Mapping[float, float]]) -> LinkFit | None:
+    """Fit the medians over launches; each launch by itself gives the intervals.
+
+    Args:
+        launches: Bytes on the link -> seconds, of each launch.
+    """
+    sizes = sorted(set[float]().union(*launches))
+    times = [median(one[size] for one in launches if size in one) for size in sizes]
+    found = _line(dict(zip(sizes, times, strict=True)))
+    if found is None:
+        return None
+    alpha_s, beta = found
+    errors = [(alpha_s + size / beta) / t - 1 for size, t in zip(sizes, times, strict=True)]
+    each = [line for one in launches if (line := _line(one))]
+    return LinkFit(
+        alpha_s,
+        beta / GIGA,
+        math.sqrt(fmean(error**2 for error in errors)),
+        len(sizes),
+        _plain_interval([alpha_s for alpha_s, _ in each]),
+        log_interval([beta / GIGA for _, beta in each]),
+    )
+
+
+def _line(times: Mapping[float, float]) -> tuple[float, float] | None:
+    """Return (alpha in s, beta in bytes/s) of bytes -> seconds, None where no rate is found."""
+    if len(times) < LEAST_SIZES:
+        return None
+    u = [1 / seconds for seconds in times.values()]
+    v = [size / seconds for size, seconds in times.items()]
+    uu, uv, vv = (sum(map(mul, x, y)) for x, y in ((u, u), (u, v), (v, v)))
+    # The normal equations of alpha u + per_byte v = 1; all sizes are different, so they have one
+    # solution.
+    alpha_s = (sum(u) * vv - sum(v) * uv) / (uu * vv - uv**2)
+    per_byte = (sum(v) - alpha_s * uv) / vv if alpha_s > 0 else sum(v) / vv
+    return (max(0.0, alpha_s), 1 / per_byte) if per_byte > 0 else None
+
+
+def _plain_interval(values: Sequence[float]) -> Interval | None:
+    """Return the Student t interval of a mean that is not below 0; None without a spread."""
+    if len(values) < 2 or (spread := stdev(values)) == 0:
+        return None
+    half = t_quantile(len(values) - 1, CONFIDENCE) * spread / math.sqrt(len(values))
+    return max(0.0, fmean(values) - half), fmean(values) + half
