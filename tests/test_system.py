@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lockstep.machine import nvidia_smi, storage, system
+from lockstep.machine import network, nvidia_smi, storage, system
 from lockstep.machine.system_cli import system as command
 
 
@@ -158,3 +158,17 @@ def test_the_command_prints_writes_and_renews(tmp_path):
 def test_json_and_output_do_not_go_together(tmp_path):
     with pytest.raises(click.UsageError, match="give one"):
         command.main(["--json", "--output", str(tmp_path / "x.md")], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "gb_per_s"),
+    [
+        ("nccl", {}, 25.0),
+        ("nccl", {"NCCL_IB_DISABLE": "1"}, 3.125),
+        ("gloo", {}, 3.125),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}, 3.125),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "veth1"}, None),  # its rate is nobody's
+    ],
+)
+def test_the_wire_is_what_the_back_end_sends_through(kernel, backend, environ, gb_per_s):
+    assert network.wire_gb_per_s(backend, environ, kernel) == gb_per_s

@@ -16,12 +16,13 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep import workloads
-from lockstep.launch import blame, preflight
+from lockstep.launch import blame, preflight, transport
 from lockstep.launch.blame import EXIT_LOST
 from lockstep.launch.ending import Ending
 from lockstep.launch.items import case_of, has_size, params_of, source_sha256, study_of
@@ -116,6 +117,7 @@ class LaunchSession:
             self.watchdog.close()
             self.watchdog = Watchdog(stacks)
             self.watchdog.arm(self.patience_s)
+        self._note_transport(stacks)
         before = self._before()
         self.order_seed = preflight.order_seed(self.control, before, self.settings.order_seed)
         ordered = sizes.shuffled(items, case_of, self.order_seed)
@@ -123,6 +125,13 @@ class LaunchSession:
         chosen = [item for item in ordered if self._is_left(before.done.get(case_of(item)))]
         self.cases.num_expected, self.cases.num_left = len(items), len(chosen)
         return chosen
+
+    def _note_transport(self, stacks: Path | None) -> None:
+        """Add to the launch's provenance and flags which links NCCL uses."""
+        hosts = [rank["host"] for rank in self.provenance["ranks"]]
+        found = transport.gather(self.world, hosts, stacks.parent.parent if stacks else None)
+        self.provenance |= {"transport": found.facts or None}
+        self.flags += found.flags
 
     def open_journal(self, expected: list[str], document: dict[str, Any]) -> None:
         """Begin this session's part of the journal.

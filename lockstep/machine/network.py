@@ -1,5 +1,7 @@
 """Network interfaces and InfiniBand ports, as the kernel lists them."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +68,41 @@ def _speed_gbit_per_s(interface: Path) -> float | None:
     """Return a link's rate; the kernel gives Mbit/s, and -1 or an error where it has none."""
     speed = read_text(interface / "speed") or ""
     return int(speed) / 1000 if speed.isdecimal() else None
+
+
+def wire_gb_per_s(
+    backend: str, environ: Mapping[str, str], classes: Path = CLASSES
+) -> float | None:
+    """Return what the ports of this node that a back end uses carry together, in GB/s.
+
+    NCCL spreads its channels over all InfiniBand ports; without any, and in gloo, all goes through
+    one interface: the one that is named, or the fastest device.
+
+    Args:
+        backend: nccl or gloo.
+        environ: Its variables.
+        classes: The kernel's folder of device classes.
+
+    Returns:
+        None where the kernel knows no rate, as of a virtual machine's or a container's interface.
+    """
+    if backend == "nccl" and not environ.get("NCCL_IB_DISABLE", "0").strip("0"):
+        ports = [_gbit_per_s(port) for port in infiniband_ports(classes)]
+        if known := [rate for rate in ports if rate]:
+            return sum(known) / 8
+    named = environ.get(f"{backend.upper()}_SOCKET_IFNAME", "").removeprefix("=")
+    devices = [one for one in interfaces(classes) if one.is_hardware and not one.is_down]
+    if named:
+        devices = [one for one in devices if one.name == named]
+    rates = [one.speed_gbit_per_s for one in devices if one.speed_gbit_per_s]
+    return max(rates) / 8 if rates else None
+
+
+def _gbit_per_s(port: Port) -> float | None:
+    """Return the rate of an active port; the kernel writes `200 Gb/sec (4X HDR)`."""
+    is_active = port.state is not None and port.state.endswith("ACTIVE")
+    found = re.match(r"([0-9.]+) Gb/sec", port.rate or "")
+    return float(found[1]) if found and is_active else None
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import git, nvml
+from lockstep.machine import git, network, nvml
 from lockstep.machine.storage import read_text
 from lockstep.vocabulary.system.environment import NAMES, steers_torch
 from lockstep.vocabulary.system.host import hostname
@@ -135,6 +135,7 @@ def launch_provenance(
     return {
         **launch,
         "driver": ", ".join(drivers) or None,
+        "transport": None,
         **({} if on_gpu else dict.fromkeys(GPU_FACTS)),
         "device_names": sorted({rank["device_name"] for rank in ranks}),
         "ranks": [dict(rank) for rank in ranks],
@@ -156,16 +157,18 @@ def software_facts() -> dict[str, Any]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return the versions torch was built with, its threads and its collective backend."""
+    """Return the versions torch was built with, its threads, its back end and that one's wire."""
     import torch
 
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    backend = torch.distributed.get_backend() if distributed else None
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": _cudnn_version(torch.backends.cudnn.version()),
         "nccl": _nccl_version(),
-        "backend": torch.distributed.get_backend() if distributed else None,
+        "backend": backend,
+        "wire_gb_per_s": backend and network.wire_gb_per_s(backend, os.environ),
         "threads_per_rank": torch.get_num_threads(),
     }
 

@@ -15,6 +15,18 @@ WORDS = {
     "debug-detail": "TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective, which takes time",
     "nccl-log": "{settings} logs every collective, which takes time",
     "dropped-environment": "the image did not get {names}; set it in the site's [env]",
+    "sockets-beside-infiniband": (
+        "NCCL sends {links} links through sockets although {devices} are there; see NCCL_IB_HCA, "
+        "the image's libibverbs or its plugin for libfabric"
+    ),
+    "no-gpu-direct": (
+        "NCCL copies {links} links between nodes through host memory ({transports}): GPU-direct is "
+        "not used; see NCCL_NET_GDR_LEVEL and the module nvidia_peermem"
+    ),
+    "no-peer-to-peer": (
+        "ranks {ranks} on {host} exchange data by {transport}, not from GPU to GPU; see "
+        "NCCL_P2P_LEVEL and nvidia-smi topo -m"
+    ),
     "clock-off": "the clock of {host} is {offset_s:.0f} s off rank 0's",
     "git-dirty": "the suite's checkout holds changes that are not committed",
     "moved": "the launch was resumed on other hosts: its cases ran on {hosts}",

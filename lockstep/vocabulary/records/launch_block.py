@@ -31,6 +31,25 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
+class Transport:
+    """Which links NCCL used between ranks, as its own log of the launch's warm-up says."""
+
+    nccl_log: Annotated[str | None, About("Version of NCCL that wrote the log.")] = None
+    networks: Annotated[list[str], About("What it used between nodes, such as IB.")] = field(
+        default_factory=list
+    )
+    adapters: Annotated[list[str], About("InfiniBand ports, or providers of libfabric.")] = field(
+        default_factory=list
+    )
+    transports: Annotated[
+        dict[str, Count], About("Transport, such as P2P/CUMEM or NET/IB/GDRDMA, to its links.")
+    ] = field(default_factory=dict)
+    links: Annotated[
+        list[list[Any]], About("[rank that sends, rank that receives, transport] of each link.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Where a launch comes from."""
 
@@ -67,6 +86,13 @@ class Provenance:
         str | None, About("NVIDIA driver; null likewise, and all of them where hosts differ.")
     ] = None
     backend: Annotated[str | None, About("Back end of torch.distributed.")] = None
+    wire_gb_per_s: Annotated[
+        Amount | None,
+        About("What the ports of rank 0's host that carry the ranks' messages carry together."),
+    ] = None
+    transport: Annotated[
+        Transport | None, About("NCCL's links; null with another back end, or without its log.")
+    ] = None
     threads_per_rank: Annotated[Count | None, About("Threads of a rank.")] = None
     image_path: Annotated[str | None, About("Container image; null outside one.")] = None
     image_sha256: Annotated[

@@ -1,0 +1,158 @@
+"""NCCL's own word on its links: what lines of several releases tell, and that no junk is read."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.launch import transport
+from lockstep.machine import nccl_log, network
+from lockstep.machine.nccl_log import Link, NcclLog
+
+# Lines as each release writes them, with facts of our own.
+V2_11 = """n1:70:70 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/RoCE ; OOB ib0:1.1<0>
+n1:70:70 [0] NCCL INFO Using network IB
+NCCL version 2.11.4+cuda11.5
+n1:71:95 [1] NCCL INFO Channel 00 : 1[47000] -> 0[7000] via P2P/IPC
+n1:71:95 [1] NCCL INFO Channel 01 : 1[47000] -> 0[7000] via P2P/IPC/read
+n1:70:96 [0] NCCL INFO Channel 00 : 0[7000] -> 2[7000] [send] via NET/IB/1/GDRDMA
+n2:70:97 [0] NCCL INFO Channel 00 : 2[7000] -> 3[47000] via direct shared memory
+"""
+V2_19 = """n1:81:81 [0] NCCL INFO NET/IB : No device found.
+n1:81:81 [0] NCCL INFO NET/Socket : Using [0]eth0:10.9.0.1<0>
+NCCL version 2.19.3+cuda12.3
+n1:81:90 [0] NCCL INFO Using network Socket
+n1:81:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct
+n1:82:91 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+n2:82:91 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/Socket/0
+"""
+V2_27 = """[2026-01-05 10:00:01] n1:9:9 [0] NCCL INFO NCCL version 2.27.5+cuda12.9
+[2026-01-05 10:00:01] n1:9:20 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa
+[2026-01-05 10:00:01] n1:9:20 [0] NCCL INFO Initialized NET plugin AWS Libfabric
+[2026-01-05 10:00:02] n1:9:20 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+[2026-01-05 10:00:02] n1:9:20 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via \
+NET/AWS Libfabric/0(1)/GDRDMA(PCI)
+[2026-01-05 10:00:02] n2:9:20 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via \
+NET/AWS Libfabric/0
+[2026-01-05 10:00:02] n1:9:20 [0] graph/search.cc:1135 NCCL WARN a path was \x1b[31mlost
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            V2_11,
+            NcclLog(
+                "2.11.4+cuda11.5", ("IB",), ("mlx5_0:1/IB", "mlx5_2:1/RoCE"),
+                (Link(0, 2, "NET/IB/GDRDMA"), Link(1, 0, "P2P/IPC"), Link(2, 3, "SHM")),
+            ),
+        ),
+        (
+            V2_19,
+            NcclLog(
+                "2.19.3+cuda12.3", ("Socket",), (),
+                (Link(0, 1, "SHM"), Link(1, 2, "NET/Socket")),
+            ),
+        ),
+        (
+            V2_27,
+            NcclLog(
+                "2.27.5+cuda12.9", ("AWS Libfabric",), ("efa",),
+                (
+                    Link(0, 1, "P2P/CUMEM"), Link(0, 2, "NET/AWS Libfabric/GDRDMA"),
+                    Link(2, 0, "NET/AWS Libfabric"),
+                ),
+                ("a path was \\x1b[31mlost",),
+            ),
+        ),
+    ],
+    ids=["2.11", "2.19", "2.27"],
+)  # fmt: skip
+def test_what_a_release_says(text, expected):
+    assert nccl_log.parse(text) == expected
+    lines = text.splitlines(keepends=True)
+    assert nccl_log.merged(map(nccl_log.parse, lines)) == expected, "ranks' files, put together"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CU",
+        "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/3/GDR",
+        "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> n1:8:8 [1] NCCL INFO Connected all rings",
+        "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via NET/IB/n1:8:8 [1] NCCL INFO rings",
+        "n1:9:9 [0] NCCL INFO Using netw",
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        "\x00\xff\x7fELF NCCL INFO \x00",
+    ],
+)
+def test_lines_that_are_cut_or_mixed_are_left_aside(line):
+    assert nccl_log.parse(f"{line}\n{V2_19}") == nccl_log.parse(V2_19)
+    assert nccl_log.parse(V2_19 + V2_27.splitlines()[3]) == nccl_log.parse(V2_19), "no line end"
+
+
+def test_no_bytes_make_it_fail(tmp_path):
+    seeded = random.Random(0)  # noqa: S311, seeded so that a failure comes again
+    for number in range(200):
+        junk = bytearray((V2_11 + V2_27).encode())
+        for _ in range(number):
+            junk[seeded.randrange(len(junk))] = seeded.randrange(256)
+        (tmp_path / "log").write_bytes(junk)
+        found = nccl_log.read(tmp_path / "log")
+        assert {link.transport.partition("/")[0] for link in found.links} <= {"P2P", "SHM", "NET"}
+    assert nccl_log.read(tmp_path / "none") == NcclLog()
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "fabrics", "found"),
+    [
+        (V2_19, ["n1", "n1", "n2"], ["mlx5_0"], {
+            "sockets-beside-infiniband": {"devices": ["mlx5_0"], "links": 1},
+            "no-peer-to-peer": {"host": "n1", "ranks": [0, 1], "transport": "SHM"},
+        }),
+        (V2_19, ["n1", "n3", "n2"], [], {}),  # without a fabric sockets are all there is
+        (V2_27, ["n1", "n1", "n2"], ["efa_0"], {
+            "no-gpu-direct": {"transports": ["NET/AWS Libfabric"], "links": 1},
+        }),
+        (V2_11, ["n1", "n1", "n2"], [], {}),  # a rank that the launch does not know
+    ],
+)  # fmt: skip
+def test_what_is_slower_than_it_could_be(text, hosts, fabrics, found):
+    flags = nccl_log.findings(nccl_log.parse(text), hosts, fabrics)
+    assert {one.kind: dict(one.values) for one in flags} == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "listens"),
+    [
+        ({}, True),
+        ({"NCCL_DEBUG": "warn"}, True),
+        ({"NCCL_DEBUG": "INFO"}, False),
+        ({"NCCL_DEBUG_FILE": "mine.%p"}, False),
+    ],
+)
+def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
+    environ = dict(asked)
+    path = transport.listen(tmp_path, 3, environ)
+    assert (path is not None) == listens
+    if path is None:
+        assert environ == asked
+        return
+    assert path.read_bytes() == b""
+    assert environ["NCCL_DEBUG"] == "INFO"
+    assert "COLL" not in environ["NCCL_DEBUG_SUBSYS"], "or every collective would be logged"
+    assert transport.listen(tmp_path / "none", 0, {}) is None
+
+
+def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys):
+    port = network.Port("mlx5_0", "1", "4: ACTIVE", None, "InfiniBand")
+    monkeypatch.setattr(network, "infiniband_ports", lambda: [port])
+    control = SimpleNamespace(settle_all=lambda name, own, judge: judge([own, own]))
+    world = SimpleNamespace(rank=0, control=control)
+    found = transport.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
+    assert found.facts["transports"] == {"NET/Socket": 1, "SHM": 1}
+    assert found.facts["links"] == [[0, 1, "SHM"], [1, 2, "NET/Socket"]]
+    assert [one.kind for one in found.flags] == ["sockets-beside-infiniband"]
+    assert "a path was" in capsys.readouterr().err
+    assert transport.settle(world, ["n1"], NcclLog()) == transport.Transport()
