@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.causes.card import KINDS as BOUND
@@ -56,12 +57,13 @@ class Script:
     def __init__(self):
         self.model = nn.Linear(8, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.sizes = set()
 
     def step(self, batch):
-        self.model(batch).sum().backward()
+        loss = self.model(batch).sum()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return loss.item()
 
     def refusing_step(self, batch):
         self.step(batch)
@@ -99,6 +101,21 @@ def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants,
     record = json.loads(out.read_text())
     assert set(record["rank_variant_s"]) == variants
     assert [note["kind"] for note in record["notes"]] == ["alone", *notes]
+
+
+@pytest.mark.slow
+def test_an_epoch_whose_workers_persist_goes_on_with_the_same_batches():
+    def losses(asks):
+        torch.manual_seed(0)
+        data, script, seen = TensorDataset(torch.randn(24, 8)), Script(), []
+        loader = DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True)
+        for number, (batch,) in enumerate(loader):
+            seen.append(script.step(batch))
+            if asks and number == 1:
+                asked(lambda drawn: script.step(drawn[0]), batches=loader)
+        return seen
+
+    assert losses(asks=True) == losses(asks=False)
 
 
 class SlowLoader:

@@ -211,7 +211,7 @@ def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> d
         lines = explain_wording.lines(explanation, _keep(explanation, out))
         print("\n".join(lines), flush=True)  # noqa: T201, what it is called for
     control.part()
-    return dict(summary)
+    return dict(json.loads(json.dumps(summary)))  # as other ranks have it, also where there is none
 
 
 def _keep(explanation: Explanation, out: str | Path | None) -> str:
