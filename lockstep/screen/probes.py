@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 Step = Callable[[], Any]
 Group = Sequence[int]  # ranks
-# A block of one probe takes about so long on the median rank. The fastest of a few counts: it
-# leaves out what disturbs a machine for a moment, and shows what slows it for good.
+# A block of one probe takes about so long on the median rank. The faster of two counts: it leaves
+# out what disturbs a machine for a moment, and shows what slows it for good.
 BLOCK_S = 0.01
-NUM_BLOCKS = 4
+NUM_BLOCKS = 2
 # Large enough that a device is busy, and that its caches do not hold what is copied.
 MATMUL_WIDTH = {"cpu": 512, "cuda": 4096}
-COPY_BYTES = {"cpu": 2**26, "cuda": 2**28}
+COPY_BYTES = {"cpu": 2**25, "cuda": 2**28}
 ALL_REDUCE_BYTES = {"cpu": 2**22, "cuda": 2**26}
 
 
@@ -109,7 +109,7 @@ class Prober:
             yield next((index for index in turn if self.world.rank in groups[index]), None)
 
     def _time(self, probe: Probe, step: Step) -> float:
-        """Return the seconds of one step in the fastest of a few blocks."""
+        """Return the seconds of one step in the faster of two blocks."""
         step()  # which also lets the ranks of a group begin together
         num_steps = self._num_steps.get(probe, 1)
         blocks = (time_block(self.world.device, step, num_steps) for _ in range(NUM_BLOCKS))

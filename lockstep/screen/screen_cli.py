@@ -28,7 +28,7 @@ EXIT_SLOW = 1
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help="How often each probe is timed; 20 by default. Few can show nothing.",
+    help="How often each probe is timed; 40 by default. Few can show nothing.",
 )
 @click.option(
     "--timeout-s",

@@ -101,8 +101,8 @@ def _verdict(found: Screening) -> list[str]:
 
 def _nothing(unseen: float) -> str:
     """Return what a clean screening says, with how much slower something may still be."""
-    shown = f"Nothing is shown to be slow; what takes {percent(unseen)} % longer would be named."
-    less = " It is noisy here: wait for a quiet hour, or give more --repeats, to show less."
+    shown = f"Nothing is shown to be slow. Were any {percent(unseen)} % slower, it would be named."
+    less = " That is much: wait for a quiet hour, or give more --repeats."
     return shown + (less if unseen > NOISY else "")
 
 

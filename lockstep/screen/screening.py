@@ -38,7 +38,7 @@ class Settings:
     """How to screen.
 
     Attributes:
-        repeats: How often each probe is timed; 20 by default, more for very many ranks.
+        repeats: How often each probe is timed; 40 by default, more for very many ranks.
         device: "cpu" or "cuda"; CUDA where there is one, by default.
         timeout_s: How long ranks wait for each other.
     """
@@ -105,7 +105,7 @@ def num_repeats(num_ranks: int, asked: int | None) -> int:
 
 def _alone(world: "World", prober: Prober) -> Screening:
     """Take the first step: every node by itself."""
-    seconds = dict(prober.alone())
+    seconds = prober.alone()
     nodes = search.nodes_of(prober.seats)
     if len(nodes) > 1 and _has_groups(nodes.values()):
         ((_, found),) = prober.all_reduces("node_all_reduce", [list(nodes.values())]).items()

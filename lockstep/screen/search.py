@@ -30,7 +30,7 @@ SHOWN = 1.02
 # Fewer nodes have no pair to compare a pair with.
 FEWEST_FOR_PAIRS = 3
 MOST_ROUNDS = 3
-USUAL_REPEATS = 20
+USUAL_REPEATS = 40
 
 Pair = tuple[str, str]
 Seconds = Sequence[float]  # one value per repeat
@@ -191,8 +191,8 @@ def slowest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def would_be_named(rows: Iterable[Row]) -> float:
-    """Return the ratio from which anything would have been named, by the widest interval."""
-    return max([SLOW, *(SHOWN * row.ratio / row.low for row in rows)])
+    """Return the factor by which the noisiest of them would have to be slower to be named."""
+    return max(max(SLOW / row.ratio, SHOWN / row.low) for row in rows)
 
 
 def _slow_alone(

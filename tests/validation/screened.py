@@ -23,6 +23,9 @@ SHARE = 0.5
 PERIOD_US = 5_000
 LINK_BIT_PER_S = 1e9
 SCREEN = (sys.executable, "-m", "lockstep", "screen", "--device", "cpu", "--json")
+# Before what else runs on this machine, which is no part of the four nodes.
+FIRST = ("nice", "-n", "-15")
+SHARES = 30_000
 # $0 is the slowed node, $1 its group; the rest is the command.
 ENTER = 'slow=$0 group=$1; shift; [ "$SLURMD_NODENAME" != "$slow" ] || echo $$ >"$group"; exec "$@"'
 
@@ -54,7 +57,7 @@ def on_testbed(slow: str | None = None, share: float = SHARE) -> Ended:
     with _group(share) if slow else nullcontext(Path(os.devnull)) as group:
         command = ["srun", f"-N{NUM_NODES}", "--ntasks-per-node=1", "--cpus-per-task=1"]
         entered = ["bash", "-c", ENTER, slow or "none", str(group)]
-        return _ended([_start([*command, *entered, *SCREEN])])
+        return _ended([_start([*command, *entered, *FIRST, *SCREEN])])
 
 
 def over_links(slow: int | None = None, share: float = SHARE) -> Ended:
@@ -62,7 +65,7 @@ def over_links(slow: int | None = None, share: float = SHARE) -> Ended:
     with linked(LINK_BIT_PER_S, NUM_NODES) as links:
         if slow is not None:
             links.set_rate(LINK_BIT_PER_S * share, slow)
-        return _ended([_start([*rank.prefix, *SCREEN], **rank.env) for rank in links.ranks])
+        return _ended([_start([*rank.prefix, *FIRST, *SCREEN], **rank.env) for rank in links.ranks])
 
 
 def can_slow() -> bool:
@@ -86,6 +89,7 @@ def _group(share: float) -> Iterator[Path]:
         if parent == version_1:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            (group / "cpu.shares").write_text(str(SHARES))
         else:
             (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
         yield group / "cgroup.procs"

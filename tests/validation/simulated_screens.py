@@ -6,7 +6,7 @@ from random import Random
 from lockstep.screen import search
 from lockstep.screen.findings import Screening, Seat
 
-REPEATS = 20
+REPEATS = 40
 
 
 @dataclass(frozen=True)
