@@ -63,7 +63,7 @@ def test_what_the_other_studies_vary():
     assert column("loader", "dataset") == ["tensor"] * 4 + ["memmap"] * 2
     assert column("loader", "num_workers") == [0, 1, 2, 2, 0, 2]
     assert column("collective", "message_bytes")[:5] == [65536, 2**18, 2**20, 2**22, 65536]
-    assert len(column("collective", "collective")) == 5 * 3
+    assert len(column("collective", "collective")) == 5 * 4
 
 
 @ALL

@@ -27,8 +27,8 @@ PATIENCE_S = 600
 # How far a fitted rate may be from the one that was set.
 TOLERANCE = 0.1
 # By the interfaces' counters gloo's reduce-scatter sends as much as an all-reduce, twice what it
-# needs, and its all-gather sends what it needs but lets the wire rest in between: shares of the wire
-# of 0.4 and 0.6, which are gloo's own.
+# needs, and its all-gather sends what it needs but lets the wire rest in between: shares of the
+# wire of 0.4 and 0.6, which are gloo's own.
 JUDGED = ("all_reduce", "broadcast", "reduce")
 # Ranks run before what else the machine does: a rank that waits for a core is no link.
 FIRST = ("nice", "-n", "-15")

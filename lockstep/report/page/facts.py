@@ -1,6 +1,6 @@
 """What surrounds the numbers: flags, gaps, method and provenance, as plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
@@ -254,6 +254,10 @@ def _rank_table(launches: list[Launch]) -> dict[str, Any]:
 
 
 def _fact(name: str, value: object) -> str:
+    if name == "transport" and isinstance(value, Mapping):  # every link would be a page of its own
+        counts = value.get("transports")
+        links = counts.items() if isinstance(counts, Mapping) else ()
+        return formats.listed((f"{kind}: {number} links" for kind, number in links), 8)
     # A command is read, and copied, with its spaces.
     return (
         " ".join(map(str, value)) if name == "command" and isinstance(value, list) else _cell(value)
