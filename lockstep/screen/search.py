@@ -163,26 +163,26 @@ def _judge_alone(
 def _judge_pairs(seconds: Mapping[Pair, Seconds], repeats: int) -> Judged:
     """Find the nodes all of whose pairs are slow, and the pairs that alone are slow.
 
-    A node's time is its fastest pair's, against the pairs without it. A pair's is set against the
-    slowest of those that share one node with it. Both lean to naming nothing.
+    A node's pairs are set against those without it, a pair against each that shares one node with
+    it. The comparison that shows least counts: each must show it (an intersection-union test).
     """
     nodes = list(dict.fromkeys(chain(*seconds)))
     order = _order(repeats, len(nodes) + len(seconds))
     logs = {pair: _logs(found) for pair, found in seconds.items()}
-    of_nodes = []
+    rows = []
     for node in nodes:
-        own = [found for pair, found in logs.items() if node in pair]
-        others = [found for pair, found in logs.items() if node not in pair]
-        least, usual = _each(min, own), _each(median, others)
-        of_nodes.append(Row("pair_all_reduce", (node,), None, *_ratio(least, usual, order)))
-    of_pairs = []
-    for pair, own_logs in logs.items():
+        usual = _each(median, [found for pair, found in logs.items() if node not in pair])
+        ratios = [_ratio(found, usual, order) for pair, found in logs.items() if node in pair]
+        rows.append(Row("pair_all_reduce", (node,), None, *min(ratios, key=_low)))
+    for pair, own in logs.items():
         beside = [found for other, found in logs.items() if len({*pair, *other}) == 3]
-        of_pairs.append(
-            Row("pair_all_reduce", pair, None, *_ratio(own_logs, _each(max, beside), order))
-        )
-    findings = [*_named("slow-link", of_nodes), *_named("slow-link", of_pairs)]
-    return (*of_nodes, *of_pairs), findings
+        ratios = [_ratio(own, other, order) for other in beside]
+        rows.append(Row("pair_all_reduce", pair, None, *min(ratios, key=_low)))
+    return tuple(rows), _named("slow-link", rows)
+
+
+def _low(ratio: tuple[float, float, float, float]) -> float:
+    return ratio[2]
 
 
 def slowest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
