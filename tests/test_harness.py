@@ -71,6 +71,14 @@ def test_a_single_round_has_no_margin_and_no_infinite_one_either():
     assert result.goal_flags([[1.0]], goal) == [flag("no-margin", goal=0.01)]
 
 
+def test_a_rank_that_a_cpu_quota_held_back_is_named_with_its_host():
+    held, hardly = ({"elapsed_s": 2.0, "throttled_s": held_s} for held_s in (0.5, 0.01))
+    parts = [Part([1.0]), Part([1.0], telemetry=hardly), Part([1.0], telemetry=held)]
+    assert result.quota_flags(parts, ["a", "b", "c"]) == [
+        flag("cpu-quota", rank=2, host="c", held_s=0.5)
+    ]
+
+
 def test_a_device_that_held_its_clocks_back_is_named_with_its_host():
     hot = Part([1.0], slowdowns=["hardware slowdown", "power brake"])
     assert result.slowdown_flags([Part([1.0]), hot], ["a", "b"]) == [

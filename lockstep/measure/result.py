@@ -13,6 +13,9 @@ from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import CaseRecord, problem
 
+# Of the time; a quota that is hardly ever reached changes no median.
+QUOTA_SHARE = 0.01
+
 
 @dataclass(frozen=True)
 class Part:
@@ -94,6 +97,7 @@ def make(
         *straggler_flags(variant_s.get("own", []), hosts),
         *goal_flags(rank_round_s, goal),
         *slowdown_flags(parts, hosts),
+        *quota_flags(parts, hosts),
     ]
     made = CaseRecord(
         rank_round_s=rank_round_s,
@@ -126,6 +130,16 @@ def slowdown_flags(parts: Sequence[Part], hosts: Sequence[str]) -> list[Flag]:
         for rank, part in enumerate(parts)
         if part.slowdowns
     ]
+
+
+def quota_flags(parts: Sequence[Part], hosts: Sequence[str]) -> list[Flag]:
+    """Name the ranks whose group a CPU quota held back while their rounds were timed."""
+    found = []
+    for rank, part in enumerate(parts):
+        held_s, elapsed_s = (part.telemetry.get(n, 0.0) for n in ("throttled_s", "elapsed_s"))
+        if held_s > QUOTA_SHARE * elapsed_s:
+            found.append(flag("cpu-quota", rank=rank, host=hosts[rank], held_s=held_s))
+    return found
 
 
 def straggler_flags(own_s: Sequence[Sequence[float]], hosts: Sequence[str]) -> list[Flag]:

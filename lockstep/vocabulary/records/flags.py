@@ -52,6 +52,10 @@ WORDS = {
     "throttled": (
         "throttled: the device of rank {rank} on {host} held its clocks back ({reasons})"
     ),
+    "cpu-quota": (
+        "a CPU quota held processes of rank {rank} on {host} back for {held_s:.2g} s while its "
+        "rounds were timed; ask for as many cores as the ranks have threads"
+    ),
     "straggler": (
         "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other ranks for "
         "its own part of a step"
