@@ -119,8 +119,9 @@ def _causes(runs: list[dict[str, Any]]) -> None:
     other = [_error(one) for one in each if one.run["strength"] > 0]
     right = sum(map(_is_right, each))
     print(f"verdict right: {right} of {len(each)} ({right / len(each):.1%}; goal 95 %)")
-    print(f"mean absolute error, weakest: {100 * fmean(weak):.1f} points (goal 10)")
-    print(f"mean absolute error, others: {100 * fmean(other):.1f} points (goal 5)")
+    for errors, name, goal in ((weak, "weakest", 10), (other, "others", 5)):
+        if errors:
+            print(f"mean absolute error, {name}: {100 * fmean(errors):.1f} points (goal {goal})")
     held = sum(_holds(judged(run, CONFIDENCE)) for run in runs)
     print(f"90 % intervals hold the share put in: {held / len(runs):.1%} (goal 85 %)")
     _confusion(each)

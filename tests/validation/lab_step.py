@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-LOCAL_BATCH = 32
+LOCAL_BATCH = 112
+PIXELS = 16
 
 
 class Slowed(torch.autograd.Function):
@@ -30,21 +31,21 @@ class Slowed(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """Two convolutions and a classifier; about 1 MB of gradients and 10 million FLOP a sample."""
+    """Two convolutions and a classifier; half a megabyte of gradients."""
 
     def __init__(self, delays: Delays) -> None:
         super().__init__()
         self.delays = delays
-        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU())
+        self.first = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
         self.last = nn.Sequential(
-            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 480), nn.ReLU(),
-            nn.Linear(480, 10),
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 96), nn.ReLU(),
+            nn.Linear(96, 10),
         )  # fmt: skip
         self.register_buffer("tiny", torch.zeros(1))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the classes of images, (B, 3, 32, 32) to (B, 10)."""
+        """Return the classes of images, (B, 3, 16, 16) to (B, 10)."""
         for _ in range(self.delays.num_tiny):
             self.tiny.add_(1.0)
         return self.last(Slowed.apply(self.second(self.first(inputs)), self.delays))
@@ -65,7 +66,7 @@ class Step:
         self.ddp = DistributedDataParallel(Net(delays), broadcast_buffers=False, **cap)
         self.ddp.register_comm_hook(None, self._hook)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.01)
-        self.inputs = torch.randn(LOCAL_BATCH, 3, 32, 32)
+        self.inputs = torch.randn(LOCAL_BATCH, 3, PIXELS, PIXELS)
         self.targets = torch.randint(0, 10, (LOCAL_BATCH,))
 
     def resident(self) -> None:
