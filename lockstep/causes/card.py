@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import NOTABLE, Bound, Cause, Change, Gain, Kind, Share
-from lockstep.vocabulary.text.formats import counted, number, percent
+from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 MILLI = 1e3
 WIDTH = 80
@@ -61,7 +61,7 @@ def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEX
     lines = [headline(bound), *_table(bound)]
     if bound.slow:
         lines.append(_row("slow rank", slow_text(bound, hosts)))
-    lines += _gains(bound)
+    lines += [*_buckets(bound), *_gains(bound)]
     return [*lines, _row("next", todo[bound.kind]), _row("trust", _trust(bound))]
 
 
@@ -108,6 +108,17 @@ def slow_text(bound: Bound, hosts: Sequence[str]) -> str:
     where = f" on {hosts[slow.rank]}" if hosts else ""
     low, high = (percent(end - 1) for end in slow.interval)
     return f"rank {slow.rank}{where} takes {percent(slow.ratio - 1)} % longer ({low} to {high} %)"
+
+
+def _buckets(bound: Bound) -> list[str]:
+    """Say which gradient buckets are not hidden, where communication is shown to cost a step."""
+    exposed = bound.exposed_bucket_s
+    if not exposed or "exposed" not in {share.cause for share in bound.named}:
+        return []
+    behind = [number for number, seconds in enumerate(exposed, 1) if seconds > 0]
+    which = listed(behind, 4)
+    text = f"{counted(len(behind), 'bucket')} of {len(exposed)} not hidden ({which}), by the model"
+    return [_row("buckets", text)]
 
 
 def _gains(bound: Bound) -> list[str]:

@@ -22,7 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import figures_control  # noqa: E402, this script's own folder
+import figures_causes  # noqa: E402, this script's own folder
+import figures_control  # noqa: E402
 import figures_exchanges  # noqa: E402
 import figures_image  # noqa: E402
 import figures_runner  # noqa: E402
@@ -279,6 +280,12 @@ def _measure(path: Path, *selection: str) -> list[str]:
     return torchrun(2, "-m", "pytest", *selection, "-q", *options)
 
 
+def causes(bench: Bench) -> list[Figure]:
+    """What does it cost a case to say where its time goes?"""
+    values = figures_causes.ratios(bench.wall_s, torchrun, bench.repeats)
+    return [Figure("a case / the same with --no-causes", values, 1.6, "2 ranks, 125 steps")]
+
+
 def start(bench: Bench) -> list[Figure]:
     """How soon does the command answer, beside an import of torch?"""
     help_page = ("-m", "lockstep", "--help")
@@ -359,6 +366,7 @@ FIGURES: dict[str, Callable[[Bench], list[Figure]]] = {
     "exchanges": exchanges,
     "plugin": plugin,
     "cases": cases,
+    "causes": causes,
     "first": first,
     "start": start,
     "report": report,

@@ -29,7 +29,7 @@ import figures_of_lab  # noqa: E402, this script's own folder
 from namespaces import linked  # noqa: E402
 
 UNLIMITED = 20e9
-# Memory that is given back and taken again costs page faults, many more in one step than in another.
+# Memory given back and taken again costs page faults, many more in one step than in another.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 BLOCKS = 10
 SEED = 1

@@ -104,6 +104,8 @@ class Faults:
                 ["mount", "-t", "cgroup", "-o", "cpu", "cgroup", self.groups], check=True
             )
             (self.groups / "lockstep-lab").mkdir(exist_ok=True)
+            # Beside the processes of the root, each of which weighs as much as a whole group does.
+            (self.groups / "lockstep-lab" / "cpu.shares").write_text("262144", encoding="ascii")
             (self.groups / "lockstep-lab" / "cgroup.procs").write_text(str(os.getpid()))
         return self.groups / "lockstep-lab"
 
