@@ -59,8 +59,8 @@ def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEX
         todo: What to try next, by what bounds the step.
     """
     lines = [headline(bound), *_table(bound)]
-    if bound.slow:
-        lines.append(_row("slow rank", slow_text(bound, hosts)))
+    if any(share.cause == "exposed" for share in bound.shares):  # of several ranks
+        lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
     lines += [*_buckets(bound), *_gains(bound)]
     return [*lines, _row("next", todo[bound.kind]), _row("trust", _trust(bound))]
 

@@ -12,6 +12,9 @@ from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
 
+# Where a data set of the loader study lies.
+PLACES = {"tensor": "images in memory", "memmap": "images in a file"}
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -69,9 +72,11 @@ def _setting(series: Series) -> Setting | None:
 
 
 def _options(row: Row) -> dict[str, object]:
+    """Return the factors that had an effect."""
     ignored = row.details.get("ignored") or {}
     unsaid = ("local_batch", *ignored)
-    return {name: value for name, value in row.factors.items() if value and name not in unsaid}
+    said = {name: value for name, value in row.factors.items() if name not in unsaid}
+    return {name: value for name, value in said.items() if value or name == "num_workers"}
 
 
 def lines(loading: Loading) -> list[str]:
@@ -85,7 +90,7 @@ def lines(loading: Loading) -> list[str]:
     )
     rows = [_row(each) for each in loading.settings]
     todo = (
-        f"give your DataLoader {_text(best)}"
+        f"give your DataLoader {_options_text(best)}"
         if loading.kind == "keeps-up"
         else "more cores and workers a rank, cheaper decoding, or data stored as it is used"
     )
@@ -96,11 +101,17 @@ def lines(loading: Loading) -> list[str]:
 def _row(setting: Setting) -> str:
     span = percent_span(setting.interval) if setting.interval else "no interval"
     rate = f"{number(setting.images_per_s)} images/s"
-    return f"  {_text(setting):<62}{rate:>16} {percent(setting.idle):>6} % waits   {span}"
+    return f"  {_text(setting):<53}{rate:>16} {percent(setting.idle):>6} % waits   {span}"
 
 
 def _text(setting: Setting) -> str:
-    return ", ".join(f"{name}={value}" for name, value in setting.factors.items())
+    place = PLACES.get(str(setting.factors.get("dataset")), "")
+    return _options_text(setting) + (f" ({place})" if place else "")
+
+
+def _options_text(setting: Setting) -> str:
+    options = {name: value for name, value in setting.factors.items() if name != "dataset"}
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def of_folder(folder: Path) -> list[str]:
