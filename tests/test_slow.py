@@ -21,17 +21,17 @@ def campaign(measured, tmp_path):
 
 
 def plant(folder, slow_rank=None, hosts=HOSTS):
-    """Let a rank's steps alone take 12 % longer than the others' in every launch of two ranks."""
+    """Let a rank's own steps take 12 % longer than the others' in every launch of two ranks."""
     for repeat, path in enumerate(sorted(folder.glob("launches/w2-*/result.json"))):
         document = json.loads(path.read_text())
         for entry in document["benchmarks"]:
             block = entry["extra_info"][KEY]
-            if not block["details"].get("alone_step_s"):
+            variants = block["details"].get("rank_variant_s")
+            if not variants:
                 continue
-            even = [1.0, 1.001 + repeat / 1000]
-            alone = [[0.01 * (1.12 if rank == slow_rank else 1.0) * pace] * 8
-                     for rank, pace in enumerate(even)]  # fmt: skip
-            block["details"]["rank_alone_s"] = alone
+            even, num_turns = [1.0, 1.001 + repeat / 1000], len(variants["own"][0])
+            variants["own"] = [[0.01 * (1.12 if rank == slow_rank else 1.0) * pace] * num_turns
+                               for rank, pace in enumerate(even)]  # fmt: skip
             block["rank_hosts"] = hosts
             block["flags"] = []
         path.write_text(json.dumps(document))
