@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstep.workloads import Workload
 
 LEARNING_RATE = 0.01
+LEAST_BATCH = 2
 # What a step includes: no sample is read, decoded or copied to the device in the timed region.
 BASIS = {"data": "synthetic", "input": "not timed", "optimizer": "SGD"}
 
@@ -88,7 +89,9 @@ def _variants(
     """Return the variants of a step, one of half its batch among them where that can be halved."""
     found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
     half = len(inputs) // 2
-    if len(inputs) % 2 == 0 and half and half % step.config.accumulation == 0:
+    pieces = step.config.accumulation
+    # Batch normalisation cannot train on one sample.
+    if len(inputs) % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH:
         found["half"] = without_sync(step.ddp, lambda: step.run(inputs[:half], targets[:half]))
     return found
 
