@@ -31,7 +31,7 @@ from namespaces import linked  # noqa: E402
 UNLIMITED = 20e9
 # Memory given back and taken again costs page faults, many more in one step than in another.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-BLOCKS = 10
+BLOCKS = 8
 SEED = 1
 ALL = ["full", "resident", "own", "half", "reduce"]
 # What a run measures: the step with its faults, what it is held against, and the truth beside both.
