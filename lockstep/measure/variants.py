@@ -36,7 +36,7 @@ def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int) -> int:
         steps: Steps of a turn.
     """
     cost = sum(COST[name] for name in variants)
-    room = SHARE * num_steps / (cost * steps) - 1 / steps  # each variant first runs once untimed
+    room = SHARE * num_steps / (cost * steps) - 1 / steps  # each first runs once untimed
     return min(max(int(room), LEAST_BLOCKS), MOST_BLOCKS)
 
 
@@ -132,12 +132,12 @@ def reduce_buckets(ddp: Any) -> Step:
     return reduce
 
 
-def bucket_leads(ddp: Any, own: Step, steps: int = 3) -> list[float]:
+def bucket_leads(ddp: Any, own: Step, steps: int = 2) -> list[float]:
     """Return how long before the end of the backward each bucket has all of its gradients.
 
     Args:
         ddp: The model; its buckets are in use after three steps.
-        own: The step without gradient synchronisation.
+        own: The step without gradient synchronisation, which has run before.
         steps: Steps that are looked at.
 
     Returns:
@@ -150,14 +150,16 @@ def bucket_leads(ddp: Any, own: Step, steps: int = 3) -> list[float]:
 
     trained = [each for each in ddp.parameters() if each.requires_grad]
     sizes = [each.numel() * each.element_size() for each in trained]
-    own()
+    buckets = bucket_bytes(ddp)
+    if len(buckets) < 2:  # the only one waits for the last gradient
+        return [0.0] * len(buckets)
     found = []
     for _ in range(steps):
         ready = _ready_s(trained, own)
         last = max(ready, default=0.0)
         leads = sorted(((last - when, size) for when, size in zip(ready, sizes, strict=True)),
                        reverse=True)  # fmt: skip
-        found.append(_fill(leads, bucket_bytes(ddp)))
+        found.append(_fill(leads, buckets))
     return [median(each) for each in zip(*found, strict=True)]
 
 
