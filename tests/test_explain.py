@@ -194,6 +194,43 @@ def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
     assert first["bound"]["slow"]["ratio"] == pytest.approx(2, rel=0.2)
 
 
+BATCHES_OF_RANKS = """
+import json, sys
+from torch import distributed, nn, ones
+from torch.nn.parallel import DistributedDataParallel
+import lockstep
+
+distributed.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 1))
+sizes, is_synced = sys.argv[1].split(","), sys.argv[2] == "synced"
+
+def step(batch):
+    model(batch).sum().backward()
+    if is_synced:  # as SyncBatchNorm does
+        distributed.all_reduce(batch.sum())
+
+batches = [ones(int(sizes[distributed.get_rank()]), 8)]
+lockstep.explain(step, batches=batches, seconds=0.1, out=f"{distributed.get_rank()}.json")
+distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "reduces", "has_half"),
+    [("4,4", "plain", True), ("4,1", "plain", False), ("4,1", "synced", False)],
+    ids=["all-can-halve", "one-cannot", "one-cannot-and-they-wait"],
+)
+def test_ranks_agree_on_half_of_a_batch_before_it_is_tried(
+    run_ranks, tmp_path, sizes, reduces, has_half
+):
+    (tmp_path / "script.py").write_text(BATCHES_OF_RANKS)
+    ended = run_ranks([["script.py", sizes, reduces]] * 2, tmp_path)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
+    record = json.loads((tmp_path / "0.json").read_text())
+    assert ("half" in record["rank_variant_s"]) == has_half
+
+
 ONE_RANK_ASKS = """
 import sys
 from torch import distributed, nn

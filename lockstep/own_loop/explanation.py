@@ -131,10 +131,10 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     begun = time.monotonic()
     reset()
     ways = loop.variants()
-    _drop_what_fails(world, ways, reset)
     before = num_collectives()
     ways["own"]()
     inner = num_collectives() - before
+    _drop_what_fails(world, ways, inner, reset)
     leads, sizes = _buckets(loop, ways["own"])
     plan = _plan(world, ways, seconds)
     turns: dict[str, list[float]] = {name: [] for name in ways}
@@ -163,14 +163,33 @@ def _first(told: list[Any]) -> Any:
     return told[0]
 
 
-def _drop_what_fails(world: World, ways: dict[str, Step], reset: Callable[[], None]) -> None:
-    """Leave out what a rank does not have, such as half of a batch that its step can take."""
-    if "half" in ways:
-        try:
-            ways["half"]()
-        except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
-            del ways["half"]
-            reset()
+def _drop_what_fails(
+    world: World, ways: dict[str, Step], inner: int, reset: Callable[[], None]
+) -> None:
+    """Leave out what a rank does not have, such as half of a batch that its step can take.
+
+    Half of a batch is tried where all ranks have it, and none would wait in it for one that fails.
+
+    Args:
+        world: The ranks.
+        ways: The variants of the step; what is left out is removed.
+        inner: Collectives of the user's own in a step.
+        reset: Puts back what a step changes.
+    """
+    if inner:
+        ways.pop("half", None)
+    _keep_shared(world, ways)
+    if "half" not in ways:
+        return
+    try:
+        ways["half"]()
+    except Exception:  # noqa: BLE001, whatever the user's code says to a shape it does not know
+        del ways["half"]
+        reset()
+    _keep_shared(world, ways)
+
+
+def _keep_shared(world: World, ways: dict[str, Step]) -> None:
     shared = world.control.settle_all("ways", list(ways), _on_all)
     for name in set(ways) - set(shared):
         del ways[name]
