@@ -81,7 +81,7 @@ def test_at_one_rank_nothing_is_called_communication():
     series = ladder("weak", [(1, *BASE)])
     parts = attribution.parts(series.base)
     assert {part.cause: part.seconds for part in parts} == pytest.approx(
-        {"own": 0.9, "imbalance": 0, "ddp": 0.1, "remainder": 0}
+        {"own": 0.9, "ddp": 0.1, "remainder": 0}
     )
     causes = [share.cause for share in attribution.judged(series, series.base).shares]
     assert "exposed" not in causes
@@ -102,7 +102,9 @@ def test_a_loss_of_one_launch_has_no_cause():
 
 def test_steps_alone_of_an_older_release_are_split_without_a_remainder():
     found = lost("weak", (1.0, {"own": [[0.9]]}), (1.3, {"own": [[0.9], [1.1]]}))
-    assert seconds_of(found) == pytest.approx({"exposed": 0.1, "imbalance": 0.2, "contention": 0})
+    assert seconds_of(found) == pytest.approx(
+        {"exposed": 0.1, "imbalance": 0.2, "remainder": 0, "contention": 0}
+    )
 
 
 def rows_of(series):
@@ -158,8 +160,36 @@ def test_contention_shows_against_a_baseline_alone():
     draw = np.random.default_rng(1)
     here = noisy(draw, 2, full=[1.3, 1.3], own=[1.3, 1.3])
     base = noisy(draw, 1, full=[1.0], own=[1.0])
-    assert bound.judge([here]).kind == "compute"
+    assert bound.judge([here]).kind == "own"
     assert bound.judge([here], [Base(base)]).kind == "contention"
+
+
+def test_what_every_size_pays_alike_is_no_loss_of_equal_batches():
+    draw = np.random.default_rng(1)
+    base = noisy(draw, 1, full=[1.0], own=[0.9], half=[0.6])  # 0.1 of DDP's own, 0.3 fixed
+    here = noisy(draw, 4, full=[1.3] * 4, own=[0.9] * 4, half=[0.6] * 4)
+    found = bound.judge([here], [Base(base)])
+    assert [share.cause for share in found.named] == ["exposed"]
+    assert found.named[0].seconds == pytest.approx(0.3, abs=0.03)
+    shared = noisy(draw, 4, full=[0.65] * 4, own=[0.45] * 4, half=[0.375] * 4)
+    found = bound.judge([shared], [Base(base, share=0.25)])
+    assert {share.cause: share.seconds for share in found.named} == pytest.approx(
+        {"fixed": 0.225, "exposed": 0.1, "ddp": 0.075}, abs=0.03
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(turns, turns, turns, st.sampled_from([0.25, 1.0]))
+def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_its_step(
+    full, own, half, share
+):
+    here = {"full": np.array(full), "own": np.array(own), "half": np.array(half)}
+    one = {name: each[:1] for name, each in here.items()}
+    alone = bound.judge([one])
+    assert {share.cause for share in alone.shares} == {"ddp", "fixed"}
+    held = bound.judge([here], [Base(one, share)])
+    contention = next(each for each in held.shares if each.cause == "contention")
+    assert contention.seconds >= 0
 
 
 def test_few_turns_are_not_enough_evidence():

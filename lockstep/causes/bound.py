@@ -22,7 +22,9 @@ from lockstep.vocabulary import metrics
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Interval = tuple[float, float]
 Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "ddp"]
-Kind = Literal["communication", "imbalance", "input", "launch", "contention", "compute", "open"]
+Kind = Literal[
+    "communication", "imbalance", "input", "launch", "contention", "compute", "own", "open"
+]
 Change = Literal["even ranks", "link twice as fast", "perfect overlap", "captured step"]
 
 # What bounds a step whose largest cause this is.
@@ -39,9 +41,14 @@ CONFIDENCE = 0.95
 NOTABLE = 0.05
 # So much of a step may be lost in all where it is called bound by its computing.
 LITTLE = 0.1
+RESAMPLES = 2000
 # Fewer launches, or turns, give no interval of use.
 FEWEST_LAUNCHES = 3
 LINK_SPEED = 2.0
+# Causes that are as large at every size, so that a ladder of equal batches loses nothing to them.
+UNSHARED = ("fixed", "ddp")
+# Samples of the bootstrap that are held at once.
+CHUNK = 100
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,15 @@ class Bound:
 
     Attributes:
         kind: By the largest cause that is shown. `compute`: all causes together are shown to take
-            little. `open`: not enough evidence for either.
+            little. `own`: the same, where no half batch tells the fixed cost of a step from its
+            computing. `open`: not enough evidence for either.
         step_s: Mean step of the turns.
         interval: Of it.
         compute_s: What remains of the step: a rank's own work in proportion to its batch.
         shares: The causes, the largest first.
         gains: What changes would gain.
-        slow: The rank that the others wait for, where one is shown.
+        slow: The rank that the others wait for, where one is shown; of one launch alone, since in
+            another a rank may be on another machine.
         exposed_bucket_s: What of each bucket is not hidden, by the timeline; empty where unknown.
         num_launches: Launches that it rests on.
         num_turns: Turns of each variant in all of them.
@@ -160,13 +169,13 @@ def judge(
         key=lambda share: -share.seconds,
     )
     return Bound(
-        kind=_kind(shares, found["lost"], step.seconds),
+        kind=_kind(shares, found["lost"], step.seconds, division.HALF in pooled),
         step_s=step.seconds,
         interval=step.interval,
         compute_s=step.seconds - found["lost"].seconds,
         shares=tuple(shares),
         gains=tuple(_gains(found)),
-        slow=slow_rank(pooled[division.OWN].tolist()),
+        slow=slow_rank(pooled[division.OWN].tolist()) if len(launches) == 1 else None,
         exposed_bucket_s=_bucket_exposure(pooled, buckets),
         num_launches=len(launches),
         num_turns=pooled[division.FULL].shape[-1],
@@ -192,13 +201,14 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
     """
     found = division.divide(turns)
     if base:
-        found |= _against(found, division.divide(base.turns), base.share)
+        against = _against(found, division.divide(base.turns), base.share)
+        found = {name: value for name, value in found.items() if name not in UNSHARED} | against
     if "fixed" in found:  # a half batch that computes less well takes it below 0
         found["fixed"] = np.maximum(found["fixed"], 0.0)
     found["lost"] = sum((found[cause] for cause in KINDS if cause in found), np.zeros(()))
     step = found["step"]
     changes: dict[Change, Array | None] = {
-        "even ranks": found["imbalance"] if "exposed" in found else None,
+        "even ranks": found.get("imbalance"),
         "perfect overlap": found.get("exposed"),
         "captured step": found.get("fixed"),
         "link twice as fast": _saved(found, buckets),
@@ -213,15 +223,19 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
 def _against(
     here: Mapping[str, Array], base: Mapping[str, Array], share: float
 ) -> dict[str, Array]:
-    """Return the causes that only a baseline shows: DDP's own cost, and contention."""
+    """Return the causes as losses to a baseline, which knows DDP's own cost and contention.
+
+    What costs every step as much, the fixed cost and DDP's own, is lost as far as the baseline's
+    step is shared out.
+    """
     fixed = base.get("fixed", np.zeros(()))
     expected = fixed + share * (base["own"] - fixed)
-    found = {}
+    found = {"fixed": (1 - share) * fixed} if "fixed" in here or "fixed" in base else {}
     if share == 1 or "fixed" in base:  # else what a step costs however small it is would be blamed
-        found["contention"] = here["own"] - expected
+        found["contention"] = np.maximum(here["own"] - expected, 0.0)
     if "exposed" in here and "ddp" in base:
-        found |= {"exposed": here["exposed"] - base["ddp"], "ddp": base["ddp"]}
-    return found
+        found |= {"exposed": here["exposed"] - base["ddp"], "ddp": (1 - share) * base["ddp"]}
+    return {name: value for name, value in found.items() if share < 1 or name not in UNSHARED}
 
 
 def _saved(found: Mapping[str, Array], buckets: Buckets | None) -> Array | None:
@@ -239,16 +253,28 @@ def _over_turns(
     """Return each quantity with its bootstrap interval over turns."""
     turns = pool(launches)
     base = Base(pool([one.turns for one in bases]), bases[0].share) if bases else None
-    drawn = Base(division.resample(base.turns, seed=1), base.share) if base else None
     exact = quantities(turns, base, buckets)
-    sampled = quantities(division.resample(turns), drawn, buckets)
     num_turns = turns[division.FULL].shape[-1]
     if num_turns < FEWEST_TURNS:
         return {name: Amount(float(value)) for name, value in exact.items()}
+    sampled = _sampled(turns, base, buckets)
     return {
         name: Amount(float(value), _bootstrap(sampled[name], float(value), confidence, num_turns))
         for name, value in exact.items()
     }
+
+
+def _sampled(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[str, Array]:
+    """Return each quantity of the bootstrap's samples, shape (RESAMPLES,)."""
+    chunks = []
+    for seed in range(RESAMPLES // CHUNK):
+        drawn = division.resample(turns, CHUNK, 2 * seed)
+        held = (
+            Base(division.resample(base.turns, CHUNK, 2 * seed + 1), base.share) if base else None
+        )
+        found = quantities(drawn, held, buckets)
+        chunks.append({name: np.broadcast_to(value, (CHUNK,)) for name, value in found.items()})
+    return {name: np.concatenate([one[name] for one in chunks]) for name in chunks[0]}
 
 
 def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int) -> Interval:
@@ -260,7 +286,7 @@ def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int)
     tail, freedom = (1 - confidence) / 2, num_turns - 1
     z = NormalDist().inv_cdf(1 - tail)
     wider = (num_turns / freedom) ** 0.5 * (1 + (z**2 + 1) / (4 * freedom))
-    low, high = np.quantile(np.broadcast_to(samples, (division.RESAMPLES,)), (tail, 1 - tail))
+    low, high = np.quantile(samples, (tail, 1 - tail))
     return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
 
 
@@ -295,11 +321,13 @@ def _share(cause: Cause, amount: Amount, step_s: float) -> Share:
     return Share(cause, amount.seconds, amount.interval, is_shown)
 
 
-def _kind(shares: Sequence[Share], lost: Amount, step_s: float) -> Kind:
+def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) -> Kind:
     shown = [share for share in shares if share.is_shown]
     if shown:
         return KINDS[shown[0].cause]
-    return "compute" if lost.interval and lost.interval[1] < LITTLE * step_s else "open"
+    if not lost.interval or lost.interval[1] >= LITTLE * step_s:
+        return "open"
+    return "compute" if has_half else "own"
 
 
 def _gains(found: Mapping[str, Amount]) -> list[Gain]:

@@ -25,6 +25,7 @@ KINDS: dict[Kind, str] = {
     "launch": "launch",
     "contention": "contention",
     "compute": "compute",
+    "own": "own work",
 }  # fmt: skip
 CHANGES: dict[Change, str] = {
     "even ranks": "no rank slower than the others",
@@ -46,6 +47,7 @@ NEXT: dict[Kind, str] = {
     "launch": "a larger batch per rank (lockstep run --local-batch N), torch.compile, a CUDA graph",
     "contention": "bind each rank to cores of its own; fewer ranks a node, or fewer threads a rank",
     "compute": "lockstep run --studies precision  (a lower precision makes the step shorter)",
+    "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
     "open": "measure longer, or in 3 launches or more: lockstep run --repeats 5",
 }
 
@@ -59,7 +61,7 @@ def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEX
         todo: What to try next, by what bounds the step.
     """
     lines = [headline(bound), *_table(bound)]
-    if any(share.cause == "exposed" for share in bound.shares):  # of several ranks
+    if bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
     lines += [*_buckets(bound), *_gains(bound)]
     return [*lines, _row("next", todo[bound.kind]), _row("trust", _trust(bound))]
@@ -71,6 +73,9 @@ def headline(bound: Bound) -> str:
     if bound.kind == "compute":
         kept = percent(bound.compute_s / bound.step_s)
         return f"Compute-bound: {kept} % of {step} is a rank's own work."
+    if bound.kind == "own":
+        kept = percent(bound.compute_s / bound.step_s)
+        return f"Little is lost between ranks: {kept} % of {step} is a rank's own work."
     if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
     first = bound.named[0]

@@ -20,7 +20,8 @@ With x[r] a rank's seconds in a turn, means over turns and m[r] the median over 
 
 `own`, `imbalance`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest rank's full
 step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace where single
-turns are slow, so that what they add is imbalance: the others wait for them in each step.
+turns are slow, so that what they add is imbalance: the others wait for them in each step. A single
+rank waits for nobody: its own is the mean, and it has no imbalance.
 
 Intervals are of a bootstrap over turns (`intervals`): all variants of one turn are drawn together,
 so what slows a whole turn cancels.
@@ -42,9 +43,6 @@ VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE)
 # What adds up to the step.
 PARTS = ("own", "imbalance", "exposed", "ddp", "input")
 
-RESAMPLES = 2000
-SEED = 0
-
 
 def divide(turns: Turns) -> Division:
     """Return the seconds of a step that go to each cause.
@@ -61,12 +59,10 @@ def divide(turns: Turns) -> Division:
     resident = _slowest(turns[RESIDENT]) if RESIDENT in turns else full
     usual = np.median(turns[OWN], axis=-1)
     least = lower_median(usual)
-    found = {
-        "step": full,
-        "own": least,
-        "imbalance": own - least,
-        "ddp" if turns[FULL].shape[-2] == 1 else "exposed": resident - own,
-    }
+    if turns[OWN].shape[-2] == 1:  # it waits for nobody: what single turns add is its own
+        found = {"step": full, "own": own, "ddp": resident - own}
+    else:
+        found = {"step": full, "own": least, "imbalance": own - least, "exposed": resident - own}
     if RESIDENT in turns:
         found["input"] = full - resident
     if HALF in turns:
@@ -87,7 +83,7 @@ def lower_median(ranks: Array) -> Array:
     return np.asarray(np.sort(ranks, axis=-1)[..., middle])
 
 
-def resample(turns: Turns, num: int = RESAMPLES, seed: int = SEED) -> Turns:
+def resample(turns: Turns, num: int, seed: int) -> Turns:
     """Return bootstrap samples of the turns; shape (num, num_ranks, num_turns) of each variant."""
     num_turns = turns[FULL].shape[-1]
     drawn = np.random.default_rng(seed).integers(num_turns, size=(num, num_turns))

@@ -88,6 +88,8 @@ def _variants(
 ) -> dict[str, Step]:
     """Return the variants of a step, one of half its batch among them where that can be halved."""
     found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
+    if not step.config.no_sync and step.config.accumulation > 1:
+        found.pop("reduce", None)  # its bytes go once for each piece of the batch
     half = len(inputs) // 2
     pieces = step.config.accumulation
     # Batch normalisation cannot train on one sample.

@@ -100,7 +100,9 @@ def of_ddp(ddp: Any, step: Step) -> dict[str, Step]:
     from torch import distributed
 
     found = {"full": with_sync(ddp, step), "own": without_sync(ddp, step)}
-    if distributed.get_world_size(ddp.process_group) > 1:
+    # What a hook of the user's sends is not known.
+    has_hook = bool(getattr(ddp, "_comm_hooks", None))
+    if distributed.get_world_size(ddp.process_group) > 1 and not has_hook:
         found["reduce"] = reduce_buckets(ddp)
     return found
 

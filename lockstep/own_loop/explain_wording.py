@@ -16,6 +16,7 @@ NEXT: dict[Kind, str] = {
     "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
     "contention": "cores of its own for each rank, fewer threads a rank",
     "compute": "autocast in bf16, torch.compile; more ranks will scale",
+    "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
     "open": "explain(..., seconds=300), and batches=loader to see the input as well",
 }
 

@@ -31,28 +31,30 @@ from namespaces import linked  # noqa: E402
 UNLIMITED = 20e9
 # Memory given back and taken again costs page faults, many more in one step than in another.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-BLOCKS = 8
+BLOCKS = 10
 SEED = 1
 ALL = ["full", "resident", "own", "half", "reduce"]
 # What a run measures: the step with its faults, what it is held against, and the truth beside both.
 STATES = {"fault": ALL, "base": ["full", "own"], "truth": ["full"], "none": ["full"]}
 Fault = dict[str, float]
 # cause -> its three strengths, weakest first; at each a list of faults, one a repeat in turn. A
-# step takes about 100 ms, its gradients are half a megabyte.
+# step takes about 60 ms, its gradients are half a megabyte.
 CAUSES: dict[str, list[list[Fault]]] = {
-    "link": [[{"link": 300e6}], [{"link": 100e6}], [{"link": 30e6}]],
-    "hook": [[{"hook": 0.01}], [{"hook": 0.03}], [{"hook": 0.1}]],
+    "link": [[{"link": 600e6}], [{"link": 200e6}], [{"link": 60e6}]],
+    "hook": [[{"hook": 0.006}], [{"hook": 0.02}], [{"hook": 0.06}]],
     "rank": [
-        [{"forward": 0.01}, {"backward": 0.01}, {"quota": 0.9}],
-        [{"forward": 0.03}, {"backward": 0.03}, {"quota": 0.75}],
-        [{"forward": 0.1}, {"backward": 0.1}, {"quota": 0.5}],
+        [{"forward": 0.006}, {"backward": 0.006}, {"quota": 0.9}],
+        [{"forward": 0.02}, {"backward": 0.02}, {"quota": 0.75}],
+        [{"forward": 0.06}, {"backward": 0.06}, {"quota": 0.5}],
     ],
-    "loader": [[{"loader": 0.01}], [{"loader": 0.03}], [{"loader": 0.1}]],
-    "tiny": [[{"tiny": 7000}], [{"tiny": 20000}], [{"tiny": 60000}]],
+    "loader": [[{"loader": 0.006}], [{"loader": 0.02}], [{"loader": 0.06}]],
+    "tiny": [[{"tiny": 2000}], [{"tiny": 7000}], [{"tiny": 20000}]],
     "cores": [[{"neighbour": 8}], [{"neighbour": 4}], [{"neighbour": 1}]],
 }
 # A property of the program, which what it is held against has as well.
 IN_BASE = ("tiny",)
+# What a device does not feel: the steps of these runs are computed by the ranks' cores.
+OF_CORES = {"quota", "neighbour"}
 PAIRS = [
     pair for pair in itertools.combinations(CAUSES, 2) if pair != ("link", "hook")
 ]  # two ways to communicate slowly are one cause
@@ -60,11 +62,11 @@ CLEAN_RUNS = 30
 # Steps without synchronisation of a case that asks for a slow rank, clean and slowed by so much.
 SLOW_TURNS = 12
 SLOW_CASES = {0.0: 300, 0.05: 40, 0.10: 40, 0.20: 40}
-STEP_S = 0.1
+STEP_S = 0.06
 # Links whose doubling is predicted and measured, with one gradient bucket and with several.
 RATES = (25e6, 50e6, 100e6, 200e6)
 BUCKET_CAPS_MB = (None, 0.1)
-DELAYS_S = (0.01, 0.02, 0.05, 0.1)
+DELAYS_S = (0.006, 0.012, 0.03, 0.06)
 
 
 def causes(repeats: int) -> Iterator[dict[str, Any]]:
@@ -94,7 +96,7 @@ def slow(_repeats: int) -> Iterator[dict[str, Any]]:
     for share, count in SLOW_CASES.items():
         for _ in range(count):
             yield {
-                "section": "slow", "share": share, "blocks": SLOW_TURNS,
+                "section": "slow", "computes": "device", "share": share, "blocks": SLOW_TURNS,
                 "states": {"fault": ["own"]}, "faults": {"fault": {"backward": share * STEP_S}},
             }  # fmt: skip
 
@@ -113,14 +115,15 @@ SECTIONS = {"cause": causes, "pair": pairs, "clean": clean, "slow": slow, "chang
 def _run(section: str, names: list[str], fault: Fault, **more: Any) -> dict[str, Any]:
     base = {name: value for name, value in fault.items() if name in IN_BASE}
     faults = {"fault": fault, "truth": fault, "base": base, "none": {}}
-    return {"section": section, "causes": names, "blocks": BLOCKS, "states": STATES,
-            "faults": faults, **more}  # fmt: skip
+    computes = "cpu" if OF_CORES & set(fault) else "device"
+    return {"section": section, "computes": computes, "causes": names, "blocks": BLOCKS,
+            "states": STATES, "faults": faults, **more}  # fmt: skip
 
 
 def _changed(change: str, fault: Fault, other: Fault, cap: float | None) -> dict[str, Any]:
     states = {"fault": ["full", "own", "half", "reduce"], "changed": ["full"]}
-    return {"section": "change", "change": change, "blocks": BLOCKS, "states": states,
-            "bucket_cap_mb": cap, "faults": {"fault": fault, "changed": other}}  # fmt: skip
+    return {"section": "change", "computes": "device", "change": change, "blocks": BLOCKS,
+            "states": states, "bucket_cap_mb": cap, "faults": {"fault": fault, "changed": other}}  # fmt: skip
 
 
 def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
@@ -148,11 +151,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "lab.jsonl")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--computes", choices=["cpu", "device"], help="where every step computes")
     parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--judge", action="store_true", help="print the figures of what is kept")
     asked = parser.parse_args()
     if not asked.judge:
         plan = [run for name in asked.only.split(",") for run in SECTIONS[name](asked.repeats)]
+        if asked.computes:
+            plan = [run | {"computes": asked.computes} for run in plan]
         random.Random(SEED).shuffle(plan)  # noqa: S311
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.unlink(missing_ok=True)

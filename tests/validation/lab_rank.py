@@ -35,12 +35,14 @@ def main() -> None:
     os.sched_setaffinity(0, {int(os.environ["RANK"])})
     world = join(device="cpu", threads_per_rank=1)
     faults = Faults(world.rank)
-    steps: dict[float | None, Step] = {}
+    steps: dict[Any, Step] = {}
     gc.disable()
     try:
         for number, run in enumerate(plan):
-            cap = run.get("bucket_cap_mb")
-            step = steps.get(cap) or steps.setdefault(cap, _ready(Step(faults.delays, cap)))
+            kind = run["computes"], run.get("bucket_cap_mb")
+            if kind not in steps:
+                steps[kind] = _ready(Step(faults.delays, *kind))
+            step = steps[kind]
             found = _gathered(world, measure(world, step, faults, run, number))
             if world.rank == 0:
                 with out.open("a", encoding="utf-8") as lines:
@@ -89,6 +91,7 @@ def actions(step: Step, states: dict[str, list[str]]) -> dict[Turn, Callable[[],
         "resident": step.resident,
         "half": step.half,
         "own": step.own,
+        "reduce": variants.reduce_buckets(step.ddp),
     }
     return {(state, name): known[name] for state, names in states.items() for name in names}
 

@@ -99,9 +99,8 @@ def split(row: Row) -> Split | None:
     if found is None or row.mean_step_s is None:
         return None
     seconds = {name: float(value) for name, value in divide(found).items()}
-    if FULL not in row.rank_variant_s:
-        return seconds
-    return seconds | {"remainder": row.mean_step_s - seconds["step"]}
+    has_whole = FULL in row.rank_variant_s
+    return seconds | {"remainder": row.mean_step_s - seconds["step"] if has_whole else 0.0}
 
 
 def parts(point: Point) -> tuple[Part, ...] | None:
