@@ -123,7 +123,8 @@ def _run(section: str, names: list[str], fault: Fault, **more: Any) -> dict[str,
 def _changed(change: str, fault: Fault, other: Fault, cap: float | None) -> dict[str, Any]:
     states = {"fault": ["full", "own", "half", "reduce"], "changed": ["full"]}
     return {"section": "change", "computes": "device", "change": change, "blocks": BLOCKS,
-            "states": states, "bucket_cap_mb": cap, "faults": {"fault": fault, "changed": other}}  # fmt: skip
+            "states": states, "bucket_cap_mb": cap,
+            "faults": {"fault": fault, "changed": other}}  # fmt: skip
 
 
 def measure(plan: Sequence[dict[str, Any]], out: Path) -> None:
