@@ -36,6 +36,10 @@ NET/AWS Libfabric/0(1)/GDRDMA(PCI)
 NET/AWS Libfabric/0
 [2026-01-05 10:00:02] n1:9:20 [0] graph/search.cc:1135 NCCL WARN a path was \x1b[31mlost
 """
+# The card writes into the receiver's GPU, and reads nothing from the sender's.
+WRITES_ONLY = """n1:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0
+n2:9:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/IB/0/GDRDMA
+"""
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,7 @@ def test_no_bytes_make_it_fail(tmp_path):
         (V2_27, ["n1", "n1", "n2"], ["efa_0"], {
             "no-gpu-direct": {"transports": ["NET/AWS Libfabric"], "links": 1},
         }),
+        (WRITES_ONLY, ["n1", "n1", "n2"], ["mlx5_0"], {}),
         (V2_11, ["n1", "n1", "n2"], [], {}),  # a rank that the launch does not know
     ],
 )  # fmt: skip
@@ -145,14 +150,17 @@ def test_it_listens_unless_other_logs_are_asked_for(tmp_path, asked, listens):
     assert transport.listen(tmp_path / "none", 0, {}) is None
 
 
-def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys):
-    port = network.Port("mlx5_0", "1", "4: ACTIVE", None, "InfiniBand")
+@pytest.mark.parametrize(
+    ("state", "kinds"), [("4: ACTIVE", ["sockets-beside-infiniband"]), ("1: DOWN", []), (None, [])]
+)
+def test_a_launch_keeps_its_links_and_what_is_against_them(monkeypatch, capsys, state, kinds):
+    port = network.Port("mlx5_0", "1", state, None, "InfiniBand")
     monkeypatch.setattr(network, "infiniband_ports", lambda: [port])
     control = SimpleNamespace(settle_all=lambda name, own, judge: judge([own, own]))
     world = SimpleNamespace(rank=0, control=control)
     found = transport.settle(world, ["n1", "n3", "n2"], nccl_log.parse(V2_19 + V2_27[-60:]))
     assert found.facts["transports"] == {"NET/Socket": 1, "SHM": 1}
     assert found.facts["links"] == [[0, 1, "SHM"], [1, 2, "NET/Socket"]]
-    assert [one.kind for one in found.flags] == ["sockets-beside-infiniband"]
+    assert [one.kind for one in found.flags] == kinds
     assert "a path was" in capsys.readouterr().err
     assert transport.settle(world, ["n1"], NcclLog()) == transport.Transport()

@@ -89,7 +89,7 @@ def settle(world: World, hosts: Sequence[str], log: NcclLog) -> Transport:
     """Return what the logs of all ranks say, equal on all; the argument is this rank's."""
     for warning in log.warnings:
         sys.stderr.write(f"lockstep: rank {world.rank}: NCCL warns: {warning}\n")
-    fabrics = [port.device for port in network.infiniband_ports()]
+    fabrics = [port.device for port in network.infiniband_ports() if port.is_active]
     own = {"log": asdict(log), "fabrics": fabrics}
     settled = world.control.settle_all("transport", own, lambda there: _conclude(there, hosts))
     return Transport(settled["facts"], tuple(map(flags.read, settled["flags"])))

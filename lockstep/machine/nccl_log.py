@@ -169,7 +169,9 @@ def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iter
             "sockets-beside-infiniband", devices=list(beside[:MAX_NAMED]), links=len(sockets)
         )
     others = [link for link in between if link.transport != SOCKETS]
-    through_host = [link for link in others if not link.transport.endswith("/GDRDMA")]
+    # Where a GPU may not be read by the card, but written to, only the receiver's line says GDRDMA.
+    direct = {(link.source, link.target) for link in others if link.transport.endswith("/GDRDMA")}
+    through_host = [link for link in others if (link.source, link.target) not in direct]
     if through_host:
         transports = sorted({link.transport for link in through_host})
         yield flag("no-gpu-direct", transports=transports, links=len(through_host))

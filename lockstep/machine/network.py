@@ -45,6 +45,11 @@ class Port:
     rate: str | None
     link_layer: str | None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a cable and a subnet manager, or RoCE's interface, are there to be used."""
+        return self.state is not None and self.state.endswith(": ACTIVE")
+
 
 def interfaces(classes: Path = CLASSES) -> list[Interface]:
     """Return the network interfaces by name.
@@ -100,9 +105,8 @@ def wire_gb_per_s(
 
 def _gbit_per_s(port: Port) -> float | None:
     """Return the rate of an active port; the kernel writes `200 Gb/sec (4X HDR)`."""
-    is_active = port.state is not None and port.state.endswith("ACTIVE")
     found = re.match(r"([0-9.]+) Gb/sec", port.rate or "")
-    return float(found[1]) if found and is_active else None
+    return float(found[1]) if found and port.is_active else None
 
 
 def infiniband_ports(classes: Path = CLASSES) -> list[Port]:
