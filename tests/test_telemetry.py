@@ -1,5 +1,6 @@
 """What a rank's device and host do while its rounds run: sampled, counted, and put side by side."""
 
+import os
 import threading
 import time
 
@@ -81,18 +82,21 @@ def test_ranks_stand_side_by_side_by_quantity() -> None:
 @pytest.mark.parametrize(
     ("line", "folder", "stat", "seconds"),
     [
-        ("0::/job/step", "job", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),
-        ("3:cpu,cpuacct:/job", "cpu/job", "throttled_time 1500000000\n", 1.5),
+        ("0::/job/step", "job", "nr_throttled 3\nthrottled_usec 2500000\n", 1.25),
+        ("3:cpu,cpuacct:/job", "cpu/job", "throttled_time 1500000000\n", 0.75),
         ("0::/job", "job", "throttled_usec many\n", None),
         ("0::/job", "other", "throttled_usec 1\n", None),
     ],
 )
-def test_time_that_a_quota_took(tmp_path, monkeypatch, line, folder, stat, seconds) -> None:
+def test_time_that_a_quota_took_of_two_cores(
+    tmp_path, monkeypatch, line, folder, stat, seconds
+) -> None:
     (tmp_path / "own").write_text(line + "\n")
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "cpu.stat").write_text(stat)
     monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "own")
     monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     assert telemetry.throttled() == seconds
     monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "none")
     assert telemetry.throttled() is None

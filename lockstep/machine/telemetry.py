@@ -15,7 +15,8 @@ after. On a GPU the numbers are NVML's, of the rank's own device, and those of a
     cpu_frequency_mhz       before and after the rounds only, for asking takes milliseconds
     cpu_s                   CPU time of this process and those that it started
     core_utilisation        busy share of the cores that this rank may run on, whoever kept them so
-    throttled_s             time that the control group's CPU quota held its tasks back
+    throttled_s             time that the control group's CPU quota held its tasks back, the mean over
+                            the cores that this rank may run on
     elapsed_s               what was watched
 """
 
@@ -208,14 +209,17 @@ def columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def throttled() -> float | None:
-    """Return the seconds a CPU quota has held back this process's group, or one above it."""
+    """Return the seconds a CPU quota has held back this process's group, or one above it.
+
+    The kernel adds up the times of all cores; a core's mean is comparable with what elapsed.
+    """
     units = {"throttled_usec": MICRO, "throttled_time": NANO}  # of version 2, of version 1
     times = []
     with contextlib.suppress(OSError):
         for _, folder in cgroup.groups("cpu"):
             stat = cgroup.numbers(folder / "cpu.stat")
             times += [stat[name] * unit for name, unit in units.items() if name in stat]
-    return max(times, default=None)
+    return max(times) / len(os.sched_getaffinity(0)) if times else None
 
 
 def _resident_bytes() -> float:
