@@ -230,6 +230,22 @@ def test_ranks_with_different_rounds_are_refused(tmp_path):
         load([write(tmp_path, content)])
 
 
+@pytest.mark.parametrize(
+    "variants",
+    [
+        {"full": [[1.0] * 24], "own": [[1.0] * 12]},
+        {"full": [[1.0] * 2], "own": [[1.0] * 2] * 2},
+        {"own": [[1.0] * 2] * 2},
+        {"own": []},
+    ],
+)
+def test_variants_of_a_step_that_do_not_fit_together_are_refused(tmp_path, variants):
+    content = one_launch()
+    content["benchmarks"][0]["extra_info"][KEY]["details"]["rank_variant_s"] = variants
+    with pytest.raises(ValueError, match="not of one shape, 1 ranks by as many turns"):
+        load([write(tmp_path, content)])
+
+
 @pytest.mark.parametrize(("name", "bad"), [("mean", None), ("median", "0.1"), ("max", -1.0)])
 def test_broken_stats_are_refused_though_the_rounds_are_there(tmp_path, name, bad):
     content = one_launch()

@@ -89,12 +89,17 @@ def _read_entry(path: Path, launch: str, name: str, entry: Any) -> CaseRecord | 
 
 
 def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
-    """Refuse ranks with unequal numbers of rounds, of steps alone, or of turns of the variants."""
-    timed = [("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])]
-    timed += [(f"turns of {name}", each) for name, each in (details.rank_variant_s or {}).items()]
-    for what, ranks in timed:
+    """Refuse unequal numbers of rounds or steps alone, and variants of more shapes than one."""
+    for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
         if len({len(times) for times in ranks}) > 1:
             raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
+    variants = details.rank_variant_s or {}
+    num_turns = {len(times) for ranks in variants.values() for times in ranks}
+    if any(len(ranks) != case.world_size for ranks in variants.values()) or len(num_turns) > 1:
+        raise ValueError(
+            f"{where}: the variants of its step are not of one shape, {case.world_size} ranks by "
+            "as many turns each; measure again"
+        )
 
 
 def _other_row(path: Path, launch: str, name: str, stats: Stats) -> Row:
