@@ -15,8 +15,8 @@ after. On a GPU the numbers are NVML's, of the rank's own device, and those of a
     cpu_frequency_mhz       before and after the rounds only, for asking takes milliseconds
     cpu_s                   CPU time of this process and those that it started
     core_utilisation        busy share of the cores that this rank may run on, whoever kept them so
-    throttled_s             time that the control group's CPU quota held its tasks back, the mean over
-                            the cores that this rank may run on
+    throttled_s             time that the control group's CPU quota held its tasks back, the mean
+                            over the cores that this rank may run on
     elapsed_s               what was watched
 """
 
