@@ -1,0 +1,66 @@
+"""The turns of a step's variants: how many, in which order, and what is kept of them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lockstep.measure import variants
+from lockstep.vocabulary.records.record import KEY
+
+ROOT = Path(__file__).parents[1]
+STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whole steps a block
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "steps", "blocks"),
+    [
+        (0, 5, variants.LEAST_BLOCKS),
+        (10, 5, variants.LEAST_BLOCKS),
+        (130, 5, 5),  # of 78 steps' time, less 3 untimed ones, each block takes 15
+        (130, 1, 24),
+        (10**6, 5, variants.MOST_BLOCKS),
+    ],
+)
+def test_turns_add_a_share_to_a_case_within_bounds(num_steps, steps, blocks):
+    assert variants.num_blocks(num_steps, STEPS, steps) == blocks
+
+
+def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():
+    names = list(STEPS)
+    order = variants.turns(names, 12, seed=3)
+    assert variants.turns(names, 12, seed=3) == order != variants.turns(names, 12, seed=4)
+    blocks = [order[first : first + len(names)] for first in range(0, len(order), len(names))]
+    assert all(Counter(block) == Counter(names) for block in blocks)
+    assert len(set(map(tuple, blocks))) > 1
+
+
+@pytest.mark.parametrize(
+    ("leads", "buckets", "found"),
+    [
+        ([(3.0, 4), (2.0, 4), (0.0, 8)], [8, 8], [2.0, 0.0]),
+        ([(3.0, 4), (2.0, 8), (0.0, 4)], [8, 8], [2.0, 0.0]),  # one that lies across two
+        ([(1.0, 4), (0.0, 4)], [0, 8], [1.0, 0.0]),  # a bucket takes at least one
+        ([(1.0, 4)], [4, 4], [1.0, 0.0]),
+        ([], [4], [0.0]),
+    ],
+)
+def test_a_bucket_is_ready_when_its_last_gradient_is(leads, buckets, found):
+    assert variants._fill(leads, buckets) == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "names"), [([], {"full", "own", "half"}), (["--no-causes"], set())]
+)
+def test_one_rank_times_the_variants_unless_no_causes_are_asked_for(
+    run_ranks, tmp_path, options, names
+):
+    suite = ["-m", "pytest", ROOT / "bench", "--size", "smoke", "-m", "weak", "--workload", "mlp"]
+    (ended,) = run_ranks([[*suite, "--benchmark-json", "out.json", *options]], tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    (entry,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    found = entry["extra_info"][KEY]["details"].get("rank_variant_s", {})
+    assert set(found) == names
+    assert len({len(turns) for ranks in found.values() for turns in ranks}) == bool(names)
