@@ -17,7 +17,7 @@ COMMANDS = {
     "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
     "diagnose": (
         "lockstep.campaign.diagnose_cli:diagnose",
-        "Answer one question about scaling, in five minutes.",
+        "Answer one question about scaling, in about five minutes.",
     ),
     "doctor": (
         "lockstep.slurm.doctor.doctor_cli:doctor",

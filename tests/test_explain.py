@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
 from lockstep.causes.card import KINDS as BOUND
@@ -131,6 +131,30 @@ def test_a_slow_loader_is_what_bounds_a_step():
     found = asked(Script().step, batches=SlowLoader())["bound"]
     assert found["kind"] == "input"
     assert found["shares"][0]["seconds"] == pytest.approx(0.02, rel=0.25)
+
+
+class SlowData(Dataset):
+    """Batches that take two workers a tenth of a second each."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.2)
+        return torch.ones(4, 8)
+
+
+def test_what_workers_fetch_during_other_turns_hides_nothing():
+    script = Script()
+    loader = DataLoader(SlowData(), None, num_workers=2, prefetch_factor=4)
+
+    def step(batch):
+        time.sleep(0.04)
+        script.step(batch)
+
+    found = asked(step, batches=loader)["bound"]
+    assert found["kind"] == "input"
+    assert found["shares"][0]["seconds"] == pytest.approx(0.06, rel=0.25)
 
 
 def test_a_step_that_fails_leaves_nothing_behind():

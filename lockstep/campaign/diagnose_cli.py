@@ -26,7 +26,9 @@ NAMES = ("strong", "straggler", "loader", "nodes")
 def diagnose(
     question: str, root: Path, device: str | None, workload: str | None, *, dry_run: bool
 ) -> int:
-    """Answer QUESTION in at most five minutes: measure what tells, and end with a card.
+    """Answer QUESTION in about five minutes: measure what tells, and end with a card.
+
+    No launch is begun that would probably end later; one that runs is not cut short.
 
     \b
     strong     more GPUs do not help

@@ -4,6 +4,7 @@ Beside it a training step takes such batches, to say what share of it would wait
 Epochs follow each other in one endless stream, so that no round contains the start of workers.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep import workloads
+from lockstep.machine import memory
 from lockstep.measure import data, timing
 from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
@@ -90,9 +92,10 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
     batches = iter(loader)
     checks = _check(batches, len(share), len(images), harness.device)
     round_s = harness.time(lambda: _to(harness.device, next(batches)))
+    harness.case.peak_bytes = memory.peak_bytes(harness.device)  # what follows is no part of it
     harness.record(
         round_s,
-        own=_fed(harness, batches),
+        own=_fed(harness, batches, loader.num_workers * (loader.prefetch_factor or 0)),
         conclude=lambda parts: {"details": _idle([part.own for part in parts])},
         workload=dataset,
         scaling=None,
@@ -156,11 +159,12 @@ def _check(
     return {"each_sample_once": True}
 
 
-def _fed(harness: Harness, batches: Iterator[Batch]) -> list[list[float]]:
+def _fed(harness: Harness, batches: Iterator[Batch], ahead: int) -> list[list[float]]:
     """Return this rank's seconds of a training step on batches of the loader, and on one that lies.
 
-    Shape (2, num_rounds), the two in turn. Waits for a device that works show in neither, so their
-    difference is what the loader holds the step up by.
+    Shape (2, num_rounds). Waits for a device that works show in neither, so their difference is
+    what the loader holds the step up by. The rounds of each follow each other, and the first
+    `ahead` batches are dropped: workers fetched them while no step asked for one.
     """
     if not harness.measures:
         return []
@@ -171,18 +175,23 @@ def _fed(harness: Harness, batches: Iterator[Batch]) -> list[list[float]]:
         harness.device,
     )
     lying = _of_classes(harness.device, next(batches))
-    kinds: list[Step] = [
-        lambda: step.run(*_of_classes(harness.device, next(batches))),
-        lambda: step.run(*lying),
-    ]
-    for warm_up in kinds:
-        warm_up()
+    held = islice(batches, ahead)
+
+    def resident() -> None:
+        step.run(*lying)
+
+    def fed() -> None:
+        step.run(*_of_classes(harness.device, next(batches)))
+
+    def untimed() -> None:
+        deque(held, maxlen=0)  # once, in a round, lest workers fetch again before the next one
+        fed()
+
+    resident()
+    turns: list[Step] = [untimed, *[fed] * FED_ROUNDS, *[resident] * FED_ROUNDS]
     steps = max(FED_STEPS, harness.plan.steps_per_round)
-    found: list[list[float]] = [[], []]
-    for _ in range(FED_ROUNDS):
-        for times, kind in zip(found, kinds, strict=True):
-            times += timing.time_rounds(harness.world, kind, rounds=1, steps_per_round=steps)
-    return found
+    _, *found = timing.time_turns(harness.world, turns, steps)
+    return [found[:FED_ROUNDS], found[FED_ROUNDS:]]
 
 
 def _of_classes(device: torch.device, batch: Batch) -> Batch:

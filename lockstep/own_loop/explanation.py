@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.measure import variants
+from lockstep.measure import timing, variants
 from lockstep.measure.train_step import bucket_bytes
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
-from lockstep.own_loop.loop_variants import Loop, Step, apart, endless
+from lockstep.own_loop.loop_variants import Loop, Step
 from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
@@ -80,7 +80,7 @@ def explain(
     begun, device = time.monotonic(), _device(reached)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            loop = Loop(step, models, None if batches is None else endless(apart(batches)))
+            loop = Loop(step, models, batches)
             met = meet(device, _problem(loop, seconds, samples, out))
             part = _measured(met.world, loop, seconds, lambda: _reset(snapshot, reached))
     finally:
@@ -136,12 +136,12 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     inner = num_collectives() - before
     _drop_what_fails(world, ways, inner, reset)
     leads, sizes = _buckets(loop, ways["own"])
-    plan = _plan(world, ways, seconds)
+    plan = _plan(world, loop, ways, seconds)
     turns: dict[str, list[float]] = {name: [] for name in ways}
     for number in count(1):
         reset()
         now = time.monotonic()
-        found = variants.time_in_turns(world, ways, **plan, seed=number)
+        found = _in_turns(world, loop, ways, plan, seed=number)
         for name, taken_s in found.items():
             turns[name] += taken_s
         took = time.monotonic() - now
@@ -199,21 +199,60 @@ def _on_all(told: list[list[str]]) -> list[str]:
     return sorted(set(told[0]).intersection(*told[1:]))
 
 
-def _plan(world: World, ways: Mapping[str, Step], seconds: float) -> dict[str, int]:
+@dataclass(frozen=True)
+class _Plan:
+    """How often the variants run between two restorations.
+
+    Attributes:
+        blocks: Turns of each.
+        steps: Of a turn.
+        full_steps: Of a turn of the whole step: as many rounds of all workers of a loader, which
+            may deliver in bursts.
+    """
+
+    blocks: int
+    steps: int
+    full_steps: int
+
+
+def _in_turns(
+    world: World, loop: Loop, ways: Mapping[str, Step], plan: _Plan, seed: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each turn; those of steps that draw batches follow each other.
+
+    A loader's workers would fetch during the turns of the others what these have to wait for.
+    """
+    if "resident" not in ways:
+        return variants.time_in_turns(world, ways, blocks=plan.blocks, steps=plan.steps, seed=seed)
+    full, drops = ways["full"], iter([loop.drop_fetched])
+
+    def untimed() -> None:
+        for drop in drops:  # in a turn, lest workers fetch again before the next one
+            drop()
+        full()
+
+    drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
+    others = {name: step for name, step in ways.items() if name != "full"}
+    rest = variants.time_in_turns(world, others, blocks=plan.blocks, steps=plan.steps, seed=seed)
+    return {"full": drawing[1:], **rest}
+
+
+def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> _Plan:
     """Agree on the steps of a turn, and on the turns between two restorations."""
-    once = variants.time_in_turns(world, ways, blocks=1, steps=1, seed=0)
-    return dict(
-        world.control.settle_all(
-            "plan", {name: taken_s[0] for name, taken_s in once.items()}, partial(_planned, seconds)
-        )
-    )
+    settle = world.control.settle_all
+    workers = settle("workers", max(loop.num_workers, 1), max)
+    found = _in_turns(world, loop, ways, _Plan(1, 1, workers), seed=0)
+    once = {name: taken_s[0] for name, taken_s in found.items()}
+    return _Plan(**settle("plan", once, partial(_planned, seconds, workers)))
 
 
-def _planned(seconds: float, told: list[dict[str, float]]) -> dict[str, int]:
+def _planned(seconds: float, workers: int, told: list[dict[str, float]]) -> dict[str, int]:
     slowest = {name: max(each[name] for each in told) for name in told[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
-    blocks = int(seconds / (LEAST_CHUNKS * steps * sum(slowest.values())))
-    return {"steps": steps, "blocks": min(max(blocks, LEAST_BLOCKS), MOST_BLOCKS)}
+    full_steps = math.ceil(steps / workers) * workers
+    block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
+    blocks = min(max(int(seconds / (LEAST_CHUNKS * block_s)), LEAST_BLOCKS), MOST_BLOCKS)
+    return {"blocks": blocks, "steps": steps, "full_steps": full_steps}
 
 
 def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> dict[str, Any]:

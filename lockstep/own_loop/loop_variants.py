@@ -1,6 +1,7 @@
 """The variants of a user's own step, which may come with its batches."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -25,17 +26,18 @@ class Loop:
     Attributes:
         step: One optimizer update; takes a batch where there are batches.
         models: The models in DDP that it trains.
-        stream: Gives batches without end, where drawing them is to be measured.
+        batches: What gives batches, where drawing them is to be measured.
         num_steps: How many were taken so far.
     """
 
     step: Callable[..., Any]
     models: Sequence[DistributedDataParallel]
-    stream: Iterator[Any] | None = None
+    batches: Iterable[Any] | None = None
     num_steps: int = 0
 
     def __post_init__(self) -> None:
         """Begin with no batch."""
+        self.stream = None if self.batches is None else endless(apart(self.batches))
         self._first: tuple[Any, ...] = ()
 
     def has_batch(self) -> bool:
@@ -43,6 +45,17 @@ class Loop:
         if self.stream is not None:
             self._first = tuple(islice(self.stream, 1))
         return self.stream is None or bool(self._first)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that fetch batches."""
+        return self.batches.num_workers if isinstance(self.batches, DataLoader) else 0
+
+    def drop_fetched(self) -> None:
+        """Draw as many batches as workers may have fetched while no step asked for one."""
+        if self.stream is not None and isinstance(self.batches, DataLoader):
+            ahead = self.num_workers * (self.batches.prefetch_factor or 0)
+            deque(islice(self.stream, ahead), maxlen=0)
 
     def variants(self) -> dict[str, Step]:
         """Return the variants of the step by name, and warm up; see `lockstep.causes.division`."""
