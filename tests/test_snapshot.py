@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.machine import memory
 from lockstep.own_loop.reach import reach
 from lockstep.own_loop.snapshot import Snapshot
+from lockstep.vocabulary.system.files import MIB
 
 STEPS = 5
 num_taken = 0
@@ -100,7 +102,7 @@ def test_steps_leave_nothing_behind(trainer, written):
         for _ in range(STEPS):
             step()
         assert trainer.state() != before
-        assert snapshot.restore() == []
+        snapshot.restore()
         assert trainer.state() == before
     assert trainer.model[0].weight is weight
 
@@ -143,17 +145,56 @@ def test_a_sparse_gradient_is_put_back():
         assert table.weight.grad.to_dense().equal(before)
 
 
-def test_what_nothing_can_put_back_is_named():
-    batches, large = iter([1, 2]), torch.zeros(2**27)
+def test_what_is_drawn_is_named():
+    batches = iter([1, 2])
+    assert reach(step=lambda: next(batches)).iterators == ["batches"]
+
+
+def test_large_data_are_put_back_where_they_fit_and_named_where_not(monkeypatch):
+    tensor, array = torch.zeros(2**20), np.zeros(2**20)  # 4 and 8 MiB
 
     def step():
-        large.add_(next(batches))
+        tensor.add_(1)
+        array[:] += 1
 
-    reached = reach(step=step)
-    assert reached.iterators == ["batches"]
-    snapshot = Snapshot(reached)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * MIB)
+    snapshot = Snapshot(reach(step=step))
     step()
-    assert snapshot.restore() == ["large"]
+    snapshot.restore()
+    assert (snapshot.left, tensor.max(), array.max()) == ({}, 0, 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 12 * MIB)
+    assert Snapshot(reach(step=step)).left == {"array": 8 * MIB}
+
+
+def test_an_expanded_tensor_is_put_back():
+    mean = torch.zeros(1).expand(4)
+    snapshot = Snapshot(reach(step=lambda: mean))
+    mean[:1].add_(1)
+    snapshot.restore()
+    assert mean.tolist() == [0.0] * 4
+
+
+def test_what_comes_after_something_that_cannot_be_put_back_is_put_back():
+    shrunk, numbers = np.zeros(2), np.zeros(2)
+    snapshot = Snapshot(reach(step=lambda: (shrunk, numbers)))
+    shrunk.resize(3, refcheck=False)
+    numbers += 1
+    with pytest.raises(ExceptionGroup, match="not all put back"):
+        snapshot.restore()
+    assert numbers.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "compile_it", [torch.compile, nn.Module.compile], ids=["wrapped", "in-place"]
+)
+def test_what_is_compiled_is_named(compile_it):
+    model = nn.Linear(1, 1)
+    returned = compile_it(model)
+    compiled = model if returned is None else returned
+    assert "compiled" in reach(step=lambda: compiled).compiled
+    function = torch.compile(lambda: None)
+    assert "function" in reach(step=lambda: function()).compiled
+    assert not reach(step=lambda: nn.Linear(1, 1)).compiled
 
 
 def test_what_others_work_with_is_left_alone():

@@ -13,7 +13,7 @@ from lockstep.machine.provenance import lockstep_version
 from lockstep.own_loop.meeting import Met
 
 SCHEMA = 1
-NoteKind = Literal["alone", "drawn", "changed", "collectives"]
+NoteKind = Literal["alone", "drawn", "collectives"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Part:
         bucket_bytes: Of each bucket, in the order in which they are reduced.
         collectives: Of the user's own in a step, beside those of DDP.
         num_steps: Taken in all.
-        changed: Names of data that could not be put back.
         drawn: Names of iterators that the step may have drawn from.
         samples: In one step, where they are known.
     """
@@ -36,7 +35,6 @@ class Part:
     bucket_bytes: list[int] = field(default_factory=list)
     collectives: int = 0
     num_steps: int = 0
-    changed: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
     samples: int | None = None
 
@@ -47,9 +45,8 @@ class Note:
 
     Attributes:
         kind: `alone`: there is one rank, which communicates with nobody. `drawn`: the step may have
-            drawn from iterators, which cannot be put back. `changed`: it changed data of which
-            there was no copy. `collectives`: it waits for other ranks outside of DDP, which counts
-            as its own work.
+            drawn from iterators, which cannot be put back. `collectives`: it waits for other ranks
+            outside of DDP, which counts as its own work.
         names: Of variables.
         count: Of collectives.
     """
@@ -124,12 +121,10 @@ def _buckets(parts: Sequence[Part]) -> Buckets | None:
 
 def _notes(parts: Sequence[Part]) -> list[Note]:
     drawn = sorted({name for part in parts for name in part.drawn})
-    changed = sorted({name for part in parts for name in part.changed})
     most = max(part.collectives for part in parts)
     notes = {
         Note("alone"): len(parts) == 1,
         Note("drawn", tuple(drawn)): drawn,
-        Note("changed", tuple(changed)): changed,
         Note("collectives", count=most): most,
     }
     return [note for note, holds in notes.items() if holds]

@@ -7,7 +7,7 @@ from lockstep.causes.card import card
 from lockstep.own_loop.explain_record import Explanation, Note
 from lockstep.vocabulary.text.formats import counted, listed, number
 
-LOST = {"drawn", "changed"}
+LOST = {"drawn"}
 # What the user can change in the script itself; then it is asked again.
 NEXT: dict[Kind, str] = {
     "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
@@ -55,7 +55,6 @@ def note_text(note: Note) -> str:
         "alone": "one rank communicates with nobody; ask again under torchrun or srun with more",
         "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
         "that holds one batch, or batches=loader",
-        "changed": f"the step changed {names}, too large to keep a copy of",
         "collectives": f"a step has {counted(note.count, 'collective')} of its own; "
         "waiting there counts as compute",
     }[note.kind]

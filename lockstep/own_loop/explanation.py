@@ -7,6 +7,7 @@ every few turns and at the end, so training goes on as if nobody had asked.
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from lockstep.own_loop.loop_variants import Loop, Step
 from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
+from lockstep.vocabulary.system.files import MIB
 from lockstep.world.process_group import World, has_group, num_collectives
 
 OUT = "lockstep-explain.json"
@@ -75,17 +77,17 @@ def explain(
         RuntimeError: A rank did not come.
     """
     reached = reach(step=step, model=model, batches=batches)
-    snapshot = Snapshot(reached)
+    snapshot = Snapshot(reached, int(os.environ.get("LOCAL_WORLD_SIZE", _world_size())))
     models = [each for each in reached.models if isinstance(each, DistributedDataParallel)]
     begun, device = time.monotonic(), _device(reached)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            loop = Loop(step, models, batches)
-            met = meet(device, _problem(loop, seconds, samples, out))
+            loop = Loop(step, models, batches, can_halve=not reached.compiled)
+            met = meet(device, _problem(loop, seconds, samples, out) or _too_large(snapshot.left))
             part = _measured(met.world, loop, seconds, lambda: _reset(snapshot, reached))
     finally:
-        changed = snapshot.restore()
-    part = replace(part, changed=changed, drawn=reached.iterators, samples=samples)
+        snapshot.restore()
+    part = replace(part, drawn=reached.iterators, samples=samples)
     return _concluded(met, part, time.monotonic() - begun, out)
 
 
@@ -98,7 +100,7 @@ def _device(reached: Reached) -> torch.device:
 def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> str:
     """Return what this rank cannot measure, or nothing; draws the first batch."""
     is_time = isinstance(seconds, int | float) and 0 < seconds < math.inf
-    is_alone = not has_group() or torch.distributed.get_world_size() == 1
+    is_alone = _world_size() == 1
     if not callable(loop.step):
         return f"step is a {type(loop.step).__name__}; give a function that takes one step"
     if not is_time:
@@ -113,6 +115,21 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
     return "" if loop.has_batch() else "batches holds no batch; give a loader that does"
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if has_group() else 1
+
+
+def _too_large(left: Mapping[str, int]) -> str:
+    """Return why a step that may change data too large to keep a copy of cannot be measured."""
+    named = ", ".join(f"{name} ({size / MIB:.0f} MiB)" for name, size in left.items())
+    if not left:
+        return ""
+    return (
+        f"the step reaches {named}, too large to keep a copy of; take the batch outside of step, "
+        "and give what draws it as batches="
+    )
 
 
 def _reset(snapshot: Snapshot, reached: Reached) -> None:

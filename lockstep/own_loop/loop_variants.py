@@ -27,12 +27,15 @@ class Loop:
         step: One optimizer update; takes a batch where there are batches.
         models: The models in DDP that it trains.
         batches: What gives batches, where drawing them is to be measured.
+        can_halve: Whether half of a batch may be tried; torch.compile would from then on compile
+            for any size.
         num_steps: How many were taken so far.
     """
 
     step: Callable[..., Any]
     models: Sequence[DistributedDataParallel]
     batches: Iterable[Any] | None = None
+    can_halve: bool = True
     num_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ class Loop:
             stream = self.stream
             drawing = self._take(lambda: (next(stream),))
             found |= {"full": self._of_each(variants.with_sync, drawing), "resident": whole}
-            half = (halved(*batch),)
+            half = (halved(*batch) if self.can_halve else None,)
             if half != (None,):
                 found["half"] = self.alone(self._take(lambda: half))
         return found

@@ -80,7 +80,7 @@ class Reached:
     Attributes:
         state: Tensors of models and optimizers.
         tensors: Other tensors of the user's own, by name.
-        arrays: NumPy's.
+        arrays: NumPy's, by name.
         containers: What may gain, lose or change members: dicts (those of objects' attributes
             among them), lists, sets, deques.
         bindings: Variables.
@@ -88,17 +88,19 @@ class Reached:
         iterators: Names of those that a step may draw from, which nothing can put back.
         models: All modules.
         schedules: Of learning rates.
+        compiled: Names of what torch.compile has compiled.
     """
 
     state: list[torch.Tensor] = field(default_factory=list)
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    arrays: list["np.ndarray[Any, Any]"] = field(default_factory=list)
+    arrays: list[tuple[str, "np.ndarray[Any, Any]"]] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
     iterators: list[str] = field(default_factory=list)
     models: list[nn.Module] = field(default_factory=list)
     schedules: list[LRScheduler] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)
 
 
 def reach(**roots: Any) -> Reached:
@@ -154,7 +156,8 @@ class _Walk:
 
     def array(self, visit: _Visit) -> None:
         """Keep a NumPy array."""
-        self._keep(self._found.arrays, visit, visit.value)
+        if visit.belongs and visit.value.flags.writeable:
+            self._found.arrays.append((visit.name, visit.value))
 
     def generator(self, visit: _Visit) -> None:
         """Keep a generator of random numbers, whoever owns it."""
@@ -180,6 +183,8 @@ class _Walk:
     def function(self, visit: _Visit) -> None:
         """Look at a function's variables; those of the user's own may be bound to something new."""
         function = visit.value
+        if hasattr(function, "_torchdynamo_orig_callable"):
+            self._found.compiled.append(visit.name)
         is_own = _is_own(function.__globals__.get("__name__"))
         belongs = Belongs.OWN if is_own else Belongs.FOREIGN
         variables = _closure(function) | (_globals(function) if is_own else {})
@@ -211,6 +216,8 @@ class _Walk:
         kind: Any = type(value)
         if isinstance(value, nn.Module):
             self._found.models.append(value)
+            if hasattr(value, "_orig_mod") or value._compiled_call_impl is not None:  # noqa: SLF001
+                self._found.compiled.append(visit.name)
         if isinstance(value, LRScheduler):
             self._found.schedules.append(value)
         if isinstance(value, Iterator) and visit.belongs:

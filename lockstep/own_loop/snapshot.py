@@ -10,21 +10,18 @@ import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from lockstep.machine import memory
 from lockstep.own_loop.reach import Binding, Reached
-from lockstep.vocabulary.system.files import MIB
 
-# Tensors outside of models and optimizers are kept up to so much in all, the smallest first, and so
-# are arrays: what is larger is data, which no step changes.
-MOST_BYTES = 256 * MIB
-# Of a GPU's free memory copies take no more than half, or they would change what is measured.
+# Of free memory copies take no more than half, or they would change what is measured; on the host,
+# those of models apart, of this rank's share.
 SHARE = 0.5
 
-Item = TypeVar("Item")
 Restore = Callable[[], object]
 
 
@@ -33,38 +30,51 @@ class Snapshot:
 
     Args:
         reached: What to keep; it may be changed as often as one likes, and put back.
+        ranks_per_node: Ranks that share the host's memory.
+
+    Attributes:
+        left: Bytes of the data that are too large to keep a copy of, by name.
     """
 
-    def __init__(self, reached: Reached) -> None:
-        kept, left = _smallest(reached.tensors, lambda named: _bytes(named[1]))
-        arrays, _ = _smallest(reached.arrays, lambda array: array.nbytes)
-        self._data = dict(left)
-        self._versions = {name: tensor._version for name, tensor in self._data.items()}  # noqa: SLF001
+    def __init__(self, reached: Reached, ranks_per_node: int = 1) -> None:
+        data = [*reached.tensors, *reached.arrays]
+        left = _too_large(data, memory.free_bytes(torch.device("cpu"), ranks_per_node))
+        kept = [(name, each) for name, each in data if name not in left]
+        self.left = left
         self._restores = [
             *map(_container, reached.containers),
             *map(_binding, reached.bindings),
-            *_tensors([*reached.state, *(tensor for _, tensor in kept)]),
-            *map(_array, arrays),
+            *_tensors([*reached.state, *(t for _, t in kept if isinstance(t, torch.Tensor))]),
+            *(_array(each) for _, each in kept if isinstance(each, np.ndarray)),
             *map(_generator, reached.generators),
             *_global_generators(),
         ]
 
-    def restore(self) -> list[str]:
-        """Put everything back.
+    def restore(self) -> None:
+        """Put everything back, also what comes after something that cannot be.
 
-        Returns:
-            Names of the data that the step has changed all the same, of which there is no copy.
+        Raises:
+            ExceptionGroup: What could not be put back.
         """
+        failed = []
         for restore in self._restores:
-            restore()
-        return [name for name, t in self._data.items() if t._version != self._versions[name]]  # noqa: SLF001
+            try:
+                restore()
+            except Exception as error:  # noqa: BLE001, raised once the others are put back
+                failed.append(error)
+        if failed:
+            raise ExceptionGroup("what the step changed is not all put back", failed)
 
 
-def _smallest(items: Sequence[Item], size: Callable[[Item], int]) -> tuple[list[Item], list[Item]]:
-    """Return the items that are kept, and the others."""
-    ordered = sorted(items, key=size)
-    num_kept = sum(total <= MOST_BYTES for total in accumulate(map(size, ordered)))
-    return ordered[:num_kept], ordered[num_kept:]
+def _too_large(data: Sequence[tuple[str, Any]], free_bytes: int) -> dict[str, int]:
+    """Return the bytes of what no copy is kept of, by name: the largest, where memory is short."""
+    ordered = sorted(((_bytes(each), name) for name, each in data))
+    sums = accumulate(size for size, _ in ordered)
+    return {
+        name: size
+        for total, (size, name) in zip(sums, ordered, strict=True)
+        if total > SHARE * free_bytes
+    }
 
 
 def _container(held: Any) -> Restore:
@@ -132,9 +142,18 @@ def _fits(device: torch.device, tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _values(tensor: torch.Tensor, stays: bool) -> Restore:
-    values = tensor.detach().clone() if stays else tensor.detach().to("cpu", copy=True)
+    kept = _once(tensor.detach())
+    values = kept.clone() if stays else kept.to("cpu", copy=True)
     # `data`: a graph that the user has yet to go back through must not find its tensors changed.
-    return lambda: tensor.data.copy_(values)
+    return lambda: _once(tensor.data).copy_(values)
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose expanded dimensions, in which one value is repeated, are narrowed."""
+    if tensor.layout == torch.strided:
+        for dim, stride in enumerate(tensor.stride()):
+            tensor = tensor.narrow(dim, 0, min(tensor.size(dim), 1)) if stride == 0 else tensor
+    return tensor
 
 
 def _gradient(tensor: torch.Tensor, stays: bool) -> Restore:
@@ -184,5 +203,7 @@ def _global_generators() -> Iterator[Restore]:
         yield lambda: torch.cuda.set_rng_state_all(devices)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()  # a sparse gradient has no nbytes
+def _bytes(data: Any) -> int:
+    if isinstance(data, np.ndarray):
+        return data.nbytes
+    return int(_once(data).numel() * data.element_size())  # a sparse gradient has no nbytes
