@@ -211,7 +211,8 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
         why = f"for every case was skipped ({reason})"
         click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
         return 1
-    if not as_json:
+    has_results = not incomplete or any(outcome.measured for outcome in outcomes)
+    if has_results and not as_json:
         _show_verdict(ladder.folder)
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
     return 1 if incomplete else 0

@@ -104,6 +104,9 @@ class Faults:
                 ["mount", "-t", "cgroup", "-o", "cpu", "cgroup", self.groups], check=True
             )
             (self.groups / "lockstep-lab").mkdir(exist_ok=True)
+            # A group has no time for real-time threads unless it is given some.
+            runtime = self.groups / "lockstep-lab" / "cpu.rt_runtime_us"
+            runtime.write_text("900000", encoding="ascii")
             # Beside the processes of the root, each of which weighs as much as a whole group does.
             (self.groups / "lockstep-lab" / "cpu.shares").write_text("262144", encoding="ascii")
             (self.groups / "lockstep-lab" / "cgroup.procs").write_text(str(os.getpid()))
