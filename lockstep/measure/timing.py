@@ -10,7 +10,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,30 +37,20 @@ def time_turns(world: "World", turns: Sequence[Callable[[], Any]], steps: int) -
         return [_round(world, clock, step, steps) / steps for step in turns]
 
 
-def mark(device: "torch.device") -> Callable[[], float]:
-    """Return what reads, once the device is synchronised, the time of this call in seconds.
-
-    Two readings on one device can be compared. A host's clock is read at once.
-    """
+def mark(device: "torch.device") -> Any:
+    """Return this moment on the clock of a device, for `between_s`."""
     if device.type != "cuda":
-        now = time.perf_counter()
-        return lambda: now
-    import torch
-
-    origin, event = _origin(device), torch.cuda.Event(enable_timing=True)
-    event.record()
-    return lambda: float(origin.elapsed_time(event)) / 1e3
-
-
-@lru_cache
-def _origin(device: "torch.device") -> Any:  # noqa: ARG001, one for each device
-    """Return the event of a device that its marks are read against."""
+        return time.perf_counter()
     import torch
 
     event = torch.cuda.Event(enable_timing=True)
     event.record()
-    event.synchronize()
     return event
+
+
+def between_s(device: "torch.device", start: Any, end: Any) -> float:
+    """Return the seconds from one mark to another; a GPU must be synchronised before."""
+    return float(end - start if device.type != "cuda" else start.elapsed_time(end) / 1e3)
 
 
 def synchronise(device: "torch.device") -> None:

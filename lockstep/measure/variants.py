@@ -166,22 +166,26 @@ def bucket_leads(ddp: Any, own: Step, steps: int = 2) -> list[float]:
 
 
 def _ready_s(parameters: Sequence["torch.Tensor"], own: Step) -> list[float]:
-    """Return when each parameter's gradient was ready in a step, on the clock of its device."""
-    marks: dict[int, Callable[[], float]] = {}
+    """Return when each parameter's gradient was ready, in seconds from the beginning of a step.
+
+    One that the step does not use is ready with the first.
+    """
+    device, marks = parameters[0].device, {}
 
     def note(parameter: "torch.Tensor") -> None:
-        marks[id(parameter)] = timing.mark(parameter.device)
+        marks[id(parameter)] = timing.mark(device)
 
     hooks = [each.register_post_accumulate_grad_hook(note) for each in parameters]
-    begun = timing.mark(parameters[0].device)
+    begun = timing.mark(device)
     try:
         own()
     finally:
         for hook in hooks:
             hook.remove()
-    timing.synchronise(parameters[0].device)
-    start = begun()
-    return [marks[id(each)]() - start if id(each) in marks else 0.0 for each in parameters]
+    timing.synchronise(device)
+    ready = {key: timing.between_s(device, begun, when) for key, when in marks.items()}
+    first = min(ready.values(), default=0.0)
+    return [ready.get(id(each), first) for each in parameters]
 
 
 def _fill(leads: Sequence[tuple[float, int]], buckets: Sequence[int]) -> list[float]:
