@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.causes import bound
 from lockstep.causes.bound import Base, Bound, Cause, Share
 from lockstep.causes.buckets import Buckets
+from lockstep.causes.division import divide, resample
 from lockstep.causes.stragglers import slow_rank
 
 # What is put in -> the cause that is to be found.
@@ -27,6 +28,10 @@ TRUTH: dict[str, Cause] = {
 }
 STRENGTHS = ("weak", "middle", "strong")
 CONFIDENCE = 0.9
+# The turns that tell what was put in, and the causes that a step has a little of by itself.
+PUT_IN = ("truth", "none")
+NATURAL = ("exposed", "imbalance")
+NUM_DRAWS = 500
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,13 @@ class Judged:
         run: Its plan and measurements.
         bound: What bounds its step.
         truth: Share of the step that was put in, by turns of its own.
+        error: Standard error of that.
     """
 
     run: dict[str, Any]
     bound: Bound
     truth: float
+    error: float
 
     def share(self, cause: Cause) -> Share | None:
         """Return what was found of a cause."""
@@ -89,11 +96,27 @@ def judged(run: dict[str, Any], confidence: float = bound.CONFIDENCE) -> Judged:
     bases = [Base(turns["base"])] if has_base else []
     buckets = Buckets(run["bytes"], run["lead_s"])
     found = bound.judge([turns["fault"]], bases, buckets, confidence)
-    truth = 0.0
-    if "truth" in turns:
-        with_it, without = (_step_s(turns[state]) for state in ("truth", "none"))
-        truth = (with_it - without) / with_it
-    return Judged(run, found, truth)
+    return Judged(run, found, *(_truth(run, turns) if "truth" in turns else (0.0, 0.0)))
+
+
+def _truth(run: dict[str, Any], turns: dict[str, Any]) -> tuple[float, float]:
+    """Return the share of the step that was put in, and its standard error.
+
+    What the step takes longer with the fault, and what it takes of the cause without one, such as
+    the communication that every step has; each by turns that what is found does not see.
+    """
+    named = TRUTH[run["causes"][0]] if len(run["causes"]) == 1 else None
+    states = {name: turns[name] for name in ("truth", "none", "base")}
+
+    def share(drawn: dict[str, Any]) -> Any:
+        whole, without = (drawn[name]["full"].max(axis=-2).mean(axis=-1) for name in PUT_IN)
+        natural = divide(drawn["base"])[named] if named in NATURAL else 0.0
+        return (whole - without + natural) / whole
+
+    draws = {
+        name: resample(each, NUM_DRAWS, seed) for seed, (name, each) in enumerate(states.items())
+    }
+    return float(share(states)), float(np.std(share(draws)))
 
 
 def _arrays(found: dict[str, Any]) -> dict[str, Any]:
@@ -149,11 +172,16 @@ def _is_right(one: Judged) -> bool:
 
 
 def _holds(one: Judged) -> bool:
+    """Tell whether the interval holds the truth, which is measured and has one of its own."""
     share = one.share(next(iter(one.wanted)))
     if share is None or share.interval is None:
         return False
-    low, high = (end / one.bound.step_s for end in share.interval)
-    return low <= one.truth <= high
+    found, (low, high) = share.seconds, share.interval
+    half = (
+        high - found if one.truth * one.bound.step_s > found else found - low
+    ) / one.bound.step_s
+    of_truth = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * one.error
+    return abs(one.truth - found / one.bound.step_s) <= math.hypot(half, of_truth)
 
 
 def _pairs(runs: list[dict[str, Any]]) -> None:
