@@ -166,7 +166,7 @@ def _terms(
         terms["contention"] = [*own, *_weighted(-unshared, base, "fixed")]
     else:
         terms["own"] = own
-    if "ddp" in base:  # of a ladder from one rank
+    if "ddp" in base and "exposed" in terms:  # of a ladder from one rank
         terms["exposed"] += _weighted(-1.0, base, "ddp")
         terms |= {"ddp": _weighted(unshared, base, "ddp")} if unshared else {}
     return terms

@@ -106,7 +106,7 @@ def _fraction(given: object) -> float | None:
 
 def _communication_share(row: Row) -> float | None:
     found = attribution.split(row) if row.world_size > 1 else None
-    if found is None or row.mean_step_s is None:
+    if found is None or row.mean_step_s is None or "exposed" not in found:
         return None
     return found["exposed"] / row.mean_step_s
 

@@ -95,9 +95,10 @@ def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
             raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
     variants = details.rank_variant_s or {}
     num_turns = {len(times) for ranks in variants.values() for times in ranks}
-    if any(len(ranks) != case.world_size for ranks in variants.values()) or len(num_turns) > 1:
+    num_ranks = len(case.rank_round_s)  # the check says where that is not the world size
+    if any(len(ranks) != num_ranks for ranks in variants.values()) or len(num_turns) > 1:
         raise ValueError(
-            f"{where}: the variants of its step are not of one shape, {case.world_size} ranks by "
+            f"{where}: the variants of its step are not of one shape, {num_ranks} ranks by "
             "as many turns each; measure again"
         )
 
