@@ -93,12 +93,13 @@ def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
     for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
         if len({len(times) for times in ranks}) > 1:
             raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
-    variants = details.rank_variant_s or {}
-    num_turns = {len(times) for ranks in variants.values() for times in ranks}
-    num_ranks = len(case.rank_round_s)  # the check says where that is not the world size
-    if any(len(ranks) != num_ranks for ranks in variants.values()) or len(num_turns) > 1:
+    variants = (details.rank_variant_s or {}).values()
+    shapes = {(len(ranks), len(times)) for ranks in variants for times in ranks}
+    # The check says where the ranks of the rounds are fewer than the world size.
+    allowed = {case.world_size, len(case.rank_round_s)}
+    if len(shapes) > 1 or any(len(ranks) not in allowed for ranks in variants):
         raise ValueError(
-            f"{where}: the variants of its step are not of one shape, {num_ranks} ranks by "
+            f"{where}: the variants of its step are not of one shape, {case.world_size} ranks by "
             "as many turns each; measure again"
         )
 
