@@ -280,12 +280,11 @@ def _sampled(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[s
 def _bootstrap(samples: Array, centre: float, confidence: float, num_turns: int) -> Interval:
     """Return the percentile interval, widened for few turns as Student's t is over the normal's.
 
-    The factor is the first term of t's series (see `metrics.half_width`) with the variance of a
-    sample, which is too small by (n - 1) / n.
+    The variance of a sample, from which the turns are drawn, is too small by (n - 1) / n.
     """
     tail, freedom = (1 - confidence) / 2, num_turns - 1
-    z = NormalDist().inv_cdf(1 - tail)
-    wider = (num_turns / freedom) ** 0.5 * (1 + (z**2 + 1) / (4 * freedom))
+    border = metrics.student_quantile(freedom, confidence)
+    wider = (num_turns / freedom) ** 0.5 * border / NormalDist().inv_cdf(1 - tail)
     low, high = np.quantile(samples, (tail, 1 - tail))
     return centre + wider * (float(low) - centre), centre + wider * (float(high) - centre)
 
