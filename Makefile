@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := bench,dev
+EXTRAS := bench,dev,docs
 SEQUENCES ?= 200
 KILLS ?= 40
 SLURM_KILLS ?= 0
@@ -13,7 +13,7 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint format bench house statistics lab screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -61,6 +61,9 @@ lint: venv ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: venv ## Build the documents into build/site; a warning or a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: venv ## Bring all files into style
 	$(BIN)/ruff check --fix .

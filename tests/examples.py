@@ -9,7 +9,10 @@ import click
 from lockstep.cli import lockstep
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "NUMBERS.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md"),
+    *sorted(str(one.relative_to(ROOT)) for one in (ROOT / "docs").rglob("*.md")),
+)
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # An example's remark begins after a # or after two spaces.
 _REMARK = re.compile(r"\s+#\s.*|\s{2,}\S.*")

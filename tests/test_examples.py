@@ -16,13 +16,12 @@ import pytest
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
 
-from examples import ROOT, collected
+from examples import DOCUMENTS, ROOT, collected
 
 pytestmark = pytest.mark.slow
 
 # A command that several texts give is run once, under the first of them.
 EXAMPLES = {line: where for where, line in reversed(collected())}
-README = (ROOT / "README.md").read_text()
 # A name in an example -> the measured campaign that is found under it.
 RESULTS = {
     **dict.fromkeys(("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks"), "fp32"),
@@ -60,12 +59,12 @@ SHORTER = {
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--explain": "--explain 2",
     "diagnose strong": "diagnose strong --dry-run",
-    "diagnose straggler --device cpu": "diagnose straggler --device cpu --dry-run",
+    "diagnose straggler": "diagnose straggler --dry-run",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }
 TIMEOUT_S = 300
-# What the README leaves to its reader.
+# What the documents leave to their reader.
 BUILD = """
 import torch
 
@@ -128,10 +127,10 @@ def _write_texts(folder):
 
 
 def _block(language, beginning):
-    blocks = re.findall(
-        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
-    )
-    (found,) = [block for block in blocks if block.startswith(beginning)]
+    """Return the block of the documents that begins so; where two give it, they agree."""
+    texts = [(ROOT / name).read_text() for name in DOCUMENTS]
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", "\n".join(texts), re.M | re.S)
+    (found,) = {block for block in blocks if block.startswith(beginning)}
     return found
 
 

@@ -73,7 +73,12 @@ def test_mfu_is_unknown_where_flop_or_peak_is(flop, peak):
 def test_the_relative_margin_is_students():
     from scipy import stats
 
-    for values in ([1.0, 1.1], [1.0, 1.1, 0.9], [1.0, 1.1, 0.9, 1.2], [1.0, 1.1, 0.9, 1.05, 1.2] * 9):
+    for values in (
+        [1.0, 1.1],
+        [1.0, 1.1, 0.9],
+        [1.0, 1.1, 0.9, 1.2],
+        [1.0, 1.1, 0.9, 1.05, 1.2] * 9,
+    ):
         for confidence in (0.9, 0.95, 0.99):
             standard_error = stats.sem(values)
             t = stats.t.ppf(0.5 + confidence / 2, len(values) - 1)

@@ -16,7 +16,7 @@ from lockstep.report.predict.known import Ladder, ladder_of
 from lockstep.report.predict.prediction import LEARNED, candidates, curve, foretell, predict
 from lockstep.report.predict.recommendation import diminishing, next_step, parse, recommend
 
-NUMBERS = Path(__file__).parents[1] / "NUMBERS.md"
+VALIDATION = Path(__file__).parents[1] / "docs" / "validation.md"
 RATES = st.lists(st.floats(1e-3, 1e6), min_size=4, max_size=7)
 
 
@@ -42,7 +42,7 @@ def amdahl(serial, sizes, repeats=1):
 
 
 def test_the_figures_of_numbers_md_are_those_that_the_script_computes():
-    assert "\n".join(figures_models.table()) in NUMBERS.read_text()
+    assert "\n".join(figures_models.table()) in VALIDATION.read_text()
 
 
 def test_what_is_in_use_was_learned_from_the_published_ladders():

@@ -30,7 +30,7 @@ HEADER = (
 
 
 def main() -> None:
-    """Print the last size of every table, what was learned, and the table of NUMBERS.md."""
+    """Print the last size of every table, what was learned, and the table of docs/validation.md."""
     _print_last([case for case in published.cases() if case.is_last])
     _print_learned()
     _print_levels([case for case in published.cases() if not case.is_broken])
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def table() -> list[str]:
-    """Return the lines of the table in NUMBERS.md."""
+    """Return the lines of the table in docs/validation.md."""
     every = published.cases()
     last = [case for case in every if case.is_last]
     whole = [case for case in every if not case.is_broken]

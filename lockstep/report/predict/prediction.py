@@ -18,7 +18,7 @@ rank did more at a larger size than at the one before, at the steepest doubling 
 
 The choice of rules and the form of the interval are a heuristic, not a statistical model. The
 errors elsewhere and the scale are learned: `LEARNED` from all published ladders, and, for the
-figures that NUMBERS.md states, from the ladders of all sources but the one predicted
+figures that docs/validation.md states, from the ladders of all sources but the one predicted
 (`make statistics` prints both).
 """
 

@@ -1,0 +1,96 @@
+"""Pages of the documents that are made of the code itself: commands, keys of files, columns.
+
+mkdocs calls `on_page_markdown` for each page; a line `<!-- made: NAME -->` is replaced.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep import report
+from lockstep.cli import lockstep
+
+ROOT = Path(__file__).parents[1]
+_PLACE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Return a page's text with what is made of the code in its places."""
+    return _PLACE.sub(lambda found: MADE[found[1]](), markdown)
+
+
+def _commands() -> str:
+    return "\n\n".join(_command("lockstep", lockstep, "##"))
+
+
+def _command(name: str, command: click.Command, level: str) -> Iterator[str]:
+    context = click.Context(command, info_name=name, max_content_width=88)
+    yield f"{level} {name}\n\n```text\n{command.get_help(context)}\n```"
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            below = command.get_command(context, word)
+            assert below is not None
+            yield from _command(f"{name} {word}", below, "##" if name == "lockstep" else "###")
+
+
+def _keys(schema: Path) -> str:
+    content = json.loads(schema.read_text())
+    parts = [_table(content)]
+    for name, below in content.get("$defs", {}).items():
+        parts.append(f"## {name}\n\n{below.get('description', '')}\n\n{_table(below)}")
+    return "\n\n".join(parts)
+
+
+def _table(content: dict[str, Any]) -> str:
+    required = content.get("required", [])
+    rows = [
+        f"| `{key}` | {_type(one)} | {_default(key, one, required)} | {_cell(one)} |"
+        for key, one in content["properties"].items()
+    ]
+    return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _type(one: dict[str, Any]) -> str:
+    kinds = [kind for kind in one.get("anyOf", [one]) if kind.get("type") != "null"]
+    return " or ".join(dict.fromkeys(map(_kind, kinds)))
+
+
+def _kind(one: dict[str, Any]) -> str:
+    if "enum" in one:
+        return ", ".join(f"`{value}`" for value in one["enum"])
+    if "const" in one:
+        return f"`{one['const']}`"
+    if "$ref" in one:
+        name = one["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if one.get("type") == "array":
+        return f"list of {_kind(one['items'])}"
+    return {"object": "table", "string": "text"}.get(one.get("type", ""), one.get("type", "any"))
+
+
+def _default(key: str, one: dict[str, Any], required: list[str]) -> str:
+    if key in required:
+        return "required"
+    default = one.get("default")
+    return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
+
+
+def _cell(one: dict[str, Any]) -> str:
+    return one.get("description", "").replace("|", "\\|")
+
+
+def _columns() -> str:
+    text = report.__doc__ or ""
+    return text[text.index("What `lockstep report --csv`") :]
+
+
+MADE = {
+    "commands": _commands,
+    "campaign": lambda: _keys(ROOT / "lockstep" / "campaign" / "campaign.schema.json"),
+    "site": lambda: _keys(ROOT / "lockstep" / "slurm" / "site.schema.json"),
+    "columns": _columns,
+}
