@@ -4,10 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.own_loop.explanation import explain as explain
+    from lockstep.report.frames import read as read
 
 
 def __getattr__(name: str) -> Any:
-    # torch is loaded by those who explain a step, not by every import of the package.
+    # torch and pandas are loaded by those who explain or read, not by every import of the package.
+    if name == "read":
+        from lockstep.report.frames import read
+
+        return read
     if name == "explain":
         from lockstep.own_loop.explanation import explain
 

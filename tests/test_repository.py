@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "plugin": {"launch", "measure"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for
     "__main__": {"cli"},
-    "__init__": {"own_loop"},
+    "__init__": {"own_loop", "report"},
 }
 # What a login node loads.
 WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.hardware")

@@ -29,7 +29,7 @@ Examples:
   lockstep report results/laptop --csv > points.csv
 
 \b
-The columns of --csv and --json are described by: python -m pydoc lockstep.report
+The columns of --csv and --json are described by: python -m lockstep.report.columns
 """
 
 IMPORT_EXAMPLES = """

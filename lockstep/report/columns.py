@@ -1,0 +1,148 @@
+"""The columns of Lockstep's tables: name, unit and meaning.
+
+`lockstep report --csv` and `--json` print the table of points; `lockstep.read` returns that and two
+more as data frames. `python -m lockstep.report.columns` prints this list.
+
+A later version may add columns. What a column means does not change within a `VERSION`.
+"""
+
+import sys
+from textwrap import wrap
+from typing import NamedTuple
+
+VERSION = 1
+# Factors of a case (`bucket_cap_mb`, `num_workers`) are columns of this beginning.
+FACTOR = "factor_"
+WIDTH = 100
+
+
+class Column(NamedTuple):
+    """What a column holds.
+
+    Attributes:
+        unit: Its unit; `count` and `bytes` are whole numbers, `ratio` is never in per cent.
+    """
+
+    unit: str
+    meaning: str
+
+    @property
+    def dtype(self) -> str:
+        """Its type in a data frame, which knows what is unknown in every column."""
+        whole = {"count": "Int64", "bytes": "Int64", "text": "string", "truth": "boolean"}
+        return whole.get(self.unit, "float64")
+
+
+_WHAT = {
+    "case": Column("text", "the benchmark's name, or the imported table's"),
+    "origin": Column("text", "measured, cited or target: never mixed in one series"),
+    "study": Column("text", "the question: strong, weak, precision, bucket, collective, ..."),
+    "workload": Column("text", "the model that was trained, with its options"),
+    "scaling": Column("text", "strong, weak or fixed-epochs"),
+    "precision": Column("text", "fp32, tf32, bf16 or fp16"),
+    "local_batch": Column("count", "samples of a rank in an optimizer update"),
+    "global_batch": Column("count", "samples of all ranks in an optimizer update"),
+    "world_size": Column("count", "ranks"),
+    "num_nodes": Column("count", "hosts of the ranks"),
+    "ranks_per_node": Column("count", "most ranks on one host"),
+}
+_STEPS = {
+    "min_step_s": Column("s", "shortest round, a step of it"),
+    "max_step_s": Column("s", "longest round, a step of it"),
+    "mean_step_s": Column("s", "mean over rounds, which costs follow from"),
+    "stddev_step_s": Column("s", "standard deviation over rounds"),
+    "time_s": Column("s", "a whole run, where a table gives times"),
+    "sample_unit": Column("text", "what a sample is"),
+    "samples_per_step": Column("count", "samples of all ranks in a step"),
+}
+_BOUNDS = {"low": "lower end of its 95 % interval", "high": "upper end of its 95 % interval"}
+
+
+def _with_interval(name: str, unit: str, meaning: str) -> dict[str, Column]:
+    bounds = {f"{name}_{end}": Column(unit, text) for end, text in _BOUNDS.items()}
+    return {name: Column(unit, meaning)} | bounds
+
+
+# One row a case, layout and world size, over all its launches.
+POINTS = {
+    "series": Column("text", "label of the curve: what varies, without what all share"),
+    **_WHAT,
+    "layout": Column("text", "what tells it from the series' main layout"),
+    "num_launches": Column("count", "repeats, which intervals are over"),
+    "num_jobs": Column("count", "Slurm jobs of the launches"),
+    "interval_over": Column("text", "launches, jobs, or launches of one job"),
+    "rounds": Column("count", "timed rounds of all launches"),
+    **_with_interval("step_s", "s", "median over launches of a launch's median step"),
+    **_STEPS,
+    **_with_interval("throughput_samples_per_s", "samples/s", "samples of all ranks, counted once"),
+    "baseline_world_size": Column("count", "what the ratios of this row divide by"),
+    **_with_interval("speedup", "ratio", "throughput over the baseline's"),
+    **_with_interval("parallel_efficiency", "ratio", "speed-up over the ratio of world sizes"),
+    "time_ratio": Column("ratio", "the baseline's step time over this, weak and fixed-epochs"),
+    "device_hours": Column("h", "world size times hours at the mean step"),
+    "device_hours_per": Column("text", "what they buy: a run, or 1e6 samples"),
+    "cost": Column("currency", "device-hours times the price of one"),
+    "extra_device_hours": Column("ratio", "device-hours over the baseline's, less 1"),
+    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
+    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
+    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
+    "num_far_out": Column("count", "rounds far outside their launch's quartiles; none is left out"),
+}
+# Only in a data frame: what an error of the check forbids is no number to compute with.
+BLOCKED = {"blocked_by": Column("text", "rules of lockstep check that forbid its ratios")}
+# What `--csv` and `--json` give of a study or an imported table beside these.
+DETAILS = {"details": Column("object", "name -> distinct values over launches")}
+
+# One row a case and launch.
+LAUNCHES = {
+    "launch": Column("text", "name of the launch, or the line of an imported table"),
+    **_WHAT,
+    "job": Column("text", "Slurm job of the launch"),
+    "started": Column("text", "when the launch began, as ISO 8601"),
+    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
+    "position": Column("count", "place of the case in its launch's order"),
+    "rounds": Column("count", "timed rounds"),
+    "steps_per_round": Column("count", "steps of a round"),
+    "step_s": Column("s", "median round over its steps; a round lasts as its slowest rank"),
+    **_STEPS,
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
+    "communication_share": Column("ratio", "exposed communication over the mean step"),
+    "gpu_utilisation": Column("ratio", "share of NVML's sample periods in which a kernel ran"),
+    "loader_idle": Column("ratio", "share of a step that waits for the data loader"),
+    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
+    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    "num_far_out": Column("count", "rounds far outside the quartiles; none is left out"),
+    "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
+}
+
+# One row a case, launch, rank and round.
+ROUNDS = {
+    "launch": Column("text", "name of the launch"),
+    **_WHAT,
+    "rank": Column("count", "the rank, from 0"),
+    "host": Column("text", "its host"),
+    "round": Column("count", "the timed round, from 0"),
+    "steps_per_round": Column("count", "steps of a round"),
+    "round_s": Column("s", "the rank's own duration of the round"),
+    "step_s": Column("s", "that over the round's steps"),
+}
+
+TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS}
+
+
+def listing() -> str:
+    """Return all columns as text, a table after the other."""
+    extra = {"points": BLOCKED | DETAILS}
+    lines = []
+    for name, columns in TABLES.items():
+        lines += ["", f"{name} (version {VERSION})"]
+        for column, (unit, meaning) in (columns | extra.get(name, {})).items():
+            head = f"  {column:30}{unit:11}"
+            lines += wrap(meaning, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    return "\n".join(lines[1:]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(listing())

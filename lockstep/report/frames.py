@@ -1,0 +1,144 @@
+"""Results as pandas data frames: `lockstep.read`.
+
+The table of points is that of `lockstep report --csv`; `lockstep.report.columns` says what each
+column means and its unit, and so does `frame.attrs["columns"]` of a frame.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.report import columns
+from lockstep.report.columns import FACTOR, Column
+from lockstep.report.compute import quantities
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load import sources
+from lockstep.report.load.reading import gather
+from lockstep.report.load.results import Results, Row
+from lockstep.vocabulary.records import record
+from lockstep.vocabulary.records.flags import Flag
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHARES = ("communication_share", "gpu_utilisation", "loader_idle")
+PARTED = "; "
+
+
+def read(
+    *paths: str | PathLike[str],
+    launches: bool = False,
+    rounds: bool = False,
+    baseline: int | None = None,
+) -> "pd.DataFrame":
+    """Return results as a tidy pandas DataFrame, one row a point.
+
+    Units are in the columns' names and in `frame.attrs["columns"]`, which says what each column
+    means; `frame.attrs["version"]` is theirs. A case's factors are columns that begin with
+    `factor_`. What is unknown is NA. Launches that may not be pooled with most of their point are
+    left out of it, with a warning; `launches=True` has them, marked in `is_pooled`.
+
+    Args:
+        paths: Campaign folders, folders of pytest-benchmark files, such files, or folders that
+            `lockstep import` wrote.
+        launches: One row a case and launch instead.
+        rounds: One row a case, launch, rank and round instead.
+        baseline: World size that ratios divide by; the smallest of each series by default.
+
+    Raises:
+        ImportError: pandas is not installed.
+        ValueError: A file is missing, broken or of another schema, or both kinds are asked for.
+    """
+    if launches and rounds:
+        raise ValueError("launches and rounds are two tables; read one of them at a time")
+    results = gather(map(Path, paths))
+    if rounds:
+        return _frame(list(_rounds(results)), columns.ROUNDS)
+    if launches:
+        return _frame(list(_launches(results)), columns.LAUNCHES)
+    return _frame(_points(results, baseline), columns.POINTS | columns.BLOCKED)
+
+
+def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
+    from lockstep.report.check import checker
+    from lockstep.report.page import checked
+
+    free, left_out = results.split()
+    if not free:
+        raise ValueError(results.conflicts[0].message)
+    if left_out:
+        warnings.warn(checked.not_pooled(left_out), stacklevel=3)
+    series = series_of(free, baseline)
+    checked.mark(series, checker.check(results))
+    points = [point for one in series for point in one.points]
+    return [
+        entry
+        | {"flags": _kinds(point.flags), "blocked_by": PARTED.join(point.blocked_by)}
+        | _factors(point.rows[0].factors, columns.POINTS)
+        for entry, point in zip(table(series), points, strict=True)
+    ]
+
+
+def _launches(results: Results) -> Iterator[dict[str, Any]]:
+    pooled = {id(row) for row in results.split()[0]}
+    for row in results.rows:
+        shares = {name: next(iter(quantities.values([row], name)), None) for name in SHARES}
+        yield {
+            **{name: getattr(row, name, None) for name in columns.LAUNCHES},
+            **shares,
+            **_factors(row.factors, columns.LAUNCHES),
+            "is_pooled": id(row) in pooled,
+            "joules_per_sample": quantities.joules_per_sample(row),
+            "flags": _kinds(row.flags),
+        }
+
+
+def _rounds(results: Results) -> Iterator[dict[str, Any]]:
+    """Yield the rounds of each launch, which a report reduces, from its file again."""
+    known = {(row.launch, row.case): row for row in results.rows}
+    for launch in results.launches:
+        for entry in sources.read_document(launch.path)["benchmarks"]:
+            row = known.get((launch.name, record.case_name(entry)))
+            block = (entry.get("extra_info") or {}).get(record.KEY)
+            if row is not None and block:
+                yield from _rounds_of(row, block["rank_round_s"])
+
+
+def _rounds_of(row: Row, rank_round_s: Iterable[Iterable[float]]) -> Iterator[dict[str, Any]]:
+    shared = {name: getattr(row, name, None) for name in columns.ROUNDS}
+    shared |= _factors(row.factors, columns.ROUNDS)
+    steps = row.steps_per_round or 1
+    for rank, times in enumerate(rank_round_s):
+        host = row.rank_hosts[rank] if rank < len(row.rank_hosts) else None
+        for number, seconds in enumerate(times):
+            yield shared | {
+                "rank": rank, "host": host, "round": number, "round_s": seconds,
+                "step_s": seconds / steps,
+            }  # fmt: skip
+
+
+def _kinds(flags: Iterable[Flag]) -> str:
+    return PARTED.join(dict.fromkeys(flag.kind for flag in flags))
+
+
+def _factors(factors: Mapping[str, Any], known: Mapping[str, Column]) -> dict[str, Any]:
+    """Return what varies between cases beside the columns that every case has."""
+    return {f"{FACTOR}{name}": value for name, value in factors.items() if name not in known}
+
+
+def _frame(entries: list[dict[str, Any]], known: Mapping[str, Column]) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "lockstep.read needs pandas; pip install 'lockstep-bench[data]'"
+        ) from error
+    factors = dict.fromkeys(name for one in entries for name in one if name.startswith(FACTOR))
+    frame = pd.DataFrame.from_records(entries, columns=[*known, *factors])
+    frame = frame.astype({name: column.dtype for name, column in known.items()})
+    frame.attrs["version"] = columns.VERSION
+    frame.attrs["columns"] = {name: column._asdict() for name, column in known.items()}
+    return frame

@@ -1,0 +1,73 @@
+"""Results as data frames: the same numbers as the report's, with documented columns."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.report import columns
+from lockstep.report.compute.point_table import PointRecord, table
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.vocabulary.records.record import KEY
+
+if not os.environ.get("CI"):
+    pytest.importorskip("pandas")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(measured):
+    return measured / "fp32"
+
+
+def test_every_column_of_the_points_is_described_and_no_other():
+    names = {field.name for field in fields(PointRecord)}
+    assert names == {*columns.POINTS, *columns.DETAILS}
+
+
+def test_a_row_of_points_holds_what_the_report_prints(folder):
+    frame = lockstep.read(folder)
+    printed = table(series_of(load([folder]).rows))
+    assert len(frame) == len(printed)
+    for name in ("case", "world_size", "step_s", "speedup_low", "global_batch"):
+        values = frame[name].astype(object).where(frame[name].notna(), None)
+        assert list(values) == [row[name] for row in printed]
+    assert set(frame.factor_bucket_cap_mb.dropna()) == {1, 25, 50, 100}
+    assert frame.attrs["version"] == columns.VERSION
+    assert frame.attrs["columns"]["step_s"]["unit"] == "s"
+
+
+def test_launches_and_rounds_are_the_rows_below_the_points(folder):
+    launches, rounds = (lockstep.read(folder, **{kind: True}) for kind in ("launches", "rounds"))
+    points = lockstep.read(folder)
+    assert len(launches) == points.num_launches.sum()
+    assert launches.is_pooled.all()
+    one = launches[(launches.launch == "w2-r0") & (launches.study == "strong")].iloc[0]
+    own = rounds[(rounds.launch == "w2-r0") & (rounds.case == one.case)]
+    document = json.loads((folder / "launches" / "w2-r0" / "result.json").read_text())
+    (block,) = [
+        entry["extra_info"][KEY]
+        for entry in document["benchmarks"]
+        if entry["extra_info"][KEY]["study"] == "strong"
+    ]
+    assert own.pivot_table("round_s", "rank", "round").values.tolist() == block["rank_round_s"]
+    assert own.groupby("round").step_s.max().median() == pytest.approx(one.step_s)
+
+
+def test_the_notebook_draws_a_curve(folder, tmp_path):
+    notebook = json.loads((ROOT / "examples" / "scaling_curve.ipynb").read_text())
+    cells = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]
+    assert 10 <= sum(len(cell.splitlines()) for cell in cells) <= 16
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "laptop").symlink_to(folder)
+    script = "\n".join([*cells, "axes.figure.savefig('curve.svg')"])
+    environ = os.environ | {"MPLBACKEND": "svg", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, check=True)
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
