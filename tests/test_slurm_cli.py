@@ -78,6 +78,7 @@ def test_a_plan_says_what_it_may_cost(folder):
         "num_nodes": 2,
         "ranks_per_node": 4,
         "num_launches": 2,
+        "strong_local_batch": None,
     }
     assert (found["node_hours"], found["cost"], found["currency"]) == (3.0, 30.0, "EUR")
     assert not (folder / "results").exists()
@@ -115,6 +116,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
     ]
     assert lines[11:] == [
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
+        "Each rank has a batch of 32 in the other studies.",
         "Each repeat has its own job for each world size, so they are independent.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
@@ -137,6 +139,18 @@ def test_what_is_planned_within_a_budget_is_what_is_rendered(folder):
     ended = lockstep("render campaign.toml --site site.toml --budget 7", folder)
     assert ended.stderr.startswith("Dropped to stay within 7 GPU-hours: world size 8 (repeats d")
     assert started(Path(ended.stdout.strip())) == ["w1-r0", "w1-r1"]
+
+
+def test_a_budget_is_in_the_unit_that_a_centre_grants(folder):
+    add(folder, "campaign.toml", 'launch_time = "01:00:00"\n')
+    assert planned(folder, "--budget 8gh")["dropped"] == ["world size 8"]
+    assert planned(folder, "--budget 8nh")["dropped"] == []
+
+
+def test_a_plan_has_the_batch_of_a_rank_where_the_ranks_share_one(folder):
+    strong = CAMPAIGN.replace('studies = ["weak"]', 'studies = ["strong"]')
+    (folder / "campaign.toml").write_text(strong)
+    assert [point["strong_local_batch"] for point in planned(folder)["points"]] == [64, 8]
 
 
 def started(script):

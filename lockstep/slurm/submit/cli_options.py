@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from lockstep.slurm.submit.spending import UNITS, Budget
+
 if TYPE_CHECKING:
     from lockstep.slurm.submit.job import JobSpec
     from lockstep.slurm.submit.submission import Work
@@ -16,6 +18,29 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it 
 dry_run_option = click.option(
     "-n", "--dry-run", is_flag=True, help="Print what would be done, and do nothing."
 )
+
+
+class BudgetType(click.ParamType[Budget]):
+    """Hours to stay within: `100` in the site's unit, `500nh` node-hours, `100gh` GPU-hours."""
+
+    name = "HOURS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Budget:
+        """Return the budget that a text says."""
+        number, suffix = value, ""
+        for suffix in UNITS:
+            if value.endswith(suffix):
+                number = value.removesuffix(suffix)
+                break
+        try:
+            hours = float(number)
+        except ValueError:
+            hours = math.nan
+        if not 0 <= hours < math.inf:
+            self.fail(f"{value!r} is no number of hours, such as 100, 500nh or 100gh", param, ctx)
+        return Budget(hours, UNITS[suffix] if number != value else None)
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -43,9 +68,8 @@ campaign_options = with_options(
     click.option("--partition", help="Another partition of the site."),
     click.option(
         "--budget",
-        type=click.FloatRange(min=0),
-        metavar="HOURS",
-        help="GPU-hours (node-hours without GPUs) to stay within.",
+        type=BudgetType(),
+        help="Stay within so many GPU-hours (node-hours without GPUs); 500nh: node-hours.",
     ),
 )
 script_options = with_options(
@@ -64,7 +88,7 @@ def work_of(
     site: str,
     root: Path,
     partition: str | None = None,
-    budget: float | None = None,
+    budget: Budget | None = None,
     profiler: Literal["nsys", "ncu"] | None = None,
     debug_comm: bool = False,
 ) -> "Work":
@@ -85,20 +109,20 @@ def work_of(
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
     if budget is None:
         return todo
-    if not math.isfinite(budget):
-        raise ValueError(f"--budget {budget} is no number of hours; leave it out for no limit")
     if profiler is not None:
         raise ValueError("--budget is about what is measured; give it without --profile")
     return todo.within(budget)
 
 
-def say_dropped(todo: "Work", budget: float | None) -> None:
+def say_dropped(todo: "Work", budget: Budget | None) -> None:
     """Name on standard error what a budget left out."""
     from lockstep.slurm.submit.budget import ORDER
 
-    if todo.dropped:
-        changes = ", ".join(todo.dropped)
-        click.echo(f"Dropped to stay within {budget:g} {todo.unit}: {changes} ({ORDER}).", err=True)
+    if budget and todo.dropped:
+        changes, unit = ", ".join(todo.dropped), budget.unit or todo.unit
+        click.echo(
+            f"Dropped to stay within {budget.hours:g} {unit}: {changes} ({ORDER}).", err=True
+        )
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

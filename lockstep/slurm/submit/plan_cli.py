@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.excess import Excess
     from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.spending import Budget
     from lockstep.slurm.submit.submission import Work
 
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     help="To ask for so much more, 0.3 for 30 %: queues, failures, what is measured again.",
 )
 @as_json_option
-def plan(overhead: float, budget: float | None, *, as_json: bool, **options: Any) -> None:
+def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
     On a login node also which of them a limit of the QOS or the account would hold or refuse.
@@ -47,6 +48,7 @@ def plan(overhead: float, budget: float | None, *, as_json: bool, **options: Any
     Examples:
       lockstep plan campaign.toml --site site.toml
       lockstep plan campaign.toml --site site.toml --budget 100 --overhead 0.3
+      lockstep plan campaign.toml --site site.toml --budget 500nh   node-hours
     """
     from lockstep.vocabulary.text.inputs import MAX_RATE
 
@@ -87,10 +89,12 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
     return excesses(jobs, site, limits)
 
 
-def _submission(campaign: str, site: str, root: Path, budget: float | None, **options: Any) -> str:
+def _submission(
+    campaign: str, site: str, root: Path, budget: "Budget | None", **options: Any
+) -> str:
     """Return the command that sends what was planned."""
     options = {"to": None if root == Path("results") else root, **options}
-    options["budget"] = budget and f"{budget:g}"
+    options["budget"] = budget and str(budget)
     more = [f"--{name}={value}" for name, value in options.items() if value is not None]
     return shlex.join(["lockstep", "submit", campaign, "--site", site, *more])
 
@@ -117,7 +121,7 @@ def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[s
     }
 
 
-def _point(todo: "Work", world_size: int) -> dict[str, Any]:
+def _point(todo: "Work", world_size: int) -> dict[str, int | None]:
     from lockstep.slurm.submit.resources import share
 
     resources = share(todo.campaign, todo.site)
@@ -126,7 +130,14 @@ def _point(todo: "Work", world_size: int) -> dict[str, Any]:
         "num_nodes": resources.num_nodes(world_size),
         "ranks_per_node": resources.on_node(world_size),
         "num_launches": sum(launch.world_size == world_size for launch in todo.missing),
+        "strong_local_batch": _strong_batch(todo.campaign, world_size),
     }
+
+
+def _strong_batch(campaign: "Campaign", world_size: int) -> int | None:
+    """Return the batch of a rank in the strong study; None where it is not measured."""
+    has_strong = "strong" in campaign.studies
+    return campaign.measured_size().global_batch // world_size if has_strong else None
 
 
 def _node_hours(specs: "Sequence[JobSpec]") -> float:
@@ -147,11 +158,23 @@ def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
 
 
 def _points(todo: "Work") -> "Table":
-    table = _empty("ranks", "nodes", "ranks a node", "launches", "cases of a launch")
-    cases = _cases(todo)
+    strong = ["batch a rank, strong"] if "strong" in todo.campaign.studies else []
+    table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
     for world_size in sorted(todo.campaign.world_sizes):
-        table.add_row(*(f"{value:,}" for value in _point(todo, world_size).values()), cases)
+        facts = [value for value in _point(todo, world_size).values() if value is not None]
+        table.add_row(*(f"{value:,}" for value in facts), _cases(todo))
     return table
+
+
+def _batches(campaign: "Campaign") -> list[str]:
+    """Say what the ranks share, and what each has in the other studies."""
+    size, others = campaign.measured_size(), set(campaign.studies) - {"strong", "collective"}
+    said = []
+    if "strong" in campaign.studies:
+        said.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")
+    if others:
+        said.append(f"Each rank has a batch of {size.local_batch:,} in the other studies.")
+    return [" ".join(said)] if said else []
 
 
 def _cases(todo: "Work") -> str:
@@ -193,6 +216,7 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     lines = [
         f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "
         f"{counted(len(todo.missing), 'launch', 'launches')}: at most {_said(amounts)}.",
+        *_batches(todo.campaign),
         *_of_repeats(todo.campaign),
     ]
     if overhead:

@@ -18,6 +18,7 @@ from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
 from lockstep.slurm.submit.resources import share
 from lockstep.slurm.submit.script import LIBRARY, library, render
+from lockstep.slurm.submit.spending import Budget, Unit
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import files
@@ -75,25 +76,29 @@ class Work:
         return [render(spec, site) for spec in self.jobs]
 
     @property
-    def unit(self) -> str:
-        """What a budget is counted in."""
+    def unit(self) -> Unit:
+        """What a budget is counted in that names no unit."""
         return "GPU-hours" if share(self.campaign, self.site).is_gpu else "node-hours"
 
-    def within(self, hours: float) -> "Work":
-        """Return as much of the work as fits into a budget of GPU-hours, or of node-hours.
+    def within(self, granted: Budget) -> "Work":
+        """Return as much of the work as fits into a budget.
 
         Raises:
-            ValueError: Nothing fits.
+            ValueError: Nothing fits, or it counts GPU-hours of a site without GPUs.
         """
-        is_gpu = share(self.campaign, self.site).is_gpu
+        unit = granted.unit or self.unit
+        if unit == "GPU-hours" != self.unit:
+            raise ValueError(
+                f"--budget {granted}: this site has no GPUs; give node-hours, as in 500nh"
+            )
         names = {launch.name for launch in self.missing}
 
         def cost(campaign: Campaign) -> float:
             left = [launch for launch in launches_of(campaign) if launch.name in names]
             specs = jobs(campaign, self.site, self.results.path, left)
-            return sum(spec.gpu_hours if is_gpu else spec.node_hours for spec in specs)
+            return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
 
-        fitted = budget.fit(self.campaign, hours, cost, self.unit)
+        fitted = budget.fit(self.campaign, granted.hours, cost, unit)
         return replace(self, campaign=fitted.campaign, dropped=fitted.dropped)
 
 

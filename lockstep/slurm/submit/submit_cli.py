@@ -23,6 +23,7 @@ from lockstep.slurm.submit.cli_options import (
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.spending import Budget
     from lockstep.slurm.submit.submission import Sent, Work
 
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @campaign_options
 @script_options
 @click.option("--force", is_flag=True, help="Replace scripts that read otherwise.")
-def render(budget: float | None, *, force: bool, **options: Any) -> None:
+def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
     """Write the batch scripts that CAMPAIGN still needs, to be sent by hand.
 
     \b
@@ -62,7 +63,7 @@ def _command(spec: "JobSpec") -> str:
 @script_options
 @dry_run_option
 @as_json_option
-def submit(budget: float | None, *, dry_run: bool, as_json: bool, **options: Any) -> None:
+def submit(budget: "Budget | None", *, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Send the jobs that CAMPAIGN still needs; sent again, they measure only what is missing.
 
     \b
