@@ -5,6 +5,7 @@ neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 
 3 the machine failed; 130 interrupted.
 """
 
+import difflib
 import importlib
 import sys
 
@@ -107,6 +108,16 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant, or refuse a mistyped one with the nearest."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "lockstep --help lists them"
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""

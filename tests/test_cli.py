@@ -23,7 +23,9 @@ REFUSED = {
     "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
     "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run --frobnicate": "No such option '--frobnicate'",
-    "rum": "No such command 'rum'",
+    "reprot": "No such command 'reprot'; did you mean 'report'?",
+    "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
+    "run --tests . --set precision=bf16": "--set is about studies",
 }
 
 

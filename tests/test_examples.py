@@ -51,6 +51,7 @@ SHORTER = {
     "--epochs 5": "--epochs 1",
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
+    "run --set": "run --dry-run --set",
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "run smoke": "run smoke --studies weak",

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from lockstep import content, workloads
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import factors, sizes
 from lockstep.vocabulary.records.record import OWN, Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
 from lockstep.vocabulary.text import inputs
@@ -39,6 +39,7 @@ YEAR_S = 365 * 24 * 3600
 # Each is a folder, looked at every time; a campaign of more is never finished.
 MAX_LAUNCHES = 10_000
 
+Value = StrictBool | StrictInt | StrictFloat | str
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
@@ -144,6 +145,9 @@ class Campaign(BaseModel):
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = Field(
         default=None, description="seconds that a case may take, 900 by default"
     )
+    factors: dict[str, tuple[Value, ...]] = Field(
+        default={}, description="values in the place of a study's own: bucket_cap_mb = [1, 5, 10]"
+    )
     jobs: Jobs = Field(default=Jobs(), description="how a cluster's jobs are cut")
 
     @model_validator(mode="after")
@@ -157,7 +161,15 @@ class Campaign(BaseModel):
                 'allocation = "array" needs studies, whose cases are known before they run; '
                 'for tests choose "ladder" or "job"'
             )
+        for name in self.factors:
+            if not any(factors.has(study, [name], self.measured_size()) for study in self.studies):
+                raise ValueError(f"none of the studies {list(self.studies)} has a factor {name!r}")
         return self
+
+    @field_validator("factors")
+    @classmethod
+    def _known(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return dict(factors.check(values))
 
     @field_validator("studies", "tests", "world_sizes")
     @classmethod
@@ -168,12 +180,12 @@ class Campaign(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_finished(self) -> Self:
-        factors = {"world sizes": len(self.world_sizes), "repeats": self.repeats}
+        counts = {"world sizes": len(self.world_sizes), "repeats": self.repeats}
         if self.jobs.allocation == "array":
-            factors["cases"] = self.num_cases()
-        number = math.prod(factors.values())
+            counts["cases"] = self.num_cases()
+        number = math.prod(counts.values())
         if number > MAX_LAUNCHES:
-            product_of = " x ".join(f"{count:,} {name}" for name, count in factors.items())
+            product_of = " x ".join(f"{count:,} {name}" for name, count in counts.items())
             raise ValueError(
                 f"{product_of} make {number:,} launches, over the limit of {MAX_LAUNCHES:,}; "
                 "lower repeats, or cut it into several campaigns"
@@ -187,6 +199,7 @@ class Campaign(BaseModel):
     def measured_size(self) -> Size:
         """Return the named size with this campaign's changes."""
         changes = {name: getattr(self, name) for name in CHANGES}
+        changes["factors"] = tuple(self.factors.items())
         return sizes.adapt(sizes.find(self.size), **changes)
 
     def num_cases(self) -> int:
@@ -298,6 +311,7 @@ def common_options(campaign: Campaign) -> Iterator[str]:
         value = getattr(campaign, name)
         if value is not None:
             yield f"--{name.replace('_', '-')}={value}"
+    yield from (f"--set={text}" for text in factors.written(campaign.factors))
     if campaign.order_seed is not None:
         yield f"--order-seed={campaign.order_seed}"
     if campaign.case_budget is not None:
@@ -349,10 +363,11 @@ def _check(campaign: Campaign, path: Path) -> None:
     """Refuse before the first launch what a launch would refuse."""
     try:
         if "strong" in campaign.studies:
-            for world_size in campaign.world_sizes:
-                sizes.local_batch_of(campaign.measured_size().global_batch, world_size)
-        if campaign.workload is not None:
-            _check_workload(campaign.workload)
+            rows = sizes.rows("strong", campaign.measured_size())
+            for row, world_size in product(rows, campaign.world_sizes):
+                sizes.local_batch_of(row["global_batch"], world_size)
+        for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):
+            _check_workload(str(spec))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -368,8 +383,8 @@ def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tupl
     """Return the keys in which results already there were measured otherwise."""
     now = campaign.facts()
     return {
-        key: (stored.get(key), now[key])  # older files know no tests
-        for key in ("tests", *IDENTITY)
+        key: (stored.get(key), now[key])  # older files know fewer keys
+        for key in ("tests", "factors", *IDENTITY)
         if (stored.get(key) or None) != (now[key] or None)
     }
 

@@ -5,11 +5,14 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from lockstep.campaign import completing
+from lockstep.vocabulary.sizes import PRECISIONS, SIZES
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
@@ -31,7 +34,7 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 
 
 @click.command()
-@click.argument("campaign", default="laptop")
+@click.argument("campaign", default="laptop", shell_complete=completing.campaigns)
 @click.option(
     "--to",
     "root",
@@ -42,18 +45,42 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 )
 @click.option("--world-sizes", callback=_numbers, metavar="N,N", help="The ladder.")
 @click.option("--repeats", type=int, help="Launches of each world size.")
-@click.option("--size", help="How much to measure: smoke, laptop, node or cluster.")
+@click.option("--size", type=click.Choice(list(SIZES)), help="How much to measure.")
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one, by default."
 )
-@click.option("--studies", callback=_words, metavar="NAME,NAME", help="The questions to answer.")
+@click.option(
+    "--studies",
+    callback=_words,
+    metavar="NAME,NAME",
+    shell_complete=completing.listed(completing.studies),
+    help="The questions to answer.",
+)
+@click.option(
+    "--set",
+    "factors",
+    multiple=True,
+    metavar="FACTOR=V,V",
+    shell_complete=completing.listed(completing.factors, mark="\0"),
+    help="Values to compare, such as bucket_cap_mb=1,5,10; the end ranks them.",
+)
 @click.option(
     "--tests",
     callback=_words,
     metavar="PATH,PATH",
     help="Your own tests that ask for the fixture lockstep, in the place of studies.",
 )
-@click.option("--workload", help="Model of every training study, e.g. mlp:width=512.")
+@click.option(
+    "--workload",
+    shell_complete=completing.workloads,
+    help="Model of every training study, e.g. mlp:width=512.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="Where it is not the question; fp32 if unsaid.",
+)
+@click.option("--threads-per-rank", type=int, help="Cores over the largest world size, by default.")
 @click.option("--global-batch", type=int, help="Batch of all ranks in the strong study.")
 @click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
 @click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
@@ -63,7 +90,15 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--name", help="Name of the results folder.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
-def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: Any) -> int:
+def run(
+    campaign: str,
+    root: Path,
+    *,
+    factors: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    **changes: Any,
+) -> int:
     """Measure CAMPAIGN, a TOML file or a built-in name, one torchrun launch at a time.
 
     Run again, it measures only what is missing. A world size needs as many GPUs, where there are
@@ -75,11 +110,13 @@ def run(campaign: str, root: Path, *, dry_run: bool, as_json: bool, **changes: A
       lockstep run campaign.toml --dry-run        the launches it would start
       lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
       lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
+      lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
     """
-    from lockstep.campaign.campaign import load
+    from lockstep.campaign.sweep import load_with
+    from lockstep.vocabulary.factors import read
 
-    chosen = load(campaign, **_with_tests(changes))
+    chosen = load_with(campaign, read(factors), **_with_tests(changes))
     return measure(chosen, root, dry_run=dry_run, as_json=as_json)
 
 
@@ -213,7 +250,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
         return 1
     has_results = not incomplete or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
-        _show_verdict(ladder.folder)
+        _show_verdict(ladder.folder, ladder.campaign.factors)
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
     return 1 if incomplete else 0
 
@@ -236,10 +273,12 @@ def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "lis
     return outcomes
 
 
-def _show_verdict(folder: Path) -> None:
-    """Print what bounds a step, where the results say so."""
-    from lockstep.report.words import loader_card, verdict_card
+def _show_verdict(folder: Path, factors: Collection[str]) -> None:
+    """Print which values of the factors are best, and what bounds a step where results say so."""
+    from lockstep.report.words import loader_card, ranking_card, verdict_card
 
+    if factors and (ranked := ranking_card.of_folder(folder, factors)):
+        click.echo("\n".join(["", *ranked]))
     if judged := verdict_card.of_folder(folder):
         click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
     elif lines := loader_card.of_folder(folder):

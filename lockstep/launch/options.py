@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.machine import provenance
 from lockstep.measure.batches import Goal
-from lockstep.vocabulary import sizes
+from lockstep.vocabulary import factors, sizes
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
@@ -104,6 +104,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--global-batch": {"type": int, "help": "batch of all ranks in the strong study"},
     "--local-batch": {"type": int, "help": "batch per rank in the other studies"},
+    "--set": {
+        "action": "append",
+        "default": [],
+        "metavar": "FACTOR=VALUE,VALUE",
+        "help": "values in the place of a study's own, such as bucket_cap_mb=1,5,10",
+    },
     "--rounds": {"type": int, "help": "timed rounds of each case"},
     "--warmup-rounds": {"type": int, "help": "untimed rounds before them"},
     "--steps-per-round": {"type": int, "help": "steps in a round"},
@@ -207,6 +213,7 @@ def check(option: Any) -> None:
 def _changes(option: Any) -> dict[str, Any]:
     """Return what the options change in the size, checked."""
     changes = {name: getattr(option, name) for name in sizes.CHANGES}
+    changes["factors"] = tuple(factors.read(option.set).items())
     sizes.adapt(sizes.find("smoke"), **changes)  # what a count may be is the same in every size
     return changes
 

@@ -12,6 +12,9 @@ from itertools import product
 from typing import Any, TypeVar
 
 Row = dict[str, Any]
+Value = bool | int | float | str
+# factor -> the values that take the place of a study's own, hashable as a size is
+Factors = tuple[tuple[str, tuple[Value, ...]], ...]
 Item = TypeVar("Item")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -33,13 +36,14 @@ class Size:
         workload: The model of the scaling, precision and accumulation studies.
         bucket_workload: The model of the bucket study: enough gradient bytes to share out.
         sensitivity_workload: The model of the 27-point sweep.
-        precision: Precision of every study that does not vary it.
         global_batch: Batch of the strong study; per rank it is this over the world size.
         local_batch: Batch per rank everywhere else.
         message_bytes: Sizes of the collective study.
         collective_steps_per_round: Steps in a round of that study, whose steps are short.
         num_workers: DataLoader workers of the loader study.
         loader_samples: Samples in the loader study's data set.
+        precision: Of the studies that do not ask about it.
+        factors: Values that take the place of a study's own, see `factors`.
     """
 
     rounds: int
@@ -55,6 +59,7 @@ class Size:
     num_workers: tuple[int, ...]
     loader_samples: int
     precision: str = "fp32"
+    factors: Factors = ()
 
 
 SIZES = {
@@ -160,7 +165,22 @@ def adapt(size: Size, **changes: Any) -> Size:
 
 def rows(study: str, size: Size) -> list[Row]:
     """Return the cases of a study at a size, in the order in which a report lists them."""
-    return _ROWS[study](size)
+    found = _ROWS[study](size)
+    for name, values in size.factors:
+        if name in found[0]:
+            found = _with_values(found, name, values)
+    return found
+
+
+def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:
+    """Return each row with each of the values, once."""
+    rows = {case_id(row | {name: value}): row | {name: value} for row in found for value in values}
+    # DataLoader refuses these two without workers.
+    return [
+        row
+        for row in rows.values()
+        if row.get("num_workers") != 0 or not (row["persistent_workers"] or row["prefetch_factor"])
+    ]
 
 
 def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
@@ -253,6 +273,7 @@ _ROWS: dict[str, Callable[[Size], list[Row]]] = {
     "loader": _loader,
     "collective": _collective,
 }
+STUDIES = tuple(_ROWS)
 
 
 def case_id(row: Row) -> str:

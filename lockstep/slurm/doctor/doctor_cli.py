@@ -9,9 +9,11 @@ from pathlib import Path
 
 import click
 
+from lockstep.slurm.submit.cli_options import FoundSite, say_site, site_option
+
 
 @click.command()
-@click.option("--site", help="Site file, or a built-in one, to examine as well.")
+@site_option("found", "Site file, or a built-in one, to examine as well")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -30,7 +32,7 @@ import click
 @click.pass_context
 def doctor(
     context: click.Context,
-    site: str | None,
+    found: FoundSite | None,
     data: Path | None,
     results: Path,
     *,
@@ -52,7 +54,9 @@ def doctor(
     from lockstep.slurm.doctor import examination as doctors
     from lockstep.slurm.doctor.checks import Subject
 
-    chosen = sites.load(site) if site else None
+    if found:
+        say_site(found)
+    chosen = sites.load(found.source) if found else None
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
         diagnosis = doctors.examine(subject, say)
@@ -61,7 +65,8 @@ def doctor(
         context.exit(diagnosis.exit_code)
     click.echo(doctors.page(diagnosis))
     if diagnosis.exit_code == 0:
-        ready = f"plan campaign.toml --site {site}" if diagnosis.submits else "run"
+        plan = f"plan campaign.toml --site {found.source}" if found else "run"
+        ready = plan if diagnosis.submits else "run"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)
 

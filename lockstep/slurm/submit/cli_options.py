@@ -1,12 +1,16 @@
 """What the commands about jobs share: options, the work that they ask for, facts of a job."""
 
 import math
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.shell_completion import CompletionItem
 
+from lockstep.campaign import completing
 from lockstep.slurm.submit.spending import UNITS, Budget
 
 if TYPE_CHECKING:
@@ -54,9 +58,83 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     return decorate
 
 
+SITE_VARIABLE = "LOCKSTEP_SITE"
+SITE_FILE = "site.toml"
+
+
+@dataclass(frozen=True)
+class FoundSite:
+    """Which site a command is about.
+
+    Attributes:
+        source: A file, or a built-in name.
+        kind: Who says so: the option, the variable, or the folder where the command is given.
+    """
+
+    source: str
+    kind: Literal["option", "variable", "folder"]
+
+
+def find_site(given: str | None, variable: str | None, folder: Path) -> FoundSite | None:
+    """Return the site of an option, else of the variable, else the folder's file; None for none."""
+    if given:
+        return FoundSite(given, "option")
+    if variable:
+        return FoundSite(variable, "variable")
+    return FoundSite(SITE_FILE, "folder") if (folder / SITE_FILE).is_file() else None
+
+
+def say_site(found: FoundSite) -> None:
+    """Name on standard error a site that no option names, and why it is that one."""
+    if found.kind != "option":
+        why = "this folder's" if found.kind == "folder" else f"by ${SITE_VARIABLE}"
+        click.echo(f"Site: {found.source} ({why}).", err=True)
+
+
+def _found_site(
+    ctx: click.Context,
+    parameter: click.Parameter,
+    given: str | None,
+) -> FoundSite | None:
+    if ctx.resilient_parsing:
+        return None
+    found = find_site(given, os.environ.get(SITE_VARIABLE), Path())
+    if found is None and parameter.name == "site":
+        raise click.MissingParameter(
+            f"give a site file or a built-in one, set {SITE_VARIABLE}, or go where {SITE_FILE} is",
+            ctx,
+            parameter,
+        )
+    return found
+
+
+def _complete_site(
+    ctx: click.Context,  # noqa: ARG001, click's signature
+    parameter: click.Parameter,  # noqa: ARG001
+    incomplete: str,
+) -> list[CompletionItem]:
+    from lockstep.slurm.site import built_in
+
+    names = [CompletionItem(name) for name in built_in() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def site_option(name: str, of: str) -> Callable[[Command], Command]:
+    """Return the option --site, whose value is a `FoundSite`.
+
+    Args:
+        name: Of the command's parameter: `site` where a command needs one, else another.
+        of: The beginning of its help.
+    """
+    where = f"{of}; ${SITE_VARIABLE} or ./{SITE_FILE} by default."
+    return click.option(
+        "--site", name, callback=_found_site, shell_complete=_complete_site, help=where
+    )
+
+
 campaign_options = with_options(
-    click.argument("campaign"),
-    click.option("--site", required=True, help="Site file, or a built-in one: example, testbed."),
+    click.argument("campaign", shell_complete=completing.campaigns),
+    site_option("site", "Site file, or a built-in one: example, testbed"),
     click.option(
         "--to",
         "root",
@@ -85,7 +163,7 @@ script_options = with_options(
 
 def work_of(
     campaign: str,
-    site: str,
+    site: FoundSite,
     root: Path,
     partition: str | None = None,
     budget: Budget | None = None,
@@ -103,7 +181,8 @@ def work_of(
     from lockstep.slurm.submit.job import settle
     from lockstep.slurm.submit.submission import Work
 
-    chosen, where = campaigns.load(campaign), sites.load(site)
+    say_site(site)
+    chosen, where = campaigns.load(campaign), sites.load(site.source)
     where = where.in_partition(partition) if partition else where
     results = Results((root / chosen.name).resolve())
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.slurm.submit.cli_options import (
+    FoundSite,
     as_json_option,
     campaign_options,
     counted,
@@ -90,13 +91,13 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
 
 
 def _submission(
-    campaign: str, site: str, root: Path, budget: "Budget | None", **options: Any
+    campaign: str, site: FoundSite, root: Path, budget: "Budget | None", **options: Any
 ) -> str:
     """Return the command that sends what was planned."""
     options = {"to": None if root == Path("results") else root, **options}
     options["budget"] = budget and str(budget)
     more = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return shlex.join(["lockstep", "submit", campaign, "--site", site, *more])
+    return shlex.join(["lockstep", "submit", campaign, "--site", site.source, *more])
 
 
 def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Sweeps: values of the user's own in the place of a study's, and which of them is best."""
+
+import re
+
+import pytest
+from click.shell_completion import ShellComplete
+from data.report_samples import document, record, write
+
+from lockstep.campaign.sweep import load_with
+from lockstep.cli import lockstep
+from lockstep.report.compute.ranking import rank
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.words.ranking_card import lines
+from lockstep.slurm.submit.cli_options import FoundSite, find_site
+from lockstep.vocabulary import factors, sizes
+
+
+def test_values_of_ones_own_take_the_place_of_a_studys_in_each_of_its_settings():
+    given = factors.read(["bucket_cap_mb=1,2.5", "precision=fp32,bf16"])
+    size = sizes.adapt(sizes.find("smoke"), factors=tuple(given.items()))
+    found = [(row["precision"], row["bucket_cap_mb"]) for row in sizes.rows("bucket", size)]
+    assert found == [("fp32", 1), ("bf16", 1), ("fp32", 2.5), ("bf16", 2.5)]
+    assert len(sizes.rows("collective", size)) == len(sizes.rows("collective", sizes.find("smoke")))
+
+
+def test_a_comma_within_a_models_options_parts_no_values():
+    text = "workload=resnet18,mlp:width=64,depth=2,gpt"
+    given = factors.read([text])
+    assert given == {"workload": ("resnet18", "mlp:width=64,depth=2", "gpt")}
+    assert factors.written(given) == [text]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["bucket_cap_mb=0", "precision=fp8", "no_sync=1", "local_batch=2.5", "precision="]
+)
+def test_a_value_that_no_case_can_have_is_refused(wrong):
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        factors.read([wrong])
+
+
+@pytest.mark.parametrize(
+    ("names", "study"),
+    [
+        ("bucket_cap_mb", "bucket"),
+        ("precision", "precision"),
+        ("global_batch", "strong"),
+        ("local_batch", "weak"),
+        ("num_workers", "loader"),
+        ("bucket_cap_mb local_batch precision", "sensitivity"),
+    ],
+)
+def test_the_study_of_a_sweep_is_the_one_that_varies_the_least_else(names, study):
+    values = {"precision": ["fp32"], "dataset": ["tensor"]}
+    found = load_with("laptop", {name: values.get(name, [2, 4]) for name in names.split()})
+    assert found.studies == (study,)
+    assert found.name == "-".join(["laptop", *names.split()])
+
+
+def test_the_best_value_is_named_with_those_that_launches_do_not_tell_from_it(tmp_path):
+    caps = {1: 0.1, 5: 0.1005, 25: 0.12}
+    for launch in range(4):
+        cases = {
+            f"test_bucket_size[bucket_cap_mb={cap}]": record(
+                "bucket", 2, step_s * (1 + launch / 200),
+                factors={"workload": "mlp", "bucket_cap_mb": cap},
+            )
+            for cap, step_s in caps.items()
+        }  # fmt: skip
+        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
+    (found,) = rank(series_of(load([tmp_path]).rows), ["bucket_cap_mb"])
+    assert [(place.factors["bucket_cap_mb"], place.kind) for place in found.places] == [
+        (1, "best"),
+        (5, "not_told_apart"),
+        (25, "slower"),
+    ]
+    assert found.places[2].ratio == pytest.approx(0.1 / 0.12, rel=1e-6)
+    assert (found.world_size, found.num_launches) == (2, 4)
+    assert lines(found)[0].endswith("Not told apart from it: bucket_cap_mb=5.")
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "found"),
+    [
+        ("a.toml", "b.toml", FoundSite("a.toml", "option")),
+        (None, "b.toml", FoundSite("b.toml", "variable")),
+        (None, None, FoundSite("site.toml", "folder")),
+    ],
+)
+def test_a_site_is_the_options_else_the_variables_else_the_folders(
+    tmp_path, given, variable, found
+):
+    assert find_site(None, None, tmp_path) is None
+    (tmp_path / "site.toml").touch()
+    assert find_site(given, variable, tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "offered"),
+    [
+        ("run", "sm", "smoke"),
+        ("run --size", "la", "laptop"),
+        ("run --studies", "weak,bu", "weak,bucket"),
+        ("run --set", "bu", "bucket_cap_mb="),
+        ("run --workload", "resnet5", "resnet50"),
+        ("plan x --site", "exa", "example"),
+    ],
+)
+def test_a_shell_completes(words, incomplete, offered):
+    shell = ShellComplete(lockstep, {}, "lockstep", "_LOCKSTEP_COMPLETE")
+    found = [item.value for item in shell.get_completions(words.split(), incomplete)]
+    assert offered in found
