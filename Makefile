@@ -13,22 +13,26 @@ DURATIONS := --durations=0 --durations-min=1
 # Each process of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab screen chaos faults fuzz soak clean
+.PHONY: help venv demo test test-here test-testbed unit lint docs format bench house statistics lab recording screen chaos faults fuzz soak clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 venv: .venv/complete ## Make .venv with all that measuring, testing and reporting need
 
-# uv installs in seconds; where it cannot be had, pip does the same in minutes.
+# uv installs in seconds; where it cannot be had, pip does the same in minutes. Without a GPU torch
+# for CPUs is enough, a thirtieth of the download; its index is not in reach everywhere.
 .venv/complete: pyproject.toml constraints.txt
-	@echo "Installing into .venv, about 6 GB with torch's CUDA libraries."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	@if [ -x $(BIN)/uv ]; then \
-		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-			-c constraints.txt -e '.[$(EXTRAS)]'; \
+		install() { $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python \
+			-c constraints.txt -e '.[$(EXTRAS)]' "$$@"; }; \
+		install --torch-backend=auto || { \
+			echo "Once more, with the torch of the usual index: about 6 GB with CUDA's libraries."; \
+			install; }; \
 	else \
+		echo "Without uv: about 6 GB with torch's CUDA libraries, in some minutes."; \
 		$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'; \
 	fi
 	@touch $@
@@ -84,6 +88,9 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 
 lab: venv ## Put causes of known size into real steps and find them again; root, half an hour, a quiet machine
 	$(BIN)/python tests/validation/figures_lab.py $(OPTIONS)
+
+recording: venv ## Record the campaign of `lockstep demo` over links of a known rate; root, a quiet machine
+	$(BIN)/python tests/validation/record_demo.py $(OPTIONS)
 
 screen: venv ## Print how often `lockstep screen` names a node or link that is really slowed, in half an hour
 	$(BIN)/python tests/validation/figures_screen.py

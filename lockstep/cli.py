@@ -15,6 +15,7 @@ from lockstep.vocabulary.text.printable import one_line
 
 # command -> (where it is, one line for --help), in the order a user meets them
 COMMANDS = {
+    "demo": ("lockstep.report.demo_cli:demo", "Show the page of a recorded campaign, in seconds."),
     "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
     "diagnose": (
         "lockstep.campaign.diagnose_cli:diagnose",

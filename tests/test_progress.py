@@ -1,4 +1,5 @@
-from lockstep.campaign.progress import short_names
+from lockstep.campaign.campaign import Launch
+from lockstep.campaign.progress import TimeLeft, short_names
 
 
 def test_a_case_is_named_by_what_tells_it_from_the_others_of_its_test():
@@ -17,3 +18,15 @@ def test_names_stay_apart_where_two_factors_differ():
     names = short_names(cases)
     assert len(set(names.values())) == len(cases)
     assert names[cases[0]] == "x a=1, b=1"
+
+
+def test_the_time_left_falls_and_follows_the_launches_of_each_size():
+    left = TimeLeft([Launch(size, repeat) for repeat in range(2) for size in (1, 2)], 0.0)
+    assert left.left_s(5.0) is None
+    left.advance(0.5)
+    assert left.left_s(10.0) == 20 * 4 - 10
+    left.end(20.0)
+    left.end(60.0)  # two ranks take twice as long
+    assert left.left_s(60.0) == 20 + 40
+    assert left.left_s(70.0) == 10 + 40
+    assert left.left_s(100.0) == 40  # a launch that takes longer than its like

@@ -115,12 +115,12 @@ class Ladder:
             *options,
         ]
 
-    def run(self, launch: Launch, on_progress: Callable[[Launch, int], None]) -> Outcome:
+    def run(self, launch: Launch, on_progress: Callable[[Launch, Outcome], None]) -> Outcome:
         """Make one launch, again after a failure or a crash as long as that brings it further.
 
         Args:
             launch: Which one.
-            on_progress: Called with the number of cases that have ended, about once a second.
+            on_progress: Called with how far it has come, whenever a case has ended.
         """
         follows = Next("again")
         while follows.kind == "again":
@@ -131,7 +131,7 @@ class Ladder:
     def _start(
         self,
         launch: Launch,
-        on_progress: Callable[[Launch, int], None],
+        on_progress: Callable[[Launch, Outcome], None],
         options: Sequence[str],
     ) -> Ended:
         """Run one session of a launch and return how it ended."""
@@ -171,7 +171,7 @@ class Ladder:
         self,
         process: subprocess.Popen[bytes],
         launch: Launch,
-        on_progress: Callable[[Launch, int], None],
+        on_progress: Callable[[Launch, Outcome], None],
     ) -> Hang | None:
         """Wait until a launch has ended, or hangs; return where it hangs."""
         path, outcome = self.results.journal(launch.name), Outcome(launch.name)
@@ -183,8 +183,8 @@ class Ladder:
             size_bytes = path.stat().st_size if path.exists() else 0
             if size_bytes != seen_bytes:
                 seen_bytes, seen = size_bytes, time.monotonic()
-                on_progress(launch, len(journal.outcomes(path)))
                 outcome = self.outcome(launch)
+                on_progress(launch, outcome)
             if process.returncode is not None:
                 return None
             if time.monotonic() - seen > (limit_s := self._limit_s(outcome)):
@@ -267,14 +267,20 @@ def only_skip(ladder: Ladder) -> str:
     return next(iter(reasons), "")
 
 
-def step_times(ladder: Ladder) -> dict[str, dict[int, list[float]]]:
+def step_times(
+    ladder: Ladder, launches: Sequence[Launch] | None = None
+) -> dict[str, dict[int, list[float]]]:
     """Return case -> world size -> median seconds per step of each launch measured so far.
+
+    Args:
+        ladder: Whose results.
+        launches: Those to look at; all of the campaign by default.
 
     Raises:
         ValueError: A journal is corrupt.
     """
     times: dict[str, dict[int, list[float]]] = {}
-    for launch in plan(ladder.campaign):
+    for launch in plan(ladder.campaign) if launches is None else launches:
         path = ladder.results.journal(launch.name)
         if not journal.outcomes(path):
             continue

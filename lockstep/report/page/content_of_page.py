@@ -15,11 +15,12 @@ from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
+from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import checked, facts
 from lockstep.report.page.panels import accounts, by_study, losses, parts
 from lockstep.report.page.twelve_rules import twelve_panel
-from lockstep.report.words import verdict_card
+from lockstep.report.words import recording_label, verdict_card
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, percent, percent_span, ratio
 
@@ -68,7 +69,7 @@ def page(
     sections += _around(results, series, threshold, findings)
     return {
         "title": _title(results, series),
-        "band": CPU_BAND if on_cpus else None,
+        "band": _band(results),
         "summary": _summary(results, series),
         "errors": checked.errors(findings),
         "verdicts": [*map(losses.slow_advice, slowest), *verdicts],
@@ -80,6 +81,13 @@ def page(
         "sections": sections,
         "data": _data(series),
     }
+
+
+def _band(results: Results) -> str | None:
+    """Return what a reader must know before any number."""
+    if facts_of := results.campaign.get(RECORDED):
+        return recording_label.label(facts_of)
+    return CPU_BAND if results.on_cpus else None
 
 
 def _around(

@@ -1,0 +1,86 @@
+"""A recorded campaign in one compressed file: what `lockstep demo` makes its page of.
+
+The file holds what a campaign's folder holds, without logs and journals, and how it came about:
+`tests/validation/record_demo.py` writes one. Those that ship lie in `reports/recorded/`.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep import content
+from lockstep.report.load.sources import CAMPAIGN, LAUNCHES, RESULT
+from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.system import files
+
+SUFFIX = ".json.gz"
+# The key of campaign.json that says how the results came about.
+KEY = "recorded"
+_LAUNCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def shipped() -> dict[str, Path]:
+    """Return the recordings that ship, name -> file."""
+    folder = content.ROOT / "reports" / "recorded"
+    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+
+
+def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
+    """Return a campaign's folder as a recording, the same bytes for the same results.
+
+    Args:
+        folder: Its results.
+        facts: How they came about, with a `kind`: see `report.words.recording_label`.
+    """
+    found = sorted(folder.glob(f"{LAUNCHES}/*/{RESULT}"))
+    document = {
+        "campaign": files.parse(files.content(folder / CAMPAIGN)) | {KEY: dict(facts)},
+        "launches": {path.parent.name: files.parse(files.content(path)) for path in found},
+    }
+    return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
+
+
+def unpack(recording: Path, folder: Path) -> None:
+    """Write a recording's campaign into a folder that holds it already, or nothing.
+
+    Raises:
+        ValueError: The file is no recording, or the folder holds something else.
+    """
+    document = _read(recording)
+    if folder.is_dir() and any(folder.iterdir()) and not _is_recorded(folder / CAMPAIGN):
+        raise ValueError(f"{folder} holds something else than a demo; give --to another folder")
+    for name, launch in document["launches"].items():
+        path = folder / LAUNCHES / name / RESULT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(launch))
+    write_atomically(folder / CAMPAIGN, json.dumps(document["campaign"], indent=1))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    wrong = ValueError(
+        f"{path}: no recorded campaign; record one by tests/validation/record_demo.py"
+    )
+    unpacked = zlib.decompressobj(wbits=31)
+    try:
+        document = files.parse(unpacked.decompress(files.content(path), files.LIMIT_BYTES))
+    except (zlib.error, UnicodeDecodeError, json.JSONDecodeError):
+        raise wrong from None
+    if not isinstance(document, dict):
+        raise wrong
+    campaign, launches = document.get("campaign"), document.get("launches")
+    if not isinstance(campaign, dict) or not isinstance(launches, dict) or KEY not in campaign:
+        raise wrong
+    if not launches or not all(map(_LAUNCH.fullmatch, launches)):
+        raise wrong
+    return document
+
+
+def _is_recorded(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    known = files.parse(files.content(path))
+    return isinstance(known, dict) and KEY in known

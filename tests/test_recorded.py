@@ -1,0 +1,71 @@
+"""`lockstep demo`: a recorded campaign becomes the full page without torch."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from commands import BOUNDED
+from launched import ROOT, environ
+
+from lockstep.report.load import recorded
+
+FACTS = {"kind": "links", "num_nodes": 2, "rate_bit_per_s": 1e9}
+# Importing it ends with an error, as where it is not installed.
+NO_TORCH = "raise ImportError('no torch here')\n"
+
+
+@pytest.fixture
+def recording(measured, tmp_path):
+    path = tmp_path / "made.json.gz"
+    path.write_bytes(recorded.pack(measured / "fp32", FACTS))
+    return path
+
+
+def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recording, tmp_path):
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "torch.py").write_text(NO_TORCH)
+    path = f"{tmp_path / 'stub'}:{ROOT}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "demo", "--recording", recording],
+        cwd=tmp_path, env=environ(ROOT) | {"PYTHONPATH": path}, capture_output=True, text=True,
+        check=False, **BOUNDED,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    page = (tmp_path / "results" / "demo" / "report.html").read_text()
+    assert "2 nodes made on one machine, joined by links of 1000 Mbit/s" in page
+    assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
+
+
+def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
+    recording, measured, tmp_path
+):
+    assert recording.read_bytes() == recorded.pack(measured / "fp32", FACTS)
+    recorded.unpack(recording, tmp_path / "demo")
+    recorded.unpack(recording, tmp_path / "demo")
+    for path in (measured / "fp32").glob("launches/*/result.json"):
+        copy = tmp_path / "demo" / path.relative_to(measured / "fp32")
+        assert json.loads(copy.read_text()) == json.loads(path.read_text())
+    assert recorded.pack(tmp_path / "demo", FACTS) == recording.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"campaign": {}, "launches": {"w1-r0": {}}},
+        {"campaign": {"recorded": {}}, "launches": {"../w1": {}}},
+        [],
+    ],
+)
+def test_what_is_no_recording_is_refused(document, tmp_path):
+    path = tmp_path / "other.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(ValueError, match="no recorded campaign"):
+        recorded.unpack(path, tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(recording, tmp_path):
+    with pytest.raises(ValueError, match="holds something else"):
+        recorded.unpack(recording, tmp_path)

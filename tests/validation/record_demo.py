@@ -1,0 +1,115 @@
+"""Record the campaign of `lockstep demo`: ranks on nodes that links of a known rate join.
+
+As root, on a machine that does nothing else: `tests/validation/record_demo.py`, some ten minutes.
+Each node is a network namespace of this machine (see namespaces.py); what it takes to send the
+gradients follows from the links' rate, so anybody can make the result again.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from namespaces import linked  # noqa: E402
+
+from lockstep.campaign.campaign import Campaign, common_options, own_options, plan  # noqa: E402
+from lockstep.campaign.folder import Folder  # noqa: E402
+from lockstep.campaign.launcher import local_environment  # noqa: E402
+from lockstep.report.load import recorded  # noqa: E402
+
+US_PER_ITEM = 2000
+# Ranks run before what else the machine does: a rank that waits for a core is no link.
+FIRST = ("nice", "-n", "-15")
+PATIENCE_S = 900
+OUTPUT = ROOT / "reports" / "recorded" / "demo.json.gz"
+
+
+def campaign(asked: argparse.Namespace) -> Campaign:
+    """Return what is recorded."""
+    return Campaign(
+        schema=1,
+        name="demo",
+        studies=("strong", "weak", "bucket", "collective"),
+        world_sizes=tuple(asked.world_sizes),
+        repeats=asked.repeats,
+        size="laptop",
+        device="cpu",
+        threads_per_rank=1,
+        workload=f"waiting_device:model:us_per_item={US_PER_ITEM}",
+    )
+
+
+def measure(chosen: Campaign, folder: Folder, rate_bit_per_s: float) -> None:
+    """Make the launches that are missing."""
+    folder.claim(chosen, plan(chosen))
+    for launch in folder.missing(chosen, plan(chosen)):
+        path = folder.launch(launch.name)
+        path.mkdir(parents=True, exist_ok=True)
+        options = [*common_options(chosen), *own_options(launch)]
+        command = [
+            *(sys.executable, "-m", "pytest", str(ROOT / "bench"), "-p", "lockstep.launch.hooks"),
+            *("--resume", "--journal", str(folder.journal(launch.name)), *options),
+        ]
+        with linked(rate_bit_per_s, launch.world_size) as joined:
+            run(joined.ranks, command, path)
+        folder.write_result(launch.name)
+        sys.stdout.write(f"{launch.name}: {folder.outcome(launch.name).measured} cases\n")
+
+
+def run(ranks, command: list[str], folder: Path) -> None:
+    """Run one launch.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
+    env = local_environment(os.environ, 1)
+    env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
+    with ExitStack() as files:
+        started = [
+            subprocess.Popen(
+                [*FIRST, *rank.prefix, *command],
+                cwd=ROOT,
+                env=env | dict(rank.env),
+                stdout=files.enter_context((folder / f"log-{number}.txt").open("wb")),
+                stderr=subprocess.STDOUT,
+            )
+            for number, rank in enumerate(ranks)
+        ]
+        codes = [process.wait(PATIENCE_S) for process in started]
+    if any(codes):
+        raise RuntimeError(f"a rank failed; see {folder}")
+
+
+def main() -> None:
+    """Measure what is missing, and write the recording."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=1000.0, help="of each link, Mbit/s")
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--to", type=Path, default=ROOT / "results" / "recorded")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "reports" / "recorded" / "demo.json.gz"
+    )
+    asked = parser.parse_args()
+    chosen, rate_bit_per_s = campaign(asked), asked.rate * 1e6
+    asked.to.mkdir(parents=True, exist_ok=True)
+    measure(chosen, Folder(asked.to), rate_bit_per_s)
+    facts = {
+        "kind": "links",
+        "num_nodes": max(chosen.world_sizes),
+        "rate_bit_per_s": rate_bit_per_s,
+        "ms_per_item": US_PER_ITEM / 1e3,
+    }
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    asked.output.write_bytes(recorded.pack(asked.to, facts))
+    size_kb = asked.output.stat().st_size / 1e3
+    sys.stdout.write(f"{asked.output}: {size_kb:.0f} kB\nNext: lockstep demo\n")
+
+
+if __name__ == "__main__":
+    main()
