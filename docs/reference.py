@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from lockstep import report
 from lockstep.cli import lockstep
+from lockstep.report import columns
 
 ROOT = Path(__file__).parents[1]
 _PLACE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
@@ -84,8 +84,17 @@ def _cell(one: dict[str, Any]) -> str:
 
 
 def _columns() -> str:
-    text = report.__doc__ or ""
-    return text[text.index("What `lockstep report --csv`") :]
+    extra = {"points": columns.BLOCKED | columns.DETAILS}
+    parts = []
+    for name, table in columns.TABLES.items():
+        rows = [
+            f"| `{column}` | {unit} | {meaning.replace('|', '/')} |"
+            for column, (unit, meaning) in (table | extra.get(name, {})).items()
+        ]
+        parts.append(
+            "\n".join([f"## {name}\n", "| column | unit | meaning |", "|---|---|---|", *rows])
+        )
+    return "\n\n".join(parts)
 
 
 MADE = {
