@@ -95,7 +95,7 @@ def suite(folder: Path, case: Path = SAMPLES / "faulted_cases.py") -> None:
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("test_*", "*.pyc.*")  # the last are being written
-    for room in ("bench", "lockstep"):
+    for room in ("bench", "lockstep", "reports"):
         shutil.copytree(ROOT / room, folder / room, ignore=ignored)
     shutil.copy(case, folder / "bench" / "test_faulted.py")
     shutil.copy(SAMPLES / "telling_conftest.py", folder / "bench" / "conftest.py")

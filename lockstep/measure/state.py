@@ -90,13 +90,19 @@ def _put_affinity(cores: list[int]) -> None:
             os.sched_setaffinity(thread.id, cores)
 
 
-def _memory_bytes() -> int:
-    """Return the bytes that this process holds: on its GPU, and resident on its host."""
+def _memory_bytes() -> int | None:
+    """Return the bytes that this process holds, on its GPU and resident on its host.
+
+    None where it cannot be read: a case may have left no file descriptor.
+    """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
     on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    return int(psutil.Process().memory_info().rss) + on_gpu
+    try:
+        return int(psutil.Process().memory_info().rss) + on_gpu
+    except OSError:
+        return None
 
 
 class State:
@@ -125,11 +131,9 @@ class State:
             yield LeftBehind(name, _plain(before, after), _plain(after, before), bool(fact.write))
 
     def _leak(self) -> Iterator[LeftBehind]:
-        if self._memory_bytes is None:
-            return
-        after = _memory_bytes()
-        if after - self._memory_bytes > LEAK_BYTES:
-            yield LeftBehind("memory_bytes", self._memory_bytes, after, is_restored=False)
+        before, after = self._memory_bytes, _memory_bytes()
+        if before is not None and after is not None and after - before > LEAK_BYTES:
+            yield LeftBehind("memory_bytes", before, after, is_restored=False)
 
 
 def _more(before: list[str], after: list[str]) -> list[str]:

@@ -103,7 +103,11 @@ def _guard_end(end_s: float) -> None:
     Python has ended and a library's destructor waits, the kernel's timer is all that is left.
     """
     # A bare descriptor, for a file object that the next guard drops would warn of being unclosed.
-    faulthandler.dump_traceback_later(end_s + GRACE_S, exit=True, file=os.dup(2))
+    try:
+        stderr = os.dup(2)
+    except OSError:  # the process has no descriptor left
+        stderr = 2
+    faulthandler.dump_traceback_later(end_s + GRACE_S, exit=True, file=stderr)
     signal.setitimer(signal.ITIMER_REAL, end_s + 2 * GRACE_S)
 
 

@@ -312,7 +312,10 @@ def straggles(folder: Path) -> Seen:
     shutil.copy(launched.SAMPLES / "straggler.py", folder)
     with launched.started(folder) as launch:
         # Nothing hangs here, and this case imports much: a machine that is busy may take its time.
-        launched.begin_ladder(launch, "none", "--workload=straggler:slow", budget_s=60)
+        # So many rounds give the six turns of its variants that show a slow rank.
+        launched.begin_ladder(
+            launch, "none", "--workload=straggler:slow", "--rounds=35", budget_s=60
+        )
         launch.wait()
         ended = launch.ended()
     blocks = [one["extra_info"]["lockstep"] for one in ended.document.get("benchmarks", ())]

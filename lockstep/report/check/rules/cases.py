@@ -23,7 +23,9 @@ def fell_back(evidence: Evidence) -> Iterator[Hit]:
             asked = row.factors.get("precision")
             flag = next((flag for flag in point.flags if flag.kind in FELL_BACK), None)
             used = row.checks.get("precision", row.precision)
-            if asked not in (None, used) or used != row.precision:
+            # A test of a user's own may vary a precision that it does not record.
+            is_known = used is not None
+            if is_known and (asked not in (None, used) or used != row.precision):
                 wanted = asked or row.precision
                 yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
             elif flag:
