@@ -1,5 +1,7 @@
 """Who is to blame where a case or a launch fails, concluded alike on all ranks from one list."""
 
+import errno
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ ORDER: dict[CauseKind, int] = {"fault": 0, "skip": 1, "silence": 1, "consequence
 # What gloo, NCCL and the store raise on the ranks that a failing one left waiting. gloo names
 # its source file: a pipe of the user's own, or of a loader's worker, breaks in the same words.
 SIGNS_OF_ANOTHERS_FAULT = ("gloo/", "wait timeout", "DistBackendError", "DistNetworkError")
+# What this rank's own kernel refuses, whatever library says so.
+SIGNS_OF_OWN_FAULT = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -27,6 +31,8 @@ def is_consequence(error: BaseException) -> bool:
     if isinstance(error, (LostError, OtherRankError)):
         return True
     text = "".join(traceback.format_exception_only(error))
+    if any(sign in text for sign in SIGNS_OF_OWN_FAULT):
+        return False
     return any(sign in text for sign in SIGNS_OF_ANOTHERS_FAULT)
 
 
