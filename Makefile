@@ -84,7 +84,6 @@ statistics: venv ## Print how often intervals, verdicts, findings and prediction
 	$(BIN)/python tests/validation/figures_compare.py
 	$(BIN)/python tests/validation/figures_models.py
 	$(BIN)/python tests/validation/figures_check.py
-	$(BIN)/python tests/validation/figures_attribution.py
 
 lab: venv ## Put causes of known size into real steps and find them again; root, half an hour, a quiet machine
 	$(BIN)/python tests/validation/figures_lab.py $(OPTIONS)
