@@ -143,6 +143,8 @@ class Keeper:
                 made = stacks_file(of_rank_0, 0).parent
                 raise FileNotFoundError(f"this host does not see {made}, which rank 0 has made")
             time.sleep(0.1)
+        # A folder that this host sees it may still be unable to write to.
+        stacks_file(seen[0], self.control.rank).open("ab").close()
         return seen[0]
 
     def _begin_journal(
