@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
-from lockstep.report.page.figures import SERIES_COLOURS, _one_curve, draw
+from lockstep.report.page.drawing.lines import one_curve
+from lockstep.report.page.drawing.palette import SERIES_COLOURS
+from lockstep.report.page.figures import draw
 from lockstep.report.page.panels.by_study import panels
 
 
@@ -31,7 +33,8 @@ def texts(svg):
 
 def test_every_study_has_its_figure(specs):
     assert set(specs) == {
-        "strong-throughput", "strong-efficiency", "weak-step-time", "weak-efficiency",
+        "strong-throughput", "strong-speedup", "strong-efficiency", "weak-step-time",
+        "weak-efficiency",
         "precision-0", "bucket-0", "loader-0", "sensitivity-0", "collective-bandwidth",
     }  # fmt: skip
 
@@ -133,9 +136,9 @@ def test_the_bar_spans_the_interval_though_the_median_lies_outside(tmp_path):
     low, high = series["intervals"][1]
     assert low < high < series["y"][1] == pytest.approx(640)
     figure = Figure()
-    _one_curve(figure.add_subplot(), series, 0)
+    one_curve(figure.add_subplot(), series, 0)
     bars = [list(line.get_ydata()) for line in figure.axes[0].lines if line.get_marker() == "_"]
-    assert bars[1] == [low, high]
+    assert bars[0][3:5] == [low, high]
 
 
 def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
@@ -147,8 +150,8 @@ def test_every_repeat_is_a_dot_and_a_single_launch_has_none(tmp_path, specs):
 
 def test_hostile_labels_stay_text(specs):
     hostile = "<script>alert(1)</script> $\\frac{1}{0}$ & \"'"
-    spec = specs["precision-0"] | {"title": hostile, "desc": hostile}
-    spec["items"] = [spec["items"][0] | {"label": hostile}]
+    spec = specs["strong-speedup"] | {"title": hostile, "desc": hostile}
+    spec["series"] = [spec["series"][0] | {"label": hostile}]
     svg = draw(spec)
     assert "<script" not in svg
     assert "&lt;script&gt;" in svg
@@ -158,6 +161,7 @@ def test_bandwidth_is_of_the_largest_size_against_message_sizes(specs):
     spec = specs["collective-bandwidth"]
     assert spec["title"] == "Collectives: busbw on 4 ranks"
     assert spec["series"][0]["y"] == [1.5, 1.5]
+    assert all(low < 1.5 < high for low, high in spec["series"][0]["intervals"])
     assert {"1 KiB", "1 MiB"} <= set(texts(draw(specs["collective-bandwidth"])))
 
 
@@ -172,6 +176,6 @@ def test_a_figure_holds_six_series_and_says_which_it_leaves_out(tmp_path):
         write(tmp_path, document(f"w{size}-r0", size, cases))
     results = load([tmp_path])
     panel = panels(results, series_of(results.rows), 0.7, "GPU-hours")[0]
-    assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6]
+    assert [len(spec["series"]) for spec in panel["figures"]] == [6, 6, 6]
     assert "left out: mlp, i=6, mlp, i=7" in panel["notes"][0]
     assert len(panel["tables"]) == 16  # two of each series: its scaling, and what it takes

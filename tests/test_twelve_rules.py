@@ -11,8 +11,8 @@ from scipy import stats
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.reading import load
-from lockstep.report.page import figures
 from lockstep.report.page.content_of_page import page
+from lockstep.report.page.drawing import palette
 from lockstep.report.page.twelve_rules import (
     JOINED,
     anderson_darling,
@@ -126,4 +126,4 @@ def test_lines_of_collectives_are_judged_by_how_far_their_messages_lie_apart(
 
 
 def test_lines_are_drawn_from_as_many_points_as_the_figures_join():
-    assert figures.MIN_JOINED == JOINED
+    assert palette.MIN_JOINED == JOINED

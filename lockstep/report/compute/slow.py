@@ -7,6 +7,7 @@ wide as the number of ranks or hosts that could have been slowest asks for (Bonf
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -43,16 +44,70 @@ class Slowest:
     is_elsewhere: bool
 
 
-def slowest(rows: Iterable[Row]) -> Slowest | None:
-    """Return the host, or else the rank, that is shown to be slow; None where none is."""
+@dataclass(frozen=True)
+class Pace:
+    """How long a host or rank takes beside the others.
+
+    Attributes:
+        host: Its host; empty where nobody recorded it.
+        rank: The rank; None for a host as a whole.
+        ratio: Its steps' time over the others', the geometric mean over launches.
+        interval: Of the ratio, 95 % over launches; None without repeats.
+        spread: Of a host, the ratio of each of its ranks; of a rank, that of each launch.
+    """
+
+    host: str
+    rank: int | None
+    ratio: float
+    interval: Interval | None
+    spread: tuple[float, ...]
+
+
+def paces(rows: Iterable[Row]) -> list[Pace]:
+    """Return the pace of every host, or of every rank of a single host, the slowest first."""
+    launches = _launches(rows)
+    ranks = _over_launches([_paces(_by_rank, found) for found in launches])
+    hosts = _over_launches([_paces(_by_host, found) for found in launches])
+    spread: dict[str, list[float]] = {}
+    for (host, _), ratios in ranks.items():
+        spread.setdefault(host, []).append(_geometric_mean(ratios))
+    found = [
+        Pace(host, rank, _geometric_mean(ratios), log_interval(ratios),
+             tuple(ratios if rank is not None else spread.get(host, ())))
+        for (host, rank), ratios in (hosts or ranks).items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: -one.ratio)
+
+
+def _over_launches(launches: Sequence[Mapping[Unit, float]]) -> dict[Unit, list[float]]:
+    """Return each unit's ratio in each launch that has it."""
+    found: dict[Unit, list[float]] = {}
+    for launch in launches:
+        for unit, logarithm in launch.items():
+            found.setdefault(unit, []).append(math.exp(logarithm))
+    return found
+
+
+def _geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(fmean(map(math.log, ratios)))
+
+
+def _launches(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return each launch's rows in which several ranks timed steps of their own."""
     launches: dict[str, list[Row]] = {}
     for row in rows:
         if len(row.rank_variant_s.get(OWN, [])) > 1:
             launches.setdefault(row.launch, []).append(row)
-    hosts = {host for found in launches.values() for row in found for host in row.rank_hosts}
-    paces = [_paces(_by_host, found) for found in launches.values()]
-    found = _shown([one for one in paces if one], len(hosts) > 1)
-    return found or _shown([_paces(_by_rank, one) for one in launches.values()], len(hosts) > 1)
+    return list(launches.values())
+
+
+def slowest(rows: Iterable[Row]) -> Slowest | None:
+    """Return the host, or else the rank, that is shown to be slow; None where none is."""
+    launches = _launches(rows)
+    hosts = {host for found in launches for row in found for host in row.rank_hosts}
+    by_host = [_paces(_by_host, found) for found in launches]
+    found = _shown([one for one in by_host if one], len(hosts) > 1)
+    return found or _shown([_paces(_by_rank, one) for one in launches], len(hosts) > 1)
 
 
 def _by_rank(row: Row) -> dict[Unit, float]:
@@ -76,10 +131,19 @@ def _paces(units: Callable[[Row], dict[Unit, float]], rows: Sequence[Row]) -> di
     logs: dict[Unit, list[float]] = {}
     for row in rows:
         found = units(row)
+        ordered = sorted(found.values())
         for unit, seconds in found.items():
-            others = median(other for name, other in found.items() if name != unit)
+            others = _median_without(ordered, seconds)
             logs.setdefault(unit, []).append(math.log(seconds / others))
     return {unit: fmean(values) for unit, values in logs.items()}
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Return the median of sorted values without one of them: of 1,024 ranks, for each of them."""
+    at = bisect_left(ordered, value)
+    count = len(ordered) - 1
+    middle = ((count - 1) // 2, count // 2)
+    return fmean(ordered[i if i < at else i + 1] for i in middle)
 
 
 def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slowest | None:
@@ -88,11 +152,11 @@ def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slow
     if not seen:
         return None
     unit = max(seen, key=seen.count)
-    paces = [math.exp(one[unit]) for one in launches if unit in one]
+    ratios = [math.exp(one[unit]) for one in launches if unit in one]
     num_units = len({unit for one in launches for unit in one})
-    ratio = math.exp(fmean(map(math.log, paces)))
-    interval = log_interval(paces, 1 - (1 - CONFIDENCE) / num_units)
-    most = seen.count(unit) > len(paces) / 2
+    ratio = _geometric_mean(ratios)
+    interval = log_interval(ratios, 1 - (1 - CONFIDENCE) / num_units)
+    most = seen.count(unit) > len(ratios) / 2
     if not (most and interval and interval[0] > 1 and ratio > 1 + NOTABLE):
         return None
-    return Slowest(*unit, seen.count(unit), len(paces), ratio, interval, is_elsewhere)
+    return Slowest(*unit, seen.count(unit), len(ratios), ratio, interval, is_elsewhere)

@@ -20,6 +20,7 @@ from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import checked, facts
 from lockstep.report.page.panels import accounts, by_study, losses, parts
 from lockstep.report.page.twelve_rules import twelve_panel
+from lockstep.report.predict import prediction
 from lockstep.report.words import recording_label, verdict_card
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, percent, percent_span, ratio
@@ -65,7 +66,9 @@ def page(
     slowest = [found] if found else []
     verdicts = _verdicts(series, threshold, errors, left_out)
     judged = verdict_card.judge(series, threshold)
-    sections = by_study.panels(results, series, threshold, hours)
+    sections = by_study.panels(
+        results, series, threshold, hours, prediction.curves(by_study.ladders(series))
+    )
     sections += _around(results, series, threshold, findings)
     return {
         "title": _title(results, series),

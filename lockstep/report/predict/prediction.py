@@ -23,7 +23,7 @@ figures that docs/validation.md states, from the ladders of all sources but the 
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -300,6 +300,12 @@ def curve(series: Series) -> Curve | None:
         return None
     points = [(last, ladder.rates[-1]), (found.at, found.value)]
     return Curve(found.model, points, (found.low, found.high))
+
+
+def curves(series: Iterable[Series]) -> dict[str, Curve]:
+    """Return the curve of each series that has one, by its name; targets are never continued."""
+    measured = (one for one in series if one.row.origin != "target")
+    return {one.name: found for one in measured if (found := curve(one))}
 
 
 def _warnings(ladder: Ladder, at: int) -> list[str]:

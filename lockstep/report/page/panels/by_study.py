@@ -3,17 +3,39 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.report.compute import slow
 from lockstep.report.compute.scaling import Series, pooled_step_s
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page.panels.cited import imported_panel
 from lockstep.report.page.panels.collective_tables import collective_panel
 from lockstep.report.page.panels.curves import ladder_panel
-from lockstep.report.page.panels.parts import MAX_ROWS, MILLI, TITLES, Panel, panel, table
+from lockstep.report.page.panels.parts import (
+    MAX_CURVES,
+    MAX_ROWS,
+    MILLI,
+    TITLES,
+    Panel,
+    drawn,
+    panel,
+    sound,
+    table,
+)
 from lockstep.report.page.panels.settings import settings_panel
+from lockstep.report.page.plots.pace_figures import pace
+from lockstep.report.predict.prediction import Curve
 from lockstep.vocabulary.text.formats import number
 
+# Fewer hosts, or ranks of one host, are compared in the tables.
+LEAST_HOSTS, LEAST_RANKS = 2, 3
 
-def panels(results: Results, series: Sequence[Series], threshold: float, hours: str) -> list[Panel]:
+
+def panels(
+    results: Results,
+    series: Sequence[Series],
+    threshold: float,
+    hours: str,
+    predicted: Mapping[str, Curve] | None = None,
+) -> list[Panel]:
     """Return the panels of everything measured and imported, in the order of the page.
 
     Args:
@@ -21,6 +43,7 @@ def panels(results: Results, series: Sequence[Series], threshold: float, hours: 
         series: Its series.
         threshold: Least parallel efficiency called good.
         hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
+        predicted: Name of a series -> its next size by the rule chosen; `ladders` has those drawn.
     """
     measured = [one for one in series if one.row.origin == "measured"]
     studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
@@ -29,12 +52,34 @@ def panels(results: Results, series: Sequence[Series], threshold: float, hours: 
     for study in studies:
         chosen = [one for one in measured if one.row.study == study]
         if chosen:
-            made.append(_panel(study, chosen, threshold, hours, wires))
+            made.append(_panel(study, chosen, threshold, hours, wires, predicted or {}))
+    made += _pace(measured)
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         if chosen:
-            made.append(imported_panel(results, chosen, origin, threshold))
+            made.append(imported_panel(results, chosen, origin, threshold, predicted or {}))
     return made
+
+
+def ladders(series: Sequence[Series]) -> list[Series]:
+    """Return the series whose efficiency is drawn."""
+    found: list[Series] = []
+    for study in ("strong", "weak", "cited", "target"):
+        origin = study if study in ("cited", "target") else "measured"
+        chosen = [
+            one for one in series if one.row.origin == origin and study in (one.row.study, origin)
+        ]
+        found += sound(drawn(chosen, origin))[:MAX_CURVES]
+    return found
+
+
+def _pace(series: Sequence[Series]) -> list[Panel]:
+    """Return the strip of hosts and ranks, where there are enough of them to compare."""
+    rows = [row for one in series for point in one.points for row in point.rows]
+    found = slow.paces(rows)
+    if len(found) < (LEAST_RANKS if found and found[0].rank is not None else LEAST_HOSTS):
+        return []
+    return [panel("pace", "Hosts and ranks", figures=[pace(found, slow.slowest(rows))])]
 
 
 def _wire(provenance: Mapping[str, Any]) -> float | None:
@@ -44,10 +89,15 @@ def _wire(provenance: Mapping[str, Any]) -> float | None:
 
 
 def _panel(
-    study: str, series: list[Series], threshold: float, hours: str, wires: Mapping[str, float]
+    study: str,
+    series: list[Series],
+    threshold: float,
+    hours: str,
+    wires: Mapping[str, float],
+    predicted: Mapping[str, Curve],
 ) -> Panel:
     if study in ("strong", "weak"):
-        return ladder_panel(study, series, threshold, hours)
+        return ladder_panel(study, series, threshold, hours, predicted)
     if study == "collective":
         return collective_panel(series, wires)
     if study == OTHER:

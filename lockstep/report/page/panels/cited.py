@@ -1,17 +1,19 @@
 """The panels of imported tables, cited or targets, which never look like measured ones."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
-from lockstep.report.page.panels.efficiency import efficiency_figure
 from lockstep.report.page.panels.parts import (
+    MAX_CURVES,
     MAX_TABLES,
     MILLI,
     Panel,
     Table,
     allowed,
     baseline_text,
+    drawn,
     left_out,
     panel,
     repeat_text,
@@ -19,12 +21,20 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
+from lockstep.report.page.plots import scaling_figures
+from lockstep.report.predict.prediction import Curve
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import TIME_UNITS
 from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio
 
 
-def imported_panel(results: Results, series: list[Series], origin: str, threshold: float) -> Panel:
+def imported_panel(
+    results: Results,
+    series: list[Series],
+    origin: str,
+    threshold: float,
+    predicted: Mapping[str, Curve],
+) -> Panel:
     """Return the panel of the tables of one origin, cited or target."""
     title = {"cited": "Cited numbers", "target": "Targets"}[origin]
     lead = {
@@ -33,14 +43,17 @@ def imported_panel(results: Results, series: list[Series], origin: str, threshol
         "target": "Expected by their authors and measured by nobody: targets, not results.",
     }[origin]
     made = panel(origin, title, origin, lead=[lead])
-    drawn = [one for one in series if len(one.points) > 2]
-    if judged := sound(drawn):
-        figure = efficiency_figure(origin, judged, threshold)
-        figure |= {"title": f"{title}: parallel efficiency", "xlabel": "Devices"}
-        made["figures"] = [figure]
+    curves = drawn(series, origin)
+    if judged := sound(curves):
+        figure = scaling_figures.efficiency(origin, judged, threshold, predicted)
+        made["figures"] = [figure | {"xlabel": "Devices"}]
+    if len(curves) > MAX_CURVES:
+        made["lead"].append(
+            f"The figure has {MAX_CURVES} of {len(curves)} tables of three sizes or more."
+        )
     shown = series[:MAX_TABLES]
     made["tables"] = [_imported_table(one, results.tables.get(one.case, {})) for one in shown]
-    made["notes"] = left_out(series, drawn)
+    made["notes"] = left_out(series, curves)
     return made
 
 

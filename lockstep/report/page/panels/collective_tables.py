@@ -10,14 +10,13 @@ from lockstep.report.page.panels.parts import (
     MAX_CURVES,
     MICRO,
     TITLES,
-    Figure,
     Panel,
     Table,
-    curve_figure,
     panel,
     shown,
     table,
 )
+from lockstep.report.page.plots import link_figures
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent, span
@@ -45,8 +44,14 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
     largest = max(world_size for _, world_size in ordered)
     swept = {key: points for key, points in ordered.items() if len(points) > 1}
     drawn = {key: points for key, points in swept.items() if key[1] == largest}
-    figure = _bandwidth_figure(drawn, largest)
-    made["figures"] = [figure] if figure["series"] else []
+    named = {name: points for (name, _), points in drawn.items()}
+    figure = link_figures.bandwidth(
+        named,
+        largest,
+        _wire(list(drawn.values()), wires),
+        lambda point: _bandwidths(point)[largest > 1],
+    )
+    made["figures"] = [figure] if figure else []
     if drawn and len(swept) > min(len(drawn), MAX_CURVES):
         names = formats.listed((workload for workload, _ in list(drawn)[:MAX_CURVES]), MAX_CURVES)
         made["notes"] = [f"The figure shows {names} at the largest world size, {largest}."]
@@ -93,10 +98,16 @@ def _link_table(groups: Mapping[Key, Sweep], wires: Mapping[str, float]) -> Tabl
 
 def _share_of_wire(found: LinkFit, points: Sweep, wires: Mapping[str, float]) -> float | None:
     """Return the fitted rate over the wire's, where ranks of several nodes meet on a known one."""
-    rows = [row for _, point in points for row in point.rows]
+    wire = _wire([points], wires)
+    return found.beta_gb_per_s / wire if wire else None
+
+
+def _wire(groups: Sequence[Sweep], wires: Mapping[str, float]) -> float | None:
+    """Return the rate of the wire, where all ranks of several nodes meet on a known one."""
+    rows = [row for points in groups for _, point in points for row in point.rows]
     known = {wires.get(row.launch) for row in rows}
-    wire = known.pop() if len(known) == 1 else None
-    return found.beta_gb_per_s / wire if wire and (rows[0].num_nodes or 1) > 1 else None
+    is_between = all((row.num_nodes or 1) > 1 for row in rows)
+    return known.pop() if len(known) == 1 and is_between else None
 
 
 def message_bytes(point: Point) -> float:
@@ -134,24 +145,3 @@ def _collective_table(workload: str, world_size: int, points: list[tuple[float, 
         for size, point in points
     ]  # fmt: skip
     return table(f"{workload} on {counted(world_size, 'rank')}", columns, rows)
-
-
-def _bandwidth_figure(
-    groups: dict[tuple[str, int], list[tuple[float, Point]]], world_size: int
-) -> Figure:
-    """Return bandwidth against message size: busbw, or algbw at one rank."""
-    index, name = (1, "busbw") if world_size > 1 else (0, "algbw")
-    curves = []
-    for (workload, _), points in list(groups.items())[:MAX_CURVES]:
-        pairs = [(size, _bandwidths(point)[index]) for size, point in points]
-        known = [(size, value) for size, value in pairs if value]
-        curves.append({
-            "label": workload, "x": [size for size, _ in known], "y": [y for _, y in known],
-            "intervals": [None] * len(known), "dots": [], "ideal": [],
-        })  # fmt: skip
-    curves = [curve for curve in curves if curve["x"]]
-    title = f"Collectives: {name} on {counted(world_size, 'rank')}"
-    figure = curve_figure("collective-bandwidth", title, f"{name} (GB/s)", curves, ylog=True)
-    figure |= {"xlabel": "Message size", "size_ticks": True}
-    figure["desc"] = figure["desc"].replace("against ranks", "against message size in bytes")
-    return figure

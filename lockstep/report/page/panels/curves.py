@@ -1,17 +1,16 @@
 """The panels of strong and weak scaling: one table per series, throughput, time and efficiency."""
 
+from collections.abc import Mapping
 from statistics import median
 
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
-from lockstep.report.page.panels.efficiency import efficiency_figure
 from lockstep.report.page.panels.losses import loss_table
 from lockstep.report.page.panels.parts import (
     GIGA,
     KILO,
-    MAX_CURVES,
     MAX_TABLES,
     MILLI,
     TITLES,
@@ -20,17 +19,16 @@ from lockstep.report.page.panels.parts import (
     Table,
     allowed,
     baseline_text,
-    curve_figure,
-    curve_of,
+    drawn,
     left_out,
     panel,
     repeat_text,
     shown,
     sound,
-    step_interval_ms,
-    step_ms,
     table,
 )
+from lockstep.report.page.plots import cause_figures, scaling_figures
+from lockstep.report.predict.prediction import Curve
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import (
     counted,
@@ -46,7 +44,13 @@ from lockstep.vocabulary.text.formats import (
 MAX_SERIES = MAX_TABLES // 3
 
 
-def ladder_panel(study: str, series: list[Series], threshold: float, hours: str) -> Panel:
+def ladder_panel(
+    study: str,
+    series: list[Series],
+    threshold: float,
+    hours: str,
+    predicted: Mapping[str, Curve],
+) -> Panel:
     """Return the panel of a ladder study, strong or weak.
 
     Args:
@@ -54,6 +58,7 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
         series: The study's series.
         threshold: Least parallel efficiency called good, a fraction.
         hours: Name of a device hour.
+        predicted: Name of a series -> its next size by the rule chosen.
     """
     strong = study == "strong"
     lead = (
@@ -61,19 +66,35 @@ def ladder_panel(study: str, series: list[Series], threshold: float, hours: str)
         if strong
         else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
     )
-    drawn = [one for one in series if len(one.points) > 1]
-    first = _throughput_figure(drawn) if strong else _step_figure(drawn)
-    figures = [first, *(efficiency_figure(study, own, threshold) for own in [sound(drawn)] if own)]
     made = panel(study, TITLES[study], lead=[lead])
-    made["figures"] = figures if drawn else []
+    made["figures"], notes = _figures(study, drawn(series), threshold, predicted)
     made["tables"] = [
         made_of
         for one in series[:MAX_SERIES]
         for made_of in (_scaling_table(one), _cost_table(one, hours), loss_table(one))
         if made_of
     ]
-    made["notes"] = left_out(series, drawn, MAX_SERIES)
+    made["notes"] = [*left_out(series, drawn(series), MAX_SERIES), *notes]
     return made
+
+
+def _figures(
+    study: str, series: list[Series], threshold: float, predicted: Mapping[str, Curve]
+) -> tuple[list[Figure], list[str]]:
+    """Return what is drawn of a ladder, what an error of the check forbids left out; and notes."""
+    if not series:
+        return [], []
+    figures = []
+    if judged := sound(series):
+        figures += [scaling_figures.speedup(study, judged)] if study == "strong" else []
+        figures.append(scaling_figures.efficiency(study, judged, threshold, predicted))
+    figures += (
+        scaling_figures.throughput(series)
+        if study == "strong"
+        else [scaling_figures.step_time(study, series)]
+    )
+    split, notes = cause_figures.causes(study, series)
+    return figures + split, notes
 
 
 def _caption(series: Series) -> str:
@@ -160,35 +181,3 @@ def _cost_row(point: Point, strong: bool) -> list[str]:
         number(median(energy) * KILO if energy else None),
         number(memory / GIGA if memory else None),
     ]  # fmt: skip
-
-
-def _throughput_figure(series: list[Series]) -> Figure:
-    unit = series[0].row.sample_unit if series else ""
-    curves = []
-    for one in [s for s in series if s.row.sample_unit == unit][:MAX_CURVES]:
-        curve = curve_of(one, lambda p: p.rate, lambda p: p.rate_interval, lambda p: p.rates)
-        base = one.base
-        curve["ideal"] = [
-            [p.world_size, base.rate * p.world_size / base.world_size] for p in one.points
-        ]
-        curves.append(curve)
-    return curve_figure(
-        "strong-throughput", "Strong scaling: throughput", f"Throughput ({unit}/s)", curves,
-        ylog=True,
-    )  # fmt: skip
-
-
-def _step_figure(series: list[Series]) -> Figure:
-    curves = []
-    for one in series[:MAX_CURVES]:
-        curve = curve_of(one, step_ms, step_interval_ms, _steps_ms)
-        curve["ideal"] = [[p.world_size, step_ms(one.base)] for p in one.points]
-        curves.append(curve)
-    figure = curve_figure("weak-step-time", "Weak scaling: step time", "Step time (ms)", curves)
-    if len(curves) == 1:
-        figure["lines"] = [{"y": 1.1 * curves[0]["ideal"][0][1], "label": "+10 %"}]
-    return figure
-
-
-def _steps_ms(point: Point) -> list[float]:
-    return [row.step_s * MILLI for row in point.rows if row.step_s is not None]

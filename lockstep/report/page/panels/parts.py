@@ -162,7 +162,17 @@ def curve_of(
         "intervals": [ends(interval(p)) for p in series.points],
         "dots": [[p.world_size, y] for p in series.points for y in dots(p) if len(p.rates) > 1],
         "ideal": [],
+        "nodes": [[p.world_size, n] for p in series.points if (n := p.rows[0].num_nodes)],
     }
+
+
+def drawn(series: Sequence[Series], origin: str = "measured") -> list[Series]:
+    """Return the series of a ladder that have a curve, if there is room for it.
+
+    Of an imported table two sizes are no curve.
+    """
+    least = 1 if origin == "measured" else 2
+    return [one for one in series if len(one.points) > least]
 
 
 def ends(interval: Interval | None) -> list[float] | None:
@@ -187,9 +197,13 @@ def curve_figure(
         f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
         for curve in curves
     )
+    nodes = {tuple(pair) for curve in curves for pair in curve.get("nodes", ())}
+    # Sizes with two numbers of nodes, in two layouts, have no axis of nodes.
+    is_axis = len({size for size, _ in nodes}) == len(nodes) and max(nodes, default=(1, 1))[1] > 1
     return {
         "kind": "curve", "id": key, "title": title, "xlabel": "Ranks", "ylabel": ylabel,
         "ylog": False, "ticks": sizes, "series": curves, "lines": [],
+        "nodes": sorted(map(list, nodes)) if is_axis else [],
         "desc": f"{ylabel} against ranks. {described}.",
     } | more  # fmt: skip
 

@@ -3,38 +3,28 @@
 from collections.abc import Sequence
 from itertools import groupby
 from math import exp, fsum, log
-from typing import Any
 
-from lockstep.report.compute import quantities
+from lockstep.report.compute import compared, quantities
+from lockstep.report.compute.compared import Cases, Key, varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page.panels.parts import (
     GIGA,
-    MAX_ITEMS,
     MAX_ROWS,
     MAX_TABLES,
     MEGA,
     TITLES,
-    Figure,
     Panel,
     Table,
     absolute,
-    ends,
     panel,
     step_interval_ms,
     step_ms,
     table,
 )
+from lockstep.report.page.plots import setting_figures
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ratio_span, span
-
-# What each study compares its cases with: the factor it varies, and that factor's reference.
-REFERENCES = {
-    "precision": ("precision", "fp32"),
-    "bucket": ("bucket_cap_mb", 25),
-    "loader": ("num_workers", 0),
-    "accumulation": ("accumulation", 1),
-}
 
 # The loss of throughput against the best that a smaller number of workers may cost.
 KNEE = 0.05
@@ -44,27 +34,19 @@ WAITS = (
     "step on one batch in memory does not have."
 )
 
-Cases = list[tuple[Series, Point]]
-Key = tuple[str, int, str]
-
 
 def settings_panel(study: str, series: list[Series]) -> Panel:
     """Return the panel of a study whose cases are settings to choose from."""
     made = panel(study, TITLES.get(study, study.capitalize()))
-    groups = _groups(study, series)
+    groups = compared.groups(study, series)
     for (_, world_size, _), cases in groups:
         made["tables"].append(_category_table(study, cases, world_size))
-    largest = max(size for (_, size, _), _ in groups)
-    shown = [(key, cases) for key, cases in groups if key[1] == largest and len(cases) > 1]
-    made["figures"] = [
-        _category_figure(study, i, key[1], c) for i, (key, c) in enumerate(shown[:2])
-    ]
-    if len(shown) > 2:
-        made["notes"].append(f"Figures show the first 2 of {len(shown)} groups of settings.")
+    made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
         made["notes"] += _equal_buckets(series)
     if study == "sensitivity":
-        _add_main_effects(made, shown)
+        largest = max(size for (_, size, _), _ in groups)
+        _add_main_effects(made, [one for one in groups if one[0][1] == largest and len(one[1]) > 1])
     if study == "loader":
         made["lead"] += _knees(groups)
         made["notes"].append(WAITS)
@@ -74,39 +56,10 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     return made
 
 
-def _groups(study: str, series: list[Series]) -> list[tuple[Key, Cases]]:
-    """Group points that may be compared: same workload, size, layout and other factors."""
-    groups: dict[Key, Cases] = {}
-    for one in series:
-        others = ""
-        if study in ("precision", "bucket"):
-            varied = REFERENCES[study][0]
-            others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != varied))
-        others += one.layout
-        for point in one.points:
-            groups.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
-    return sorted(groups.items(), key=lambda item: item[0][:2])
-
-
-def _reference(study: str, cases: Cases) -> int:
-    """Return the index of the case the others are compared with."""
-    name, value = REFERENCES.get(study, ("", None))
-    for index, (one, _) in enumerate(cases):
-        if name in one.row.factors and one.row.factors[name] == value:
-            return index
-    return 0
-
-
-def _varied(cases: Cases) -> list[str]:
-    """Return the factors that take more than one value among the cases."""
-    names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
-    return [n for n in names if len({str(one.row.factors.get(n)) for one, _ in cases}) > 1]
-
-
 def _category_table(study: str, cases: Cases, world_size: int) -> Table:
-    names = _varied(cases) or list(cases[0][0].row.factors)[:1]
+    names = varied(cases) or list(cases[0][0].row.factors)[:1]
     unit = cases[0][0].row.sample_unit
-    base = cases[_reference(study, cases)]
+    base = cases[compared.reference(study, cases)]
     has_steps = any(point.step_s for _, point in cases)
     buckets = ["Buckets (MB)"] if study == "bucket" else []
     columns = [
@@ -166,7 +119,7 @@ def _buckets(point: Point) -> str:
 def equal_buckets(series: Sequence[Series]) -> list[tuple[str, list[str], list[int]]]:
     """Return what gave equal buckets: (workload, values of bucket_cap_mb, world sizes)."""
     found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for (workload, world_size, _), cases in _groups("bucket", list(series)):
+    for (workload, world_size, _), cases in compared.groups("bucket", series):
         same: dict[str, list[str]] = {}
         for one, point in cases:
             real = point.rows[0].details.get("bucket_bytes")
@@ -231,44 +184,10 @@ def _best_per_workers(cases: Cases) -> dict[int, Point]:
     return best
 
 
-def _independent(names: list[str], cases: Cases) -> list[str]:
-    """Return the factors that no factor before them already determines."""
-    kept: list[str] = []
-    for name in names:
-        values = [str(one.row.factors.get(name)) for one, _ in cases]
-        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
-        if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
-            kept.append(name)
-    return kept
-
-
-def _category_figure(study: str, index: int, world_size: int, cases: Cases) -> Figure:
-    names = _independent(_varied(cases), cases)
-    unit = cases[0][0].row.sample_unit
-    items: list[dict[str, Any]] = [
-        {
-            "label": ", ".join(str(one.row.factors.get(name)) for name in names) or one.label,
-            "value": point.rate,
-            "interval": ends(point.rate_interval),
-            "dots": point.rates if len(point.rates) > 1 else [],
-        }
-        for one, point in cases[:MAX_ITEMS]
-    ]
-    title = f"{TITLES.get(study, study)}: {place(cases[0][0], world_size)}"
-    if len(cases) > MAX_ITEMS:
-        title += f" (first {MAX_ITEMS} of {len(cases)} settings)"
-    described = "; ".join(f"{item['label']}: {number(item['value'])}" for item in items)
-    return {
-        "kind": "category", "id": f"{study}-{index}", "title": title, "items": items,
-        "xlabel": f"Throughput ({unit}/s)", "ylabel": ", ".join(names),
-        "desc": f"Throughput by {', '.join(names)}. {described}.",
-    }  # fmt: skip
-
-
 def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
     for (_, world_size, _), cases in groups:
         best, point = max(cases, key=lambda case: case[1].rate)
-        names = _varied(cases)
+        names = varied(cases)
         where = place(best, world_size)
         made["lead"].append(
             f"Best setting of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}."

@@ -1,0 +1,130 @@
+"""Settings that may be compared: cases of one workload, size and layout that differ in a factor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import Interval, ratio_interval
+
+# What each study compares its cases with: the factor it varies, and that factor's reference.
+REFERENCES = {
+    "precision": ("precision", "fp32"),
+    "bucket": ("bucket_cap_mb", 25),
+    "loader": ("num_workers", 0),
+    "accumulation": ("accumulation", 1),
+}
+
+Cases = list[tuple[Series, Point]]
+# Workload, world size, and the factors and layout that are not varied.
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting at one world size, beside the reference there.
+
+    Attributes:
+        ratio: Of its throughput to the reference's.
+        interval: Of the ratio, 95 %; None without repeats, and of the reference itself.
+    """
+
+    ratio: float
+    interval: Interval | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves out 1."""
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings over world sizes, each beside the reference of its own size.
+
+    Attributes:
+        series: One of the series, for what all share.
+        names: Factors that vary.
+        sizes: World sizes, ascending.
+        cells: Values of the factors -> world size -> cell.
+        reference: The values of the reference.
+    """
+
+    series: Series
+    names: list[str]
+    sizes: list[int]
+    cells: dict[tuple[str, ...], dict[int, Cell]]
+    reference: tuple[str, ...]
+
+
+def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
+    """Group points that may be compared: same workload, size, layout and other factors."""
+    found: dict[Key, Cases] = {}
+    for one in series:
+        others = ""
+        if study in ("precision", "bucket"):
+            kept = REFERENCES[study][0]
+            others = str(sorted((k, str(v)) for k, v in one.row.factors.items() if k != kept))
+        others += one.layout
+        for point in one.points:
+            found.setdefault((one.row.workload, point.world_size, others), []).append((one, point))
+    return sorted(found.items(), key=lambda item: item[0][:2])
+
+
+def reference(study: str, cases: Cases) -> int:
+    """Return the index of the case the others are compared with."""
+    name, value = REFERENCES.get(study, ("", None))
+    for index, (one, _) in enumerate(cases):
+        if name in one.row.factors and one.row.factors[name] == value:
+            return index
+    return 0
+
+
+def varied(cases: Cases) -> list[str]:
+    """Return the factors that take more than one value among the cases."""
+    names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
+    return [n for n in names if len({str(one.row.factors.get(n)) for one, _ in cases}) > 1]
+
+
+def independent(names: Sequence[str], cases: Cases) -> list[str]:
+    """Return the factors that no factor before them already determines."""
+    kept: list[str] = []
+    for name in names:
+        values = [str(one.row.factors.get(name)) for one, _ in cases]
+        befores = [[str(one.row.factors.get(other)) for one, _ in cases] for other in kept]
+        if not any(len(set(zip(b, values, strict=True))) == len(set(b)) for b in befores):
+            kept.append(name)
+    return kept
+
+
+def grids(study: str, found: Sequence[tuple[Key, Cases]]) -> list[Grid]:
+    """Return the groups that differ in their size alone as one grid each.
+
+    Args:
+        study: The study.
+        found: What `groups` returned.
+    """
+    joined: dict[tuple[str, str], list[tuple[int, Cases]]] = {}
+    for (workload, world_size, others), cases in found:
+        if len(cases) > 1:
+            joined.setdefault((workload, others), []).append((world_size, cases))
+    return [_grid(study, sizes) for sizes in joined.values()]
+
+
+def _grid(study: str, sizes: list[tuple[int, Cases]]) -> Grid:
+    every = [case for _, cases in sizes for case in cases]
+    names = independent(varied(every), every)
+    cells: dict[tuple[str, ...], dict[int, Cell]] = {}
+    for world_size, cases in sizes:
+        base = cases[reference(study, cases)][1]
+        for one, point in cases:
+            between = None if point is base else ratio_interval(point.units, base.units)
+            cells.setdefault(_values(one, names), {})[world_size] = Cell(
+                point.rate / base.rate, between
+            )
+    first = sizes[0][1]
+    named = _values(first[reference(study, first)][0], names)
+    return Grid(every[0][0], names, [size for size, _ in sizes], cells, named)
+
+
+def _values(series: Series, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(series.row.factors.get(name)) for name in names) or (series.label,)

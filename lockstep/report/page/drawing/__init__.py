@@ -1,0 +1,1 @@
+"""How each kind of figure is drawn: what `lockstep.report.page.figures` calls, and nobody else."""

@@ -1,0 +1,181 @@
+"""The sheet that a figure is drawn on: margins in inches, legend, and the basis below it.
+
+Margins are computed from the texts, since finding them by drawing would cost each figure twice.
+The basis stands under the part that a page shows: a figure that is saved alone has it.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lockstep.report.page.drawing.palette import (
+    CHARACTER_IN,
+    FAINT,
+    LABEL_PT,
+    LINE_IN,
+    SMALL_IN,
+    SMALL_LINE_IN,
+    SMALL_PT,
+    WIDTH_IN,
+)
+
+TOP_IN = 0.34
+LEFT_IN = 0.24
+RIGHT_IN = 0.22
+# Marks and their labels, and the name of the axis below.
+BELOW_IN = 0.52
+# From the left end to the text of a legend.
+HANDLE_IN = 0.5
+EDGE_IN = 0.06
+MAX_LABEL_LINES = 2
+# Longer labels stand one below the other.
+HALF = 27
+# A command line may name a hundred folders.
+MAX_SOURCE_LINES = 3
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place of a figure that says its value to whoever points at it."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+
+
+@dataclass
+class Canvas:
+    """A figure that is being drawn.
+
+    Attributes:
+        axes: Its plots, from top to bottom.
+        shown_in: Height of what a page shows; the basis is below it.
+        marks: Its values, by place.
+    """
+
+    figure: Figure
+    axes: list[Axes]
+    shown_in: float
+    marks: list[Mark] = field(default_factory=list)
+
+
+def sheet(
+    spec: dict[str, Any],
+    source: str,
+    plots_in: Sequence[float],
+    *,
+    left_in: float,
+    right_in: float = RIGHT_IN,
+    top_in: float = TOP_IN,
+    below_in: float = BELOW_IN,
+    legend: Sequence[Line2D] = (),
+) -> Canvas:
+    """Return an empty figure.
+
+    Args:
+        spec: Its description, of which the title and the basis are written below it.
+        source: What the numbers are and which command drew them.
+        plots_in: Height of each plot in inches, from the top.
+        left_in: Room for the labels on the left, in inches.
+        right_in: Room on the right.
+        top_in: Room above each plot.
+        below_in: Room below the last plot, for its axis.
+        legend: Its entries, one below the other.
+    """
+    basis = _basis(spec, source)
+    texts = [wrapped(str(one.get_label()), _label_characters()) for one in legend]
+    columns = 2 if len(texts) > 1 and max(map(len, texts)) <= HALF else 1
+    lines = -(-sum(1 + text.count("\n") for text in texts) // columns)
+    below = below_in + LINE_IN * lines + (EDGE_IN if lines else 0)
+    shown_in = sum(plots_in) + top_in * len(plots_in) + below
+    basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
+    height_in = shown_in + basis_in
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    FigureCanvasSVG(figure)
+    figure.patch.set_alpha(0)
+    canvas = Canvas(figure, [], shown_in)
+    bottom_in = height_in
+    for plot_in in plots_in:
+        bottom_in -= top_in + plot_in
+        box = (left_in, bottom_in, WIDTH_IN - left_in - right_in, plot_in)
+        canvas.axes.append(_plot(figure, box, height_in))
+    if legend:
+        figure.legend(
+            list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
+            borderaxespad=0, labelspacing=0.25,
+            bbox_to_anchor=(EDGE_IN / WIDTH_IN, (bottom_in - below_in) / height_in),
+        )  # fmt: skip
+    figure.text(
+        EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
+        fontsize=SMALL_PT, va="top", linespacing=1.25,
+    )  # fmt: skip
+    return canvas
+
+
+def _plot(figure: Figure, box_in: tuple[float, float, float, float], height_in: float) -> Axes:
+    left, bottom, width, height = box_in
+    axes = figure.add_axes(
+        (left / WIDTH_IN, bottom / height_in, width / WIDTH_IN, height / height_in)
+    )
+    axes.patch.set_alpha(0)
+    return axes
+
+
+def _label_characters() -> int:
+    return int((WIDTH_IN - HANDLE_IN - EDGE_IN) / CHARACTER_IN)
+
+
+def _basis(spec: dict[str, Any], source: str) -> list[str]:
+    """Return what is said of a figure that is saved alone, line by line."""
+    if not (source or spec.get("basis")):
+        return []
+    width = int((WIDTH_IN - 2 * EDGE_IN) / SMALL_IN)
+    lines = textwrap.wrap(f"{spec['title']}. {spec.get('note', '')}", width)
+    for sentence in spec.get("basis", ()):
+        lines += textwrap.wrap(sentence, width)
+    return lines + _short(source, width, MAX_SOURCE_LINES)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return a label on at most two lines, what is beyond them left out."""
+    return "\n".join(_short(text, width, MAX_LABEL_LINES)) or " "
+
+
+def _short(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" \u2026")
+
+
+def head(axes: Axes, text: str, raised: bool = False) -> None:
+    """Write what the vertical axis measures above it, where no length of text is cut.
+
+    Args:
+        axes: The plot.
+        text: The quantity and its unit.
+        raised: Whether another line stands between.
+    """
+    axes.annotate(
+        wrapped(text, int(WIDTH_IN / CHARACTER_IN)).partition("\n")[0], (0, 1),
+        xycoords="axes fraction", xytext=(-2, 18 if raised else 6), textcoords="offset points",
+        ha="left", va="bottom", fontsize=LABEL_PT,
+    )  # fmt: skip
+
+
+def side_head(axes: Axes, text: str) -> None:
+    """Write above the labels on the left what they are, from the edge on, so that it is not cut."""
+    axes.annotate(
+        text, (EDGE_IN / WIDTH_IN, 1), xycoords=("figure fraction", "axes fraction"),
+        xytext=(0, 4), textcoords="offset points", ha="left", va="bottom", fontsize=LABEL_PT,
+        color=FAINT,
+    )  # fmt: skip
+
+
+def width_in(axes: Axes) -> float:
+    """Return the width of a plot in inches."""
+    return float(axes.get_position().width * WIDTH_IN)

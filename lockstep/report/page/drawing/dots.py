@@ -1,0 +1,81 @@
+"""Settings, or hosts, one below the other: each with a value, an interval and its launches.
+
+The description has `items` with label, value, interval and dots; `line`, a value that all are
+compared with; `is_relative`, where values are differences in per cent and not from zero on.
+"""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from lockstep.report.page.drawing import ticks
+from lockstep.report.page.drawing.canvas import EDGE_IN, Canvas, Mark, sheet, side_head, wrapped
+from lockstep.report.page.drawing.palette import (
+    CHARACTER_IN,
+    INK,
+    LABEL_PT,
+    LINE_IN,
+    SERIES_COLOURS,
+    WIDTH_IN,
+)
+from lockstep.vocabulary.text import formats
+
+ROW_IN = 0.3
+BESIDE = 1.06
+# A difference in per cent: less is noise, and shall not look like more.
+LEAST_SPAN = 1.0
+
+
+def rows(spec: dict[str, Any], source: str) -> Canvas:
+    """Return a figure of one line for each item."""
+    items = spec["items"]
+    room = int(WIDTH_IN / 2 / CHARACTER_IN)
+    names = [wrapped(item["label"], room).partition("\n")[0] for item in items]
+    left_in = 0.2 + ticks.widest_in(names)
+    canvas = sheet(
+        spec, source, [ROW_IN * len(items) + 0.1], left_in=left_in, top_in=LINE_IN + EDGE_IN
+    )
+    (axes,) = canvas.axes
+    for y, item in enumerate(items):
+        _one_row(axes, y, item)
+        canvas.marks.append(Mark(axes, item["value"], y, _text(item)))
+    low, high = _ends(spec)
+    axes.set_xlim(low, high)
+    axes.set_ylim(len(items) - 0.4, -0.6)
+    axes.set_yticks(range(len(items)), names)
+    marks = ticks.linear(low, high)
+    axes.set_xticks(marks, [formats.trimmed(mark) for mark in marks])
+    axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
+    axes.grid(visible=False, axis="y")
+    side_head(axes, spec["ylabel"])
+    if "line" in spec:
+        axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
+    return canvas
+
+
+def _one_row(axes: Axes, y: int, item: dict[str, Any]) -> None:
+    colour = SERIES_COLOURS[1 if item.get("is_far") else 0]
+    dots = item["dots"]
+    if dots:
+        axes.plot(dots, [y] * len(dots), linestyle="none", marker=".", color=colour, alpha=0.45,
+                  markersize=8)  # fmt: skip
+    if item["interval"]:
+        axes.plot(item["interval"], [y, y], color=colour, linewidth=1.2, marker="|")
+    axes.plot([item["value"]], [y], marker="o", color=colour, markersize=6)
+
+
+def _ends(spec: dict[str, Any]) -> tuple[float, float]:
+    values = [
+        value for item in spec["items"]
+        for value in (item["value"], *item["dots"], *(item["interval"] or ()))
+    ]  # fmt: skip
+    if not spec.get("is_relative"):
+        return 0.0, BESIDE * max(values)
+    low, high = min(*values, -LEAST_SPAN), max(*values, LEAST_SPAN)
+    beside = (BESIDE - 1) * (high - low)
+    return low - beside, high + beside
+
+
+def _text(item: dict[str, Any]) -> str:
+    ends = f" ({formats.span(tuple(item['interval']))})" if item["interval"] else ""
+    return f"{item['label']}: {formats.number(item['value'])}{ends}"

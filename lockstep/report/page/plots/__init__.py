@@ -1,0 +1,1 @@
+"""What each figure shows, as plain data: `panels` places it, `figures` draws it."""
