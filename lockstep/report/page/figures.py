@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 
-from lockstep.report.page.drawing import dots, grids, lines, stacks
+from lockstep.report.page.drawing import dots, grids, stacks, traces
 from lockstep.report.page.drawing.canvas import Canvas
 from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN
 
@@ -25,7 +25,7 @@ POINTS_PER_IN = 72
 REACH_PT = 7
 
 KINDS: dict[str, Callable[[dict[str, Any], str], Canvas]] = {
-    "curve": lines.curves,
+    "curve": traces.curves,
     "category": dots.rows,
     "stack": stacks.stacks,
     "grid": grids.grid,
