@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.report.pack import pack_cli
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 """
 
 
-@click.command("report", epilog=REPORT_EXAMPLES)
+@click.command("report", epilog=REPORT_EXAMPLES + pack_cli.EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Page to write [DIR/report.html].")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV; write no page.")
@@ -64,6 +65,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
     "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
+@pack_cli.options
 def report(
     paths: tuple[Path, ...],
     output: Path | None,
@@ -73,6 +75,7 @@ def report(
     threshold: float,
     cost_per_gpu_hour: float | None,
     force: bool,
+    **pack: Any,
 ) -> int:
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
@@ -100,6 +103,9 @@ def report(
     if left_out:
         click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
     _say_kept_baselines(series, baseline)
+    if pack["proposal"]:
+        return pack_cli.write(results, series, findings, paths, threshold, force, pack)
+    pack_cli.refuse_alone(pack)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
         _print_records(series, left_out, as_csv)

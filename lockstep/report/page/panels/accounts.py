@@ -36,7 +36,7 @@ def jobs(results: Results, hours: str) -> Panel | None:
     Raises:
         ValueError: An accounting cannot be read, or is of another schema.
     """
-    rows = list(_rows(results))
+    rows = list(accounted(results))
     known = [row for row in rows if _account(row)]
     if not known:
         return None
@@ -57,7 +57,7 @@ def jobs(results: Results, hours: str) -> Panel | None:
     return made
 
 
-def _rows(results: Results) -> Iterator[Row]:
+def accounted(results: Results) -> Iterator[Row]:
     """Yield the rows of each campaign's accounting, in the order of its launches' folders."""
     launches = (one.path.parent.parent for one in results.launches)
     for folder in dict.fromkeys(one.parent for one in launches if one.name == "launches"):

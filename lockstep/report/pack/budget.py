@@ -1,0 +1,119 @@
+"""Node-hours of what is planned.
+
+    node-hours of a line = runs x repeats x hours of a run x nodes
+    hours of a run       = steps x mean time of a step / 3600
+    asked for            = sum x (1 + overhead + failed share) x charge factor
+
+The mean step counts here, not the median: a stall costs node-hours as well. A step time that nobody
+measured on so many nodes is refused, never extrapolated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series, pooled_step_s
+from lockstep.report.pack.work import Run, Work
+
+Source = Literal["measured", "given", "hours", "lump"]
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """One line of the milestones with what it costs.
+
+    Attributes:
+        source: Where the time comes from: steps at the measured or at a given time, given hours,
+            or given node-hours.
+        num_runs: Runs, each repeated so often.
+        step_s: Mean time of a step.
+        world_size: Ranks on which it was measured.
+    """
+
+    type: str
+    code: str
+    source: Source
+    num_runs: int
+    num_nodes: int | None
+    num_steps: int | None
+    step_s: float | None
+    hours: float | None
+    node_hours: float
+    world_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """All lines, and what is asked for.
+
+    Attributes:
+        node_hours: The sum of the lines.
+        with_losses: With overhead and failed share.
+        charged: With the centre's charge factor.
+    """
+
+    milestones: tuple[Milestone, ...]
+    overhead: float
+    failed_share: float
+    charge_factor: float
+    node_hours: float
+    with_losses: float
+    charged: float
+
+
+def budget(work: Work, series: Sequence[Series]) -> Budget | None:
+    """Return what the planned runs cost; None where none is planned.
+
+    Args:
+        work: What the user plans.
+        series: What was measured; the first that knows a step on so many nodes counts.
+
+    Raises:
+        ValueError: A step time was not measured on so many nodes, and none is given.
+    """
+    if not work.runs:
+        return None
+    lines = tuple(_milestone(run, work, series) for run in work.runs)
+    total = sum(line.node_hours for line in lines)
+    losses = total * (1 + work.overhead + work.failed_share)
+    return Budget(
+        lines, work.overhead, work.failed_share, work.charge_factor, total, losses,
+        losses * work.charge_factor,
+    )  # fmt: skip
+
+
+def _milestone(run: Run, work: Work, series: Sequence[Series]) -> Milestone:
+    num_runs, code = run.runs * run.repeats, run.code or work.code
+    if run.node_hours is not None:
+        return Milestone(run.type, code, "lump", num_runs, None, None, None, None, run.node_hours)
+    assert run.nodes is not None
+    source: Source = "hours" if run.steps is None else "given"
+    step_s, hours, size = run.step_s, run.hours, None
+    if run.steps is not None:
+        if step_s is None:
+            source, (step_s, size) = "measured", _measured_step(run, series)
+        hours = run.steps * step_s / SECONDS_PER_HOUR
+    assert hours is not None
+    return Milestone(
+        run.type, code, source, num_runs, run.nodes, run.steps, step_s, hours,
+        num_runs * hours * run.nodes, size,
+    )  # fmt: skip
+
+
+def _measured_step(run: Run, series: Sequence[Series]) -> tuple[float, int]:
+    """Return the mean step on as many nodes, and the ranks there were."""
+    for one in series:
+        found = [point for point in one.points if point.rows[0].num_nodes == run.nodes]
+        if found and (step_s := mean_step_s(found[-1])):
+            return step_s, found[-1].world_size
+    known = {point.rows[0].num_nodes or 0 for one in series for point in one.points} - {0}
+    raise ValueError(
+        f"run {run.type!r}: no step was measured on {run.nodes} nodes, only on {sorted(known)}; "
+        "give step_s, or measure that size"
+    )
+
+
+def mean_step_s(point: Point) -> float | None:
+    """Return a point's mean step over all rounds, which costs follow from."""
+    mean: float | None = pooled_step_s(point.rows)["mean_step_s"]
+    return mean

@@ -1,0 +1,176 @@
+"""The options of `lockstep report` that write the pack of a programme."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
+    from lockstep.report.compute.scaling import Series
+    from lockstep.report.load.results import Results, Row
+    from lockstep.report.pack.sections import Facts
+
+FIGURES = ("strong-efficiency", "weak-efficiency")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXAMPLES = """
+\b
+  lockstep report results/first --proposal eurohpc --despite
+  lockstep report results/first --proposal generic --work example --to pack --despite
+
+--proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
+LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON. It refuses, with exit code 1, what
+lockstep check objects to, flagged points and results of CPUs; --despite writes it and says so in
+the text. --work names a TOML file of what you apply for, from which the milestones follow:
+
+\b
+  schema = 1
+  machine = "LUMI-G"
+  overhead = 0.3                # restarts, set-up, contingency
+  production = { study = "strong", world_size = 16 }
+  [[runs]]                      # 3 x 0.75 h x 10 nodes x 3 = 67.5 node-hours
+  type = "Ladder"
+  runs = 3
+  repeats = 3
+  nodes = 10
+  hours = 0.75                  # or steps, at the measured mean step or at step_s
+"""
+
+
+def options(command: Command) -> Command:
+    """Add the pack's options to a command."""
+    for option in (
+        click.option("--despite", is_flag=True, help="Write a pack in spite of objections."),
+        click.option("--work", help="What you apply for: a TOML file, or `example`."),
+        click.option(
+            "--to", type=click.Path(path_type=Path), help="Folder of the pack [DIR-PROGRAMME]."
+        ),
+        click.option(
+            "--proposal",
+            type=click.Choice(["eurohpc", "generic"]),
+            help="Write a pack for a compute-time proposal in place of the page.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def refuse_alone(pack: dict[str, Any]) -> None:
+    """Refuse options that only a pack has.
+
+    Raises:
+        ValueError: One of them is given without --proposal.
+    """
+    given = [name for name in ("to", "work", "despite") if pack[name]]
+    if given:
+        raise ValueError(f"--{given[0]} is of a pack; say which with --proposal")
+
+
+def write(
+    results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
+    paths: Sequence[Path], threshold: float, force: bool, pack: dict[str, Any],
+) -> int:  # fmt: skip
+    """Write the pack, or say what forbids it.
+
+    Args:
+        results: What was loaded.
+        series: The series of what may be pooled.
+        findings: What the check has found.
+        paths: What the user named.
+        threshold: Least parallel efficiency called good.
+        force: Whether to write into a folder of other files.
+        pack: The pack's own options.
+
+    Returns:
+        The exit code: 1 where something forbids the pack.
+    """
+    from lockstep.report.pack import sections, work, writing
+
+    facts = _facts(results, series, findings, threshold, pack)
+    if facts.against:
+        _say(facts, pack["despite"])
+        if not pack["despite"]:
+            return 1
+    programme = pack["proposal"]
+    first = paths[0].resolve()
+    folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
+    writing.refuse_foreign(folder, force)
+    text = sections.document(facts, work.programmes()[programme])
+    numbers = _numbers(facts, series, programme)
+    source = sections.source(facts)
+    for path in writing.write(folder, text, facts.figures.values(), source, numbers):
+        click.echo(click.format_filename(path))
+    if facts.plan is None:
+        click.echo("no milestones: give what you plan with --work, as --help shows", err=True)
+    return 0
+
+
+def _facts(
+    results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
+    threshold: float, pack: dict[str, Any],
+) -> "Facts":  # fmt: skip
+    from lockstep.report.pack import budget, chosen, objections, outcomes, work
+    from lockstep.report.pack.sections import Facts
+    from lockstep.report.page import checked
+
+    checked.mark(series, findings)
+    planned = work.read(pack["work"])
+    found = chosen.choose(series, planned.production, threshold)
+    left_out: list[Row] = results.split()[1]
+    against = objections.objections(results, found, findings, left_out)
+    plan = budget.budget(planned, [found.series, *found.shown])
+    return Facts(
+        results, found, planned, plan, outcomes.outcomes(results), threshold,
+        _figures(results, found.shown, threshold), against,
+    )  # fmt: skip
+
+
+def _figures(
+    results: "Results", shown: "Sequence[Series]", threshold: float
+) -> dict[str, dict[str, Any]]:
+    """Return the figure of efficiency of each ladder, as the page has it."""
+    from lockstep.report.page.panels import by_study
+
+    panels = by_study.panels(results, shown, threshold, "GPU-hours")
+    specs = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
+    return {name: specs[name] for name in FIGURES if name in specs}
+
+
+def _say(facts: "Facts", despite: bool) -> None:
+    from lockstep.report.pack import pack_wording
+
+    for one in facts.against:
+        click.echo(f"objection: {pack_wording.objection(one)}", err=True)
+    if not despite:
+        click.echo(
+            "No pack is written. Mend what lockstep check names and measure again; --despite "
+            "writes it, and says so in the text.",
+            err=True,
+        )
+
+
+def _numbers(facts: "Facts", series: "Sequence[Series]", programme: str) -> dict[str, Any]:
+    """Return every number of the text, the points as `lockstep report --json` has them."""
+    from lockstep.report.compute.point_table import table
+    from lockstep.report.pack import pack_tables
+
+    point = facts.chosen.production
+    return {
+        "schema": 1,
+        "programme": programme,
+        "threshold": facts.threshold,
+        "points": table(series),
+        "production": {
+            "case": facts.chosen.series.case,
+            "world_size": point.world_size,
+            "time_of_1e6_samples_s": pack_tables.time_of_samples_s(point),
+            "node_hours_of_1e6_samples": pack_tables.node_hours_of_samples(point),
+        },
+        "agreements": [asdict(one) for one in facts.chosen.agreements],
+        "budget": asdict(facts.plan) if facts.plan else None,
+        "jobs": asdict(facts.known) if facts.known else None,
+        "objections": [one.record() for one in facts.against],
+    }

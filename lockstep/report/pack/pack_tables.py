@@ -1,0 +1,154 @@
+"""The tables of a pack: cells of text, every number from a record that the pack's JSON holds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
+from lockstep.report.pack.budget import Budget, mean_step_s
+from lockstep.report.pack.chosen import Chosen
+from lockstep.report.pack.outcomes import Outcomes
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio, span
+
+Table = dict[str, Any]
+MILLI = 1e3
+GIGA = 1e9
+COST_SAMPLES = 1e6
+
+
+def table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0,
+    bold: int | None = None, note: str = "",
+) -> Table:  # fmt: skip
+    """Return a table; columns in which every cell is unknown are left out.
+
+    Args:
+        caption: What the rows share.
+        columns: Names, each with its unit in brackets.
+        rows: Cells.
+        texts: How many columns are text, from the left.
+        bold: The row that is set in bold.
+        note: A sentence below it.
+    """
+    kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
+    heads = [columns[i].partition(" (") for i in kept]
+    return {
+        "kind": "table",
+        "caption": caption,
+        "columns": [
+            {"label": name, "unit": unit.rstrip(")"), "text": i < texts}
+            for i, (name, _, unit) in zip(kept, heads, strict=True)
+        ],
+        "rows": [[row[i] for i in kept] for row in rows],
+        "bold": bold,
+        "note": note,
+    }
+
+
+def shown(value: object) -> str:
+    """Return a value as a cell, a dash where it is unknown."""
+    return formats.DASH if value is None else str(value)
+
+
+def scaling(series: Series, chosen: Chosen, noun: str, caption: str, note: str) -> Table:
+    """Return the table of one ladder, its production row in bold."""
+    unit = series.row.sample_unit or "samples"
+    columns = (
+        f"{noun}s", "Nodes", "Global batch", "Local batch", "Step (ms)", "95 % interval (ms)",
+        "Mean step (ms)", f"Throughput ({unit}/s)", "Speed-up", "Efficiency (%)",
+        "95 % interval (%)", "Memory (GB)", "Launches",
+    )  # fmt: skip
+    rows = [_scaling_row(point) for point in series.points]
+    bold = next((i for i, p in enumerate(series.points) if p is chosen.production), None)
+    return table(caption, columns, rows, bold=bold, note=note)
+
+
+def _scaling_row(point: Point) -> list[str]:
+    row, mean = point.rows[0], mean_step_s(point)
+    return [
+        str(point.world_size), shown(row.num_nodes), shown(row.global_batch),
+        shown(row.local_batch), number(_scaled(point.step_s, MILLI)),
+        span(point.step_interval, MILLI), number(_scaled(mean, MILLI)),
+        number(point.throughput_samples_per_s), _allowed(point, ratio(point.speedup)),
+        _allowed(point, percent(point.parallel_efficiency)),
+        _allowed(point, percent_span(point.efficiency_interval)),
+        number(_scaled(peak_memory_bytes(point), 1 / GIGA)), str(point.num_launches),
+    ]  # fmt: skip
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _allowed(point: Point, text: str) -> str:
+    """Return a ratio; a dash where an error of the check forbids it."""
+    return formats.DASH if point.blocked_by else text
+
+
+def peak_memory_bytes(point: Point) -> int | None:
+    """Return the peak memory of the rank that needs most, over all launches."""
+    known = [row.peak_memory_bytes for row in point.rows if row.peak_memory_bytes]
+    return max(known, default=None)
+
+
+def time_of_samples_s(point: Point) -> float | None:
+    """Return the time that 10^6 samples take at the mean step."""
+    rate, stalls = point.throughput_samples_per_s, point.mean_over_median or 1.0
+    return None if rate is None else COST_SAMPLES / rate * stalls
+
+
+def node_hours_of_samples(point: Point) -> float | None:
+    """Return the node-hours that 10^6 samples take at the mean step."""
+    seconds, nodes = time_of_samples_s(point), point.rows[0].num_nodes
+    return None if seconds is None or not nodes else seconds * nodes / SECONDS_PER_HOUR
+
+
+def unit_costs(series: Series, chosen: Chosen, noun: str, caption: str) -> Table:
+    """Return what 10^6 samples cost at each size."""
+    unit = series.row.sample_unit or "samples"
+    per = f"per 10\u2076 {unit}"
+    columns = (
+        f"{noun}s", "Nodes", "Global batch", f"Time {per} (s)", f"Node-hours {per}",
+        f"{noun}-hours {per}",
+    )  # fmt: skip
+    rows = [
+        [str(p.world_size), shown(p.rows[0].num_nodes), shown(p.rows[0].global_batch),
+         number(time_of_samples_s(p)), number(node_hours_of_samples(p)), number(p.device_hours)]
+        for p in series.points
+    ]  # fmt: skip
+    bold = next((i for i, p in enumerate(series.points) if p is chosen.production), None)
+    return table(caption, columns, rows, bold=bold)
+
+
+def milestones(plan: Budget) -> Table:
+    """Return the milestones, with the columns that EuroHPC's form has."""
+    columns = (
+        "Run type", "Code(s)", "No. of runs", "No. of nodes", "No. of steps per run",
+        "Time per step (s)", "Hours per run", "Total node hours",
+    )  # fmt: skip
+    rows = [
+        [
+            one.type, one.code or formats.DASH, str(one.num_runs), shown(one.num_nodes),
+            shown(one.num_steps), number(one.step_s), number(one.hours), exact(one.node_hours),
+        ]
+        for one in plan.milestones
+    ]  # fmt: skip
+    rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan.node_hours)])
+    return table("Milestones", columns, rows, texts=2, bold=len(rows) - 1)
+
+
+def exact(hours: float) -> str:
+    """Return node-hours with two decimals at most, since a form's sums are checked."""
+    return f"{hours:.2f}".rstrip("0").rstrip(".")
+
+
+def outcomes(known: Outcomes) -> Table:
+    """Return how the jobs ended."""
+    rows = [[one.state, str(one.num_jobs), number(one.node_hours)] for one in known.outcomes]
+    return table("Jobs of this campaign, as Slurm accounts for them",
+                 ("State", "Jobs", "Node-hours"), rows, texts=1)  # fmt: skip
+
+
+def conditions(rows: Sequence[Sequence[str]]) -> Table:
+    """Return what is as in production and what is not."""
+    return table("Conditions of the measurement", ("Condition", "As measured"), rows, texts=2)

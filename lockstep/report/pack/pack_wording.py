@@ -1,0 +1,282 @@
+"""The sentences of a pack, each from records; nothing else of the pack is in words."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.pack import pack_tables as cells
+from lockstep.report.pack.budget import Budget, mean_step_s
+from lockstep.report.pack.chosen import Agreement, Chosen
+from lockstep.report.pack.objections import Objection
+from lockstep.report.pack.outcomes import Outcomes
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
+
+# Beyond it, stalls cost node-hours that a median does not show.
+STALLS = 1.05
+# Objections of one kind that a text names.
+MAX_NAMED = 6
+PRECISIONS = {
+    "fp32": "IEEE single precision throughout",
+    "tf32": "parameters in single precision, matrix products in TF32",
+    "bf16": "parameters in single precision, autocast to bfloat16",
+    "fp16": "parameters in single precision, autocast to half precision with a loss scale",
+}
+
+
+def caption(series: Series) -> str:
+    """Say what the rows of a ladder share."""
+    row = series.row
+    fixed = ("global batch", row.global_batch) if row.study == "strong" else (
+        "local batch", row.local_batch
+    )  # fmt: skip
+    batch = f", {fixed[0]} {fixed[1]}" if fixed[1] else ""
+    return f"{row.study.capitalize()} scaling: {row.workload}, {row.precision}{batch}"
+
+
+def relative_to(series: Series, noun: str) -> str:
+    """Name the baseline with its absolute performance and its batch."""
+    base = series.base
+    row = base.rows[0]
+    nodes = f" ({counted(row.num_nodes, 'node')})" if row.num_nodes else ""
+    return (
+        f"Speed-up and efficiency are relative to {counted(base.world_size, noun)}{nodes}, the "
+        f"smallest allocation measured, with {number(base.throughput_samples_per_s)} "
+        f"{row.sample_unit}/s at global batch {row.global_batch}."
+    )
+
+
+def production(chosen: Chosen, noun: str) -> str:
+    """Name the production row."""
+    row = chosen.production.rows[0]
+    how = "which follows from the job size below"
+    if chosen.is_given:
+        how = "named by the applicant"
+    elif chosen.production is chosen.series.base:
+        how = "the baseline, since no larger size qualifies"
+    return (
+        f"The row in bold is the production size: {counted(chosen.production.world_size, noun)} "
+        f"at global batch {row.global_batch} ({chosen.series.row.study} scaling), {how}."
+    )
+
+
+def job_size(chosen: Chosen, threshold: float, noun: str) -> str:
+    """Say why this job size: the largest that each ladder speaks for."""
+    size, goal = chosen.job_size, f"{100 * threshold:.0f} %"
+    if size.strong is None and size.weak is None:
+        return f"No size above the baseline is measured at {goal} efficiency or more."
+    said = []
+    if size.strong is not None:
+        shown = "" if size.is_shown else "; its interval does not show this yet"
+        said.append(
+            f"{counted(size.strong.world_size, noun)} is the largest size above {goal} strong "
+            f"efficiency at global batch {size.strong.rows[0].global_batch}: "
+            f"{efficiency(size.strong)}{shown}"
+        )
+    if size.weak is not None:
+        only = " is used only" if size.strong else " is the largest size"
+        said.append(
+            f"{counted(size.weak.world_size, noun)}{only} with global batch "
+            f"{size.weak.rows[0].global_batch}, where weak efficiency is {efficiency(size.weak)}"
+        )
+    return f"{'. '.join(said)}."
+
+
+def efficiency(point: Point) -> str:
+    """Return a point's efficiency with its interval."""
+    interval = point.efficiency_interval
+    found = f"95 % interval {percent_span(interval)} %" if interval else "no interval"
+    return f"{percent(point.parallel_efficiency)} % ({found})"
+
+
+def agreement(found: Sequence[Agreement], noun: str) -> str:
+    """Say how well the two ladders agree where they measured the same step."""
+    said = listed(
+        f"{100 * (one.ratio - 1):+.1f} % on {counted(one.world_size, noun)}" for one in found
+    )
+    return f"Both ladders measured the same step at some sizes; strong differs from weak by {said}."
+
+
+def stalls(series: Iterable[Series], noun: str) -> str:
+    """Name the points whose mean step is far above the median; empty where none is."""
+    said = [
+        f"{ratio(point.mean_over_median)} times in {one.row.study} scaling on "
+        f"{counted(point.world_size, noun)}"
+        for one in series for point in one.points
+        if (point.mean_over_median or 1.0) > STALLS
+    ]  # fmt: skip
+    if not said:
+        return ""
+    return (
+        f"Single rounds stall, so that the mean step is above the median: {listed(said)}. "
+        "Node-hours follow from the mean."
+    )
+
+
+def precision(chosen: Chosen) -> str:
+    """Say in which precision the tables are."""
+    found = dict.fromkeys(one.row.precision for one in chosen.shown)
+    return " ".join(
+        f"The tables hold {name}: {PRECISIONS.get(str(name), 'as PyTorch defines it')}."
+        for name in found
+    )
+
+
+def time_to_solution(chosen: Chosen, plan: Budget | None) -> str:
+    """Say how long the production step, and what is planned, takes."""
+    point = chosen.production
+    unit = point.rows[0].sample_unit or "samples"
+    mean = mean_step_s(point)
+    text = (
+        f"At the production size an optimizer update takes {number(_ms(point.step_s))} ms in the "
+        f"median and {number(_ms(mean))} ms in the mean; 10\u2076 {unit} take "
+        f"{number(cells.time_of_samples_s(point))} s."
+    )
+    for one in plan.milestones if plan else ():
+        if one.num_steps is not None:
+            text += f" {one.type}: a run of {one.num_steps} steps takes {number(one.hours)} h."
+    return text
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * cells.MILLI
+
+
+def scale(chosen: Chosen, noun: str) -> str:
+    """Say how large the machine was that was measured."""
+    sizes = sorted({point.world_size for point in chosen.points})
+    nodes = sorted({point.rows[0].num_nodes or 1 for point in chosen.points})
+    per_node = chosen.production.rows[0].ranks_per_node
+    text = (
+        f"Measured from {sizes[0]} to {counted(sizes[-1], noun)} "
+        f"({listed(sizes)}), on {_range(nodes)} {'node' if nodes[-1] == 1 else 'nodes'}."
+    )
+    return f"{text} A node takes {counted(per_node, noun)} of the job." if per_node else text
+
+
+def mechanism(points: Sequence[Point], version: str) -> list[str]:
+    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, statistics."""
+    rows = [row for point in points for row in point.rows]
+    rounds = _range(row.rounds for row in rows)
+    steps = _range(row.steps_per_round for row in rows)
+    launches = _range(point.num_launches for point in points)
+    return [
+        f"Timers around the main loop (Lockstep {version}): after untimed warm-up rounds, a round "
+        f"is an untimed barrier, then {steps} training steps that run freely, one device "
+        "synchronisation, and a monotonic clock is read. Each rank keeps its own time, and a round "
+        "lasts as long as its slowest rank. Start-up, data generation and checks are outside.",
+        f"A launch, a new process group, has {rounds} timed rounds of each case; a point has "
+        f"{launches} launches, interleaved over sizes in random order. Step times are the median "
+        "over launches of a launch's median round. Intervals are 95 % Student t on the logarithm "
+        "of one value a launch, those of ratios Welch's, which hold the baseline's uncertainty.",
+    ]
+
+
+def _range(values: Iterable[int | None]) -> str:
+    known = sorted({value for value in values if value})
+    if not known:
+        return formats.DASH
+    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+
+def memory(chosen: Chosen, on_cpus: bool) -> str:
+    """Say how much memory a rank needs."""
+    what = "resident memory of the process" if on_cpus else "memory that PyTorch allocated"
+    needed = cells.peak_memory_bytes(chosen.production)
+    if needed is None:
+        return "Memory was not recorded."
+    return (
+        f"The rank that needs most has a peak of {number(needed / cells.GIGA)} GB at the "
+        f"production size ({what}); the tables have it for every size."
+    )
+
+
+def peak(mfu: float) -> str:
+    """Say which share of the peak is used."""
+    return (
+        f"The model's floating-point operations are {percent(mfu)} % of the datasheet's dense peak "
+        "of the devices at the production size."
+    )
+
+
+def basis(known: Sequence[dict[str, Any]]) -> str:
+    """Say what a measured step contains, and of what it is therefore a bound."""
+    if not known:
+        return "Basis: what a step read is not recorded, so the numbers may be an upper bound."
+    words = "; ".join(listed(f"{name} {value}" for name, value in one.items()) for one in known)
+    if not any(is_bound(one) for one in known):
+        return f"Basis: whole application including input ({words})."
+    return (
+        f"Basis: whole training step excluding I/O ({words}). Throughput and efficiency are an "
+        "upper bound for production, which also reads and decodes data, writes checkpoints, and "
+        "may have batches of unequal length."
+    )
+
+
+def is_bound(one: dict[str, Any]) -> bool:
+    """Tell whether a basis leaves out what production has."""
+    return one.get("data") == "synthetic" or one.get("input") == "not timed"
+
+
+def budget(plan: Budget, known: Outcomes | None) -> list[str]:
+    """Say how the node-hours come about, which input is measured and which is planned."""
+    measured = [
+        f"{one.type} on {one.world_size} ranks"
+        for one in plan.milestones if one.source == "measured"
+    ]  # fmt: skip
+    source = (
+        f"times per step are measured ({listed(measured)})" if measured
+        else "all times are the applicant's own"
+    )  # fmt: skip
+    said = [
+        f"Node-hours are runs x hours of a run x nodes; {source}, the numbers of runs, steps and "
+        f"nodes are planned. With {percent(plan.overhead)} % for overhead and "
+        f"{percent(plan.failed_share)} % for failed jobs, {cells.exact(plan.node_hours)} become "
+        f"{cells.exact(plan.with_losses)} node-hours."
+    ]
+    if plan.charge_factor != 1:
+        said.append(
+            f"At a charge factor of {plan.charge_factor:g} that is {cells.exact(plan.charged)}."
+        )
+    if known is not None:
+        said.append(
+            f"Jobs of this campaign that did not complete took {percent(known.failed_share)} % of "
+            "its node-hours."
+        )
+    return said
+
+
+def waits(known: Outcomes) -> str:
+    """Say how long jobs waited."""
+    if known.wait_s is None:
+        return "How long jobs waited is not known."
+    return (
+        f"Jobs waited {in_words(known.wait_s[0])} in the median, {in_words(known.wait_s[1])} at "
+        "the 90th percentile. A job that did not complete may still hold valid measurements: each "
+        "case is on disk when it ends."
+    )
+
+
+def objection(one: Objection) -> str:
+    """Return one objection as a sentence without its full stop."""
+    if one.finding is not None:
+        return f"{one.finding.rule}: {one.finding.where}: {one.finding.message}"
+    if one.kind == "cpus":
+        return "measured on CPUs, where ranks share cores and memory bandwidth: a functional test"
+    if one.kind == "left-out":
+        return (
+            f"{counted(len(one.launches), 'launch')} may not be pooled with the others of "
+            f"{counted(one.num_points, 'point')}: {listed(one.launches, MAX_NAMED)}"
+        )
+    return f"{counted(one.num_points, 'point')} flagged: {listed(one.flags, MAX_NAMED)}"
+
+
+def despite(found: Sequence[Objection]) -> str:
+    """Say at the head of a text what stands against it."""
+    said = "; ".join(objection(one) for one in found[:MAX_NAMED])
+    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return (
+        f"No proposal evidence. This text was written despite {counted(len(found), 'objection')}: "
+        f"{said}{more}."
+    )

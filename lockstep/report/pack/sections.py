@@ -1,0 +1,278 @@
+"""From results to the text of a pack as plain data: headings, each with blocks.
+
+A block is a dict of kind `text`, `table` or `figure`. A part is what one heading of a programme
+asks for; `reports/pack/*.toml` says which parts stand under which heading. A part of which nothing
+is known gives no block, and a heading without blocks is left out.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lockstep.report.load.results import Results
+from lockstep.report.pack import pack_tables, pack_wording
+from lockstep.report.pack.budget import Budget
+from lockstep.report.pack.chosen import Chosen
+from lockstep.report.pack.objections import Objection
+from lockstep.report.pack.outcomes import Outcomes
+from lockstep.report.pack.work import Work
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, listed
+
+Block = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a text is made of.
+
+    Attributes:
+        plan: What the planned runs cost, if any are planned.
+        known: What accounting says of the campaign's jobs.
+        figures: Figures by id: id, title, note.
+        against: What forbids to hand the results in.
+    """
+
+    results: Results
+    chosen: Chosen
+    work: Work
+    plan: Budget | None
+    known: Outcomes | None
+    threshold: float
+    figures: Mapping[str, dict[str, Any]]
+    against: Sequence[Objection]
+
+    @property
+    def noun(self) -> str:
+        """What a rank computes on."""
+        return "rank" if self.results.on_cpus else "GPU"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Facts of the first launch that has any; they differ in none that matters."""
+        return next((one.provenance for one in self.results.launches if one.provenance), {})
+
+    @property
+    def basis(self) -> list[dict[str, Any]]:
+        """What the measured steps read, each kind once."""
+        rows = [row for point in self.chosen.points for row in point.rows]
+        given = [one for row in rows if isinstance(one := row.details.get("basis"), dict)]
+        return [one for i, one in enumerate(given) if one not in given[:i]]
+
+
+def document(facts: Facts, programme: Path) -> dict[str, Any]:
+    """Return the text: a title, what stands against it, and sections of blocks.
+
+    Args:
+        facts: All that it is made of.
+        programme: The file of headings.
+    """
+    form = tomllib.loads(programme.read_text(encoding="utf-8"))
+    made = [_section(one, facts) for one in form["sections"]]
+    return {
+        "title": form["title"],
+        "against": pack_wording.despite(facts.against) if facts.against else "",
+        "sections": [one for one in made if one["blocks"]],
+    }
+
+
+def _section(form: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    parts = form.get("parts", [])
+    blocks = [block for part in parts for block in _part(part, facts)]
+    return {
+        "heading": form["heading"], "level": form.get("level", 2),
+        "annex": form.get("annex", False), "blocks": blocks,
+    }  # fmt: skip
+
+
+def _part(name: str, facts: Facts) -> list[Block]:
+    own = facts.work.statements.get(name)
+    return PARTS[name](facts) + (_texts(own) if own else [])
+
+
+def _texts(*sentences: str) -> list[Block]:
+    return [{"kind": "text", "text": one} for one in sentences if one]
+
+
+def source(facts: Facts) -> str:
+    """Say where a figure comes from that is saved apart from its text."""
+    return f"{_measured_on(facts)}. {pack_wording.basis(facts.basis)}"
+
+
+def _measured_on(facts: Facts) -> str:
+    launches = facts.results.launches
+    devices = dict.fromkeys(
+        str(name) for one in launches for name in one.provenance.get("device_names") or []
+    )
+    days = sorted({str(one.facts["started"])[:10] for one in launches if one.facts.get("started")})
+    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "on an unknown day"
+    return (
+        f"Measured on {listed(devices, 4) or formats.DASH}, {when}, in "
+        f"{counted(len(launches), 'launch')}"
+    )
+
+
+def _testing(facts: Facts) -> list[Block]:
+    found = facts.provenance
+    software = listed(
+        f"{title} {found[name]}".strip() for name, title in SOFTWARE.items() if found.get(name)
+    )
+    wanted = f"Requested machine: {facts.work.machine}. " if facts.work.machine else ""
+    image = found.get("image_sha256")
+    held = f"Container image with SHA-256 {image}" if image else "No container image"
+    return _texts(f"{wanted}{_measured_on(facts)}. Software: {software}. {held}.")
+
+
+SOFTWARE = {
+    "torch": "PyTorch", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "driver": "driver",
+    "python": "Python", "os": "",
+}  # fmt: skip
+
+
+def _scalability(facts: Facts) -> list[Block]:
+    chosen, noun = facts.chosen, facts.noun
+    blocks: list[Block] = []
+    for one in chosen.shown:
+        note = pack_wording.relative_to(one, noun)
+        caption = pack_wording.caption(one)
+        title = noun.capitalize() if noun == "rank" else noun
+        blocks.append(pack_tables.scaling(one, chosen, title, caption, note))
+    more = chosen.num_others
+    blocks += _texts(
+        pack_wording.production(chosen, noun),
+        pack_wording.job_size(chosen, facts.threshold, noun),
+        pack_wording.agreement(chosen.agreements, noun) if chosen.agreements else "",
+        pack_wording.stalls(chosen.shown, noun),
+        f"{counted(more, 'further ladder')} of these results: numbers.json." if more else "",
+    )
+    figures = (
+        {name: spec.get(name, "") for name in ("id", "title", "note")}
+        for spec in facts.figures.values()
+    )
+    return blocks + [{"kind": "figure"} | figure for figure in figures]
+
+
+def _precision(facts: Facts) -> list[Block]:
+    return _texts(pack_wording.precision(facts.chosen))
+
+
+def _time(facts: Facts) -> list[Block]:
+    return _texts(pack_wording.time_to_solution(facts.chosen, facts.plan))
+
+
+def _scale(facts: Facts) -> list[Block]:
+    return _texts(pack_wording.scale(facts.chosen, facts.noun))
+
+
+def _mechanism(facts: Facts) -> list[Block]:
+    version = str(facts.provenance.get("lockstep_version", formats.DASH))
+    return _texts(*pack_wording.mechanism(facts.chosen.points, version))
+
+
+def _basis(facts: Facts) -> list[Block]:
+    return _texts(pack_wording.basis(facts.basis))
+
+
+def _memory(facts: Facts) -> list[Block]:
+    return _texts(pack_wording.memory(facts.chosen, facts.results.on_cpus))
+
+
+def _peak(facts: Facts) -> list[Block]:
+    known = [row.mfu for row in facts.chosen.production.rows if row.mfu is not None]
+    return _texts(pack_wording.peak(median(known))) if known else []
+
+
+def _milestones(facts: Facts) -> list[Block]:
+    if facts.plan is None:
+        return []
+    return [
+        pack_tables.milestones(facts.plan),
+        *_texts(*pack_wording.budget(facts.plan, facts.known)),
+    ]
+
+
+def _unit_costs(facts: Facts) -> list[Block]:
+    noun = facts.noun.capitalize() if facts.noun == "rank" else facts.noun
+    return [
+        pack_tables.unit_costs(one, facts.chosen, noun, pack_wording.caption(one))
+        for one in facts.chosen.shown
+    ]
+
+
+def _outcomes(facts: Facts) -> list[Block]:
+    if facts.known is None:
+        return []
+    return [pack_tables.outcomes(facts.known), *_texts(pack_wording.waits(facts.known))]
+
+
+def _parallel(facts: Facts) -> list[Block]:
+    backend = facts.provenance.get("backend") or formats.DASH
+    return _texts(
+        "Data parallel training with PyTorch DistributedDataParallel: one process for each "
+        "device, each with a replica of the model and its share of the global batch. "
+        "Gradients are summed over all ranks by bucketed all-reduce operations that overlap with "
+        f"the backward pass (back end {backend})."
+    )
+
+
+def _io(facts: Facts) -> list[Block]:
+    bound = not facts.basis or any(map(pack_wording.is_bound, facts.basis))
+    return _texts(
+        "The measured steps read and write no files; checkpoints are outside the timed steps."
+        if bound
+        else "The measured steps read their input; checkpoints are outside the timed steps."
+    )
+
+
+def _workflow(facts: Facts) -> list[Block]:
+    name = facts.results.campaign.get("name")
+    planned = len(facts.results.campaign.get("launches", [])) or len(facts.results.launches)
+    return _texts(
+        f"Lockstep runs the ladder{f' {name}' if name else ''} as {counted(planned, 'launch')} of "
+        "growing size, under Slurm or torchrun. A job that is killed loses no finished case and "
+        "is resumed where it ended."
+    )
+
+
+def _data(facts: Facts) -> list[Block]:
+    del facts
+    return _texts(
+        "Every rank's time of every round is kept as JSON, with logs, accounting, versions and "
+        "checksums; lockstep bundle makes one archive of them, ready to be deposited."
+    )
+
+
+def _conditions(facts: Facts) -> list[Block]:
+    row = facts.chosen.production.rows[0]
+    basis = facts.basis[0] if facts.basis else {}
+    rows = [
+        ["Model", row.workload], ["Precision", str(row.precision)],
+        ["Global batch", str(row.global_batch)],
+        *([name.capitalize(), str(value)] for name, value in basis.items()),
+        ["Checkpoints", "none in a timed step"],
+    ]  # fmt: skip
+    return [pack_tables.conditions(rows)]
+
+
+PARTS: dict[str, Callable[[Facts], list[Block]]] = {
+    "testing": _testing,
+    "scalability": _scalability,
+    "precision": _precision,
+    "time": _time,
+    "scale": _scale,
+    "mechanism": _mechanism,
+    "basis": _basis,
+    "memory": _memory,
+    "peak": _peak,
+    "milestones": _milestones,
+    "unit_costs": _unit_costs,
+    "outcomes": _outcomes,
+    "parallel": _parallel,
+    "io": _io,
+    "workflow": _workflow,
+    "data": _data,
+    "conditions": _conditions,
+}

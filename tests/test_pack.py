@@ -1,0 +1,153 @@
+"""The pack of a proposal: node-hours, headings, numbers that are the JSON's, and LaTeX."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from data.report_samples import full_tree, strong_tree
+
+from lockstep.cli import lockstep
+from lockstep.report.pack import tex, work
+from lockstep.report.pack.budget import budget
+from lockstep.vocabulary.text import formats
+
+EUROHPC = (
+    *("Testing of your code on the requested machine", "Strong and weak scalability"),
+    *("Precision reported", "Time-to-solution", "System scale", "Measurement mechanism"),
+    *("Memory usage", "Milestones and node hours", "Parallel programming", "I/O requirements"),
+    *("Software workflow solution", "Data management"),
+)
+LADDER = {"type": "ladder", "runs": 3, "repeats": 3, "nodes": 10, "hours": 0.75}
+NODES = [{"type": t, "runs": r, "nodes": 8, "hours": h} for t, r, h in (("a", 2, 10), ("b", 3, 8))]
+LUMPS = [{"type": t, "node_hours": hours} for t, hours in (("c", 50), ("d", 100))]
+
+
+def run(*arguments):
+    return CliRunner().invoke(
+        lockstep, ["report", *map(str, arguments)], catch_exceptions=False, standalone_mode=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "hours", "asked"),
+    [
+        ({"runs": [LADDER]}, 67.5, 67.5),
+        ({"runs": [LADDER], "overhead": 0.3}, 67.5, 87.75),
+        ({"runs": [LADDER], "overhead": 0.2, "failed_share": 0.1, "charge_factor": 2}, 67.5, 175.5),
+        ({"runs": [{"type": "x", "runs": 8, "nodes": 4, "hours": 10}]}, 320, 320),
+        ({"runs": [*NODES, *LUMPS]}, 502, 502),
+        ({"runs": [{"type": "x", "nodes": 2, "steps": 7200, "step_s": 0.5}]}, 2, 2),
+    ],
+)
+def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
+    found = budget(work.Work.model_validate({"schema": 1} | given), [])
+    assert found.node_hours == pytest.approx(hours)
+    assert found.charged == pytest.approx(asked)
+
+
+@pytest.fixture(scope="module")
+def pack(measured, tmp_path_factory):
+    """The pack of a measured campaign, in spite of its CPUs, with milestones."""
+    folder = tmp_path_factory.mktemp("pack") / "eurohpc"
+    ended = run(
+        *(measured / "fp32", "--proposal", "eurohpc", "--work", "example", "--despite"),
+        *("--to", folder),
+    )
+    assert ended.return_value == 0, ended.output
+    return folder
+
+
+def test_it_answers_every_heading_in_the_form_s_order(pack):
+    heads = re.findall(r"^##+ (.*)$", (pack / "proposal.md").read_text(), re.MULTILINE)
+    assert [head for head in heads if head in EUROHPC] == list(EUROHPC)
+
+
+def test_its_points_are_those_of_the_json_and_every_number_is_in_it(pack, measured):
+    numbers = json.loads((pack / "numbers.json").read_text())
+    assert numbers["points"] == json.loads(run(measured / "fp32", "--json").stdout)["points"]
+    text = (pack / "proposal.md").read_text().replace("\\", "")
+    known = set(written(numbers))
+    said = set(re.findall(rf"(?<![\w.])\d[\d{formats.THIN}]*\.\d+(?![\w.])", text))
+    # Versions of software, and what the file of planned runs says itself.
+    software = re.search(r"Software: .*", text)[0]
+    assert {one for one in said if one not in known and one not in software} == set()
+
+
+def written(value):
+    """Yield each number of a JSON value as a text may write it."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from written(one)
+    elif isinstance(value, int | float):
+        yield from (formats.ratio(value), formats.percent(value), f"{value:.2f}".rstrip("0"))
+        yield from (formats.number(value * scale) for scale in (1, 1e3, 1e-9))
+        yield f"{100 * (value - 1):.1f}"
+    if isinstance(value, dict) and value.get("mean_step_s") and value.get("step_s"):
+        stalls = value["mean_step_s"] / value["step_s"]
+        rate = value["throughput_samples_per_s"] or 1.0
+        seconds = 1e6 / rate * stalls
+        yield formats.ratio(stalls)
+        yield from map(formats.number, (seconds, seconds / 3600 * (value["num_nodes"] or 1)))
+
+
+def test_it_refuses_what_is_no_evidence_and_says_so_where_it_is_forced(measured, tmp_path, pack):
+    refused = run(measured / "fp32", "--proposal", "generic", "--to", tmp_path / "none")
+    assert refused.return_value == 1
+    assert not (tmp_path / "none").exists()
+    kinds = {one["kind"] for one in json.loads((pack / "numbers.json").read_text())["objections"]}
+    assert "cpus" in kinds
+    for name in ("proposal.md", "proposal.tex"):
+        assert "No proposal evidence" in (pack / name).read_text()
+
+
+def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size(tmp_path):
+    folder = strong_tree(tmp_path / "good", {1: (0.1, 0.101), 2: (0.06, 0.061), 4: (0.05, 0.051)})
+    ended = run(folder, "--proposal", "generic")
+    assert ended.return_value == 0, ended.output
+    text = (tmp_path / "good-generic" / "proposal.md").read_text()
+    assert re.search(r"^\| \*\*2\*\* \| \*\*1\*\* \| \*\*64\*\*", text, re.MULTILINE)
+    assert "No proposal evidence" not in text
+    assert run(folder, "--proposal", "generic").return_value == 0  # its own folder again
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    with pytest.raises(ValueError, match="holds files that are no pack"):
+        run(folder, "--proposal", "generic", "--to", tmp_path / "other")
+
+
+def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolated(tmp_path):
+    folder = full_tree(tmp_path / "demo")
+    plan = tmp_path / "work.toml"
+    plan.write_text('schema = 1\n[[runs]]\ntype = "x"\nnodes = 1\nsteps = 3600\n')
+    run(folder, "--proposal", "generic", "--despite", "--work", plan, "--to", tmp_path / "p")
+    numbers = json.loads((tmp_path / "p" / "numbers.json").read_text())
+    (line,) = numbers["budget"]["milestones"]
+    point = max(
+        (one for one in numbers["points"] if one["study"] == "strong"),
+        key=lambda one: one["world_size"],
+    )
+    assert line["node_hours"] == pytest.approx(point["mean_step_s"])
+    plan.write_text(plan.read_text().replace("nodes = 1", "nodes = 64"))
+    with pytest.raises(ValueError, match=r"no step was measured on 64 nodes, only on \[1\]"):
+        run(folder, "--proposal", "generic", "--despite", "--work", plan)
+
+
+@pytest.mark.slow
+def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
+    if not shutil.which("pdflatex") and not os.environ.get("CI"):
+        pytest.skip("pdflatex is not here")
+    # What a stranger's table may hold is set as it is.
+    hostile = tex.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
+    text = (pack / "proposal.tex").read_text()
+    (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
+    for name in ("proposal.tex", "hostile.tex"):
+        subprocess.run(
+            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name],
+            cwd=pack, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    assert (pack / "proposal.pdf").read_bytes().startswith(b"%PDF")
+    (page,) = re.findall(r"main-ends\}\{\{.*?\}\{(\d+)\}", (pack / "proposal.aux").read_text())
+    assert int(page) <= 2
