@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from data.report_samples import full_tree, strong_tree
 
 from lockstep.cli import lockstep
-from lockstep.report.pack import tex, work
-from lockstep.report.pack.budget import budget
+from lockstep.report.pack import planned_runs, tex
+from lockstep.report.pack.node_hours import budget
 from lockstep.vocabulary.text import formats
 
 EUROHPC = (
@@ -44,7 +44,7 @@ def run(*arguments):
     ],
 )
 def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
-    found = budget(work.Work.model_validate({"schema": 1} | given), [])
+    found = budget(planned_runs.Work.model_validate({"schema": 1} | given), [])
     assert found.node_hours == pytest.approx(hours)
     assert found.charged == pytest.approx(asked)
 

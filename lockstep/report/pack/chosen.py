@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.pack.work import Production
+from lockstep.report.pack.planned_runs import Production
 
 # Tables that two pages hold; the rest is in the numbers.
 MAX_SERIES = 2

@@ -87,7 +87,7 @@ def write(
     Returns:
         The exit code: 1 where something forbids the pack.
     """
-    from lockstep.report.pack import sections, work, writing
+    from lockstep.report.pack import planned_runs, sections, writing
 
     facts = _facts(results, series, findings, threshold, pack)
     if facts.against:
@@ -98,7 +98,7 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     writing.refuse_foreign(folder, force)
-    text = sections.document(facts, work.programmes()[programme])
+    text = sections.document(facts, planned_runs.programmes()[programme])
     numbers = _numbers(facts, series, programme)
     source = sections.source(facts)
     for path in writing.write(folder, text, facts.figures.values(), source, numbers):
@@ -112,16 +112,16 @@ def _facts(
     results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
     threshold: float, pack: dict[str, Any],
 ) -> "Facts":  # fmt: skip
-    from lockstep.report.pack import budget, chosen, objections, outcomes, work
+    from lockstep.report.pack import chosen, node_hours, objections, outcomes, planned_runs
     from lockstep.report.pack.sections import Facts
     from lockstep.report.page import checked
 
     checked.mark(series, findings)
-    planned = work.read(pack["work"])
+    planned = planned_runs.read(pack["work"])
     found = chosen.choose(series, planned.production, threshold)
     left_out: list[Row] = results.split()[1]
     against = objections.objections(results, found, findings, left_out)
-    plan = budget.budget(planned, [found.series, *found.shown])
+    plan = node_hours.budget(planned, [found.series, *found.shown])
     return Facts(
         results, found, planned, plan, outcomes.outcomes(results), threshold,
         _figures(results, found.shown, threshold), against,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
-from lockstep.report.pack.budget import Budget, mean_step_s
 from lockstep.report.pack.chosen import Chosen
+from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio, span

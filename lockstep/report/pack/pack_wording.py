@@ -5,8 +5,8 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack import pack_tables as cells
-from lockstep.report.pack.budget import Budget, mean_step_s
 from lockstep.report.pack.chosen import Agreement, Chosen
+from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.vocabulary.text import formats

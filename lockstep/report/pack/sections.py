@@ -14,11 +14,11 @@ from typing import Any
 
 from lockstep.report.load.results import Results
 from lockstep.report.pack import pack_tables, pack_wording
-from lockstep.report.pack.budget import Budget
 from lockstep.report.pack.chosen import Chosen
+from lockstep.report.pack.node_hours import Budget
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
-from lockstep.report.pack.work import Work
+from lockstep.report.pack.planned_runs import Work
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, listed
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lockstep.report.pack import tex
-from lockstep.report.pack.work import FOLDER
+from lockstep.report.pack.planned_runs import FOLDER
 from lockstep.report.page import figures
 from lockstep.vocabulary.records.journal import write_atomically
 

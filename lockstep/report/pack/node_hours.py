@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series, pooled_step_s
-from lockstep.report.pack.work import Run, Work
+from lockstep.report.pack.planned_runs import Run, Work
 
 Source = Literal["measured", "given", "hours", "lump"]
 
