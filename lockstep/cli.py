@@ -60,6 +60,10 @@ COMMANDS = {
         "lockstep.report.report_cli:report",
         "Make the scaling report of measured or imported results.",
     ),
+    "bundle": (
+        "lockstep.report.bundle.bundle_cli:bundle",
+        "Pack results, their page and how to reproduce them.",
+    ),
     "compare": (
         "lockstep.report.compare.compare_cli:compare",
         "Say of each point whether B is faster than A.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
@@ -66,6 +67,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
 @pack_cli.options
+@opening.of_bundles
 def report(
     paths: tuple[Path, ...],
     output: Path | None,
@@ -80,9 +82,10 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
-    that `lockstep import` wrote. Launches that may not be pooled with most of their point are left
-    out, and the exit code is 1; where that leaves no point, it is 2. The page and the table give no
-    ratio of a point that an error of lockstep check touches.
+    that `lockstep import` wrote; or one archive of `lockstep bundle` alone. Launches that may not
+    be pooled with most of their point are left out, and the exit code is 1; where that leaves no
+    point, it is 2. The page and the table give no ratio of a point that an error of lockstep check
+    touches.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of

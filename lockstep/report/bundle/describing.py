@@ -1,0 +1,204 @@
+"""The texts of a bundle: how to reproduce it, its artefact description, and its metadata."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lockstep import content
+from lockstep.report.bundle.archive import Source, digest
+from lockstep.report.compute.scaling import Series
+from lockstep.report.load.results import Results, Row
+from lockstep.report.pack import tex
+from lockstep.report.page.panels import accounts
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import DASH, listed, number, span
+
+FOLDER = content.ROOT / "reports" / "bundle"
+# What a campaign's record holds beside the keys of a campaign file.
+NOT_KEYS = ("launches", "left_out")
+# Options of a launch that name its own files.
+OWN_OPTIONS = ("--label", "--journal", "--benchmark-json", "--after", "--junitxml")
+MILLI = 1e3
+KINDS = {
+    ".json": "application/json", ".jsonl": "application/jsonl", ".html": "text/html",
+    ".md": "text/markdown", ".toml": "application/toml",
+}  # fmt: skip
+LATEST = "1970-01-01"
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the texts say.
+
+    Attributes:
+        name: Of the bundle.
+        results: What was loaded.
+        series: Its series.
+        point: The rows of the one point that it is of; None of a whole campaign.
+    """
+
+    name: str
+    results: Results
+    series: Sequence[Series]
+    point: Sequence[Row] | None = None
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Facts of the first launch that has any."""
+        return next((one.provenance for one in self.results.launches if one.provenance), {})
+
+    @property
+    def days(self) -> list[str]:
+        """Days on which launches began, in order."""
+        launches = self.results.launches
+        return sorted(
+            {str(one.facts["started"])[:10] for one in launches if one.facts.get("started")}
+        )
+
+
+def campaign_toml(campaign: Mapping[str, Any]) -> str:
+    """Return the campaign file that measures the same again."""
+    keys = {name: value for name, value in campaign.items() if name not in NOT_KEYS}
+    tables = {name: value for name, value in keys.items() if value and isinstance(value, dict)}
+    lines = [f"{name} = {_toml(value)}" for name, value in keys.items() if _is_plain(value)]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if _is_plain(value)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_plain(value: object) -> bool:
+    return value is not None and value != [] and not isinstance(value, dict)
+
+
+def _toml(value: object) -> str:
+    # Numbers, texts, truths and lists of them are alike in JSON and TOML.
+    return json.dumps(value, ensure_ascii=True)
+
+
+def environment(results: Results) -> str:
+    """Return what each launch says of its software, hardware and variables."""
+    known = {one.name: one.provenance for one in results.launches}
+    return json.dumps(known, indent=1, allow_nan=False)
+
+
+def command(described: Described) -> str:
+    """Return the command that measures the one point again; empty of a whole campaign."""
+    if described.point is None:
+        return ""
+    row = described.point[0]
+    launch = next(one for one in described.results.launches if one.name == row.launch)
+    options = [
+        word for word in map(str, launch.provenance.get("command") or [])
+        if word.startswith("--") and "=" in word and not word.startswith(OWN_OPTIONS)
+    ]  # fmt: skip
+    case = next(
+        (str(one) for one in launch.facts.get("expected") or [] if str(one).endswith(row.case)),
+        row.case,
+    )
+    start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
+    return shlex.join([*start, case, *options, "--benchmark-json=again.json"])
+
+
+def texts(described: Described) -> dict[str, bytes]:
+    """Return the texts by their names."""
+    facts = _facts(described)
+    made = {
+        name: _environment().get_template(f"{name}.j2").render(**facts).encode("utf-8")
+        for name in ("reproduce.md", "artefact.md")
+    }
+    made["environment.json"] = environment(described.results).encode()
+    if described.point is None and described.results.campaign:
+        made["campaign.toml"] = campaign_toml(described.results.campaign).encode()
+    return made
+
+
+def _facts(described: Described) -> dict[str, Any]:
+    found, results = described.provenance, described.results
+    accounted = [one.get("accounting") or {} for one in accounts.accounted(results)]
+    elapsed = [one["elapsed_s"] for one in accounted if one.get("elapsed_s")]
+    sizes = sorted({row.world_size for row in results.rows})
+    nodes = max((row.num_nodes or 1 for row in results.rows), default=1)
+    return {
+        "name": described.name,
+        "is_point": described.point is not None,
+        "is_campaign": bool(results.campaign),
+        "campaign": shlex.quote(str(results.campaign.get("name") or described.name)),
+        "command": command(described),
+        "software": {name: str(found.get(name) or DASH) for name in SOFTWARE},
+        "image": str(found.get("image_sha256") or "none: the launches ran outside a container"),
+        "seed": str(found.get("seed", DASH)),
+        "devices": listed(found.get("device_names") or [DASH]),
+        "sizes": listed(sizes),
+        "nodes": nodes,
+        "launches": len(results.launches),
+        "execution": in_words(sum(elapsed)) if elapsed else "",
+        "studies": listed(dict.fromkeys(row.study for row in results.rows)),
+        "workloads": listed(dict.fromkeys(row.workload for row in results.rows)),
+        "days": " to ".join(dict.fromkeys([*described.days[:1], *described.days[-1:]])) or DASH,
+        "expected": [
+            [one.label, p.world_size, number(p.step_s * MILLI), span(p.step_interval, MILLI)]
+            for one in described.series for p in one.points if p.step_s is not None
+        ],
+    }  # fmt: skip
+
+
+SOFTWARE = (
+    *("lockstep_version", "git_commit", "python", "torch", "cuda", "cudnn", "nccl", "driver"),
+    *("os", "kernel"),
+)
+
+
+def crate(described: Described, files: Mapping[str, Source], licence: str | None) -> bytes:
+    """Return the RO-Crate 1.1 metadata: what the archive is, and every file with its checksum.
+
+    Args:
+        described: What it is about.
+        files: Path in the bundle -> what it holds.
+        licence: Address or name of the data's licence, if the user chose one.
+    """
+    parts = [_part(name, files[name]) for name in sorted(files)]
+    root: dict[str, Any] = {
+        "@id": "./", "@type": "Dataset", "name": f"Scaling measurements: {described.name}",
+        "description": "How data-parallel PyTorch training scales, as Lockstep measured it.",
+        "datePublished": (described.days or [LATEST])[-1],
+        "hasPart": [{"@id": part["@id"]} for part in parts],
+        "mentions": {"@id": "#lockstep"},
+    }  # fmt: skip
+    if licence:
+        root["license"] = licence
+    head = {
+        "@id": "ro-crate-metadata.json", "@type": "CreativeWork", "about": {"@id": "./"},
+        "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
+    }  # fmt: skip
+    software = {
+        "@id": "#lockstep", "@type": "SoftwareApplication", "name": "Lockstep",
+        "version": str(described.provenance.get("lockstep_version") or DASH),
+    }  # fmt: skip
+    graph = [head, root, software, *parts]
+    document = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
+    return json.dumps(document, indent=1, ensure_ascii=True).encode()
+
+
+def _part(name: str, source: Source) -> dict[str, Any]:
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    return {
+        "@id": name, "@type": "File", "contentSize": str(size), "sha256": digest(source),
+        "encodingFormat": KINDS.get(Path(name).suffix, "text/plain"),
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    made = Environment(  # noqa: S701, since the filter escapes, and HTML is not what is made
+        loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    made.filters["text"] = tex.markdown
+    return made

@@ -1,0 +1,77 @@
+"""One point cut out of a campaign: what a bug report needs, and no more."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.load import sources
+from lockstep.report.load.results import Results, Row
+from lockstep.vocabulary.records import record
+
+LARGEST_BYTES = 1_000_000
+MAX_LISTED = 8
+# Of one case nobody looks for drift in these, and they are most of a file.
+LONG = ("telemetry", "rank_variant_s", "rank_alone_s", "bucket_lead_s")
+
+
+def find(results: Results, wanted: str) -> list[Row]:
+    """Return the rows of the point that `CASE@SIZE` names, one a launch.
+
+    Args:
+        results: What was loaded.
+        wanted: A part of a case's name, an @, and a world size.
+
+    Raises:
+        ValueError: No case is meant by it, or several are.
+    """
+    name, _, size = wanted.rpartition("@")
+    rows = [
+        row for row in results.rows
+        if row.origin == "measured" and str(row.world_size) == size and name in row.case
+    ]  # fmt: skip
+    cases = list(dict.fromkeys(row.case for row in rows))
+    if len(cases) != 1:
+        known = cases or list(dict.fromkeys(f"{r.case}@{r.world_size}" for r in results.rows))
+        shown = "; ".join(known[:MAX_LISTED])
+        raise ValueError(
+            f"--point {wanted}: {len(cases)} cases are meant by it; write a part of one case's "
+            f"name, an @ and a world size, of: {shown}"
+        )
+    return rows
+
+
+def documents(results: Results, rows: list[Row], *, whole: bool) -> Iterator[dict[str, Any]]:
+    """Yield each launch's result with that case alone.
+
+    Args:
+        results: What was loaded.
+        rows: What `find` returned.
+        whole: Whether to keep what is long and no round.
+    """
+    wanted = {row.launch: row.case for row in rows}
+    for launch in results.launches:
+        if case := wanted.get(launch.name):
+            yield _cut(sources.read_document(launch.path), case, whole=whole)
+
+
+def _cut(document: Mapping[str, Any], case: str, *, whole: bool) -> dict[str, Any]:
+    entries = [one for one in document["benchmarks"] if record.case_name(one) == case]
+    if not whole:
+        for entry in entries:
+            details = entry["extra_info"][record.KEY]["details"]
+            entry["extra_info"][record.KEY]["details"] = {
+                name: value for name, value in details.items() if name not in LONG
+            }
+    block = dict(document.get(record.KEY) or {})
+    own = [one for one in block.get("expected") or [] if str(one).endswith(case)]
+    cut = {"expected": own, "skipped": [], "failed": [], "complete": True}
+    return {**document, "benchmarks": entries, record.KEY: block | cut}
+
+
+def write(found: Iterator[dict[str, Any]], folder: Path) -> None:
+    """Write results as the folder of a campaign has them."""
+    for number, document in enumerate(found):
+        place = folder / sources.LAUNCHES / f"{number}"
+        place.mkdir(parents=True)
+        (place / sources.RESULT).write_text(json.dumps(document, indent=1, allow_nan=False))

@@ -1,0 +1,162 @@
+"""A bundle: the same bytes from the same data, the same page from it, and nothing hostile in."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from launched import environ
+
+from lockstep.cli import lockstep
+from lockstep.report.bundle import archive, opening
+from lockstep.vocabulary.records import record
+
+ROOT = Path(__file__).parents[1]
+SC_HEADINGS = (
+    *("Main contribution", "Computational artifact", "Relation to contributions"),
+    *("Expected results", "Expected reproduction time", "Artifact setup", "Artifact execution"),
+    "Artifact analysis",
+)
+
+
+def run(*arguments):
+    return CliRunner().invoke(
+        lockstep, [*map(str, arguments)], catch_exceptions=False, standalone_mode=False
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(measured, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bundle") / "first.tar.gz"
+    run("bundle", measured / "fp32", "--to", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(bundle, tmp_path_factory):
+    place = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(bundle) as tar:
+        tar.extractall(place, filter="data")
+    return place / "first"
+
+
+def test_the_same_data_give_the_same_bytes_and_a_bundle_the_same_page(
+    bundle, folder, measured, tmp_path
+):
+    run("bundle", measured / "fp32", "--to", tmp_path / "first.tar.gz")
+    assert (tmp_path / "first.tar.gz").read_bytes() == bundle.read_bytes()
+    run("report", tmp_path / "first.tar.gz")
+    assert (tmp_path / "report.html").read_bytes() == (folder / "report.html").read_bytes()
+
+
+def test_it_holds_the_data_and_describes_every_file(folder, measured):
+    source = measured / "fp32" / "launches" / "w2-r0" / "result.json"
+    inside = folder / "data" / "launches" / "w2-r0" / "result.json"
+    assert inside.read_bytes() == source.read_bytes()
+    graph = json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]
+    files = {one["@id"]: one["sha256"] for one in graph if one["@type"] == "File"}
+    there = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
+    assert there - files.keys() == {"ro-crate-metadata.json", archive.SUMS}
+    assert files["report.html"] == archive.digest(folder / "report.html")
+    text = (folder / "artefact.md").read_text()
+    assert all(re.search(rf"^### .. {one}$", text, re.MULTILINE) for one in SC_HEADINGS)
+
+
+@pytest.mark.slow
+def test_the_commands_of_reproduce_run(folder):
+    text = (folder / "reproduce.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    script = "".join(blocks).replace("--to again", "--to again --dry-run")
+    bin_folder = Path(sys.executable).parent
+    ended = subprocess.run(
+        ["bash", "-ec", f'lockstep() {{ "{sys.executable}" -m lockstep "$@"; }}\n{script}'],
+        cwd=folder, env=environ(ROOT) | {"PATH": f"{bin_folder}:/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (folder / "again.html").unlink()
+
+
+def test_one_point_is_cut_out_under_a_megabyte(measured, tmp_path):
+    path = tmp_path / "point.tar.gz"
+    run("bundle", measured / "fp32", "--point", "strong@2", "--to", path)
+    assert path.stat().st_size < 1_000_000
+    with opening.opened(path) as inside:
+        (case,) = {
+            record.case_name(entry)
+            for one in inside.glob("data/launches/*/result.json")
+            for entry in json.loads(one.read_text())["benchmarks"]
+        }
+        command = (inside / "reproduce.md").read_text()
+    assert f"torchrun --nproc-per-node=2 -m pytest 'bench/test_strong_scaling.py::{case}" in command
+    with pytest.raises(ValueError, match="4 cases are meant"):
+        run("bundle", measured / "fp32", "--point", "bucket@2", "--to", tmp_path / "x.tar.gz")
+
+
+def packed(path, *members, sums=True):
+    """Write an archive of (name, content or change of its header)."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, given in members:
+            info = tarfile.TarInfo(name)
+            content = given if isinstance(given, bytes) else b""
+            info.size = len(content)
+            for key, value in {} if isinstance(given, bytes) else given.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(content))
+        if sums:
+            known = {
+                name.removeprefix("x/"): given for name, given in members
+                if isinstance(given, bytes)
+            }  # fmt: skip
+            content = archive.sums(known)
+            info = tarfile.TarInfo(f"x/{archive.SUMS}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+GOOD = ("x/a", b"a")
+HOSTILE = {
+    "outside": ([GOOD, ("x/../../out", b"b")], "no file that a bundle may hold"),
+    "absolute": ([GOOD, ("/tmp/out", b"b")], "no file that a bundle may hold"),  # noqa: S108
+    "link": ([GOOD, ("x/l", {"type": tarfile.SYMTYPE, "linkname": "/etc"})], "no file that a"),
+    "hard link": ([GOOD, ("x/l", {"type": tarfile.LNKTYPE, "linkname": "x/a"})], "no file that"),
+    "device": ([GOOD, ("x/d", {"type": tarfile.CHRTYPE})], "no file that a bundle may hold"),
+    "two folders": ([GOOD, ("y/b", b"b")], "not in one folder"),
+    "twice": ([GOOD, GOOD], "File exists"),
+    "long name": ([GOOD, (f"x/{'n' * 300}", b"b")], "File name too long"),
+}
+
+
+@pytest.mark.parametrize(("members", "said"), HOSTILE.values(), ids=HOSTILE)
+def test_what_no_bundle_holds_is_refused_and_nothing_is_written_outside(tmp_path, members, said):
+    path = packed(tmp_path / "x.tar.gz", *members)
+    with pytest.raises(ValueError, match=said), opening.opened(path):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["x.tar.gz"]
+
+
+def test_a_bundle_that_is_changed_cut_short_or_too_large_is_refused(tmp_path, monkeypatch):
+    path = packed(tmp_path / "x.tar.gz", GOOD, ("x/b", b"b"))
+    with opening.opened(path) as folder:
+        assert (folder / "b").read_bytes() == b"b"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    with pytest.raises(ValueError, match="cut short"), opening.opened(path):
+        pass
+    path.write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="no bundle"), opening.opened(path):
+        pass
+    changed = archive.sums({"a": b"other"})
+    packed(path, GOOD, (f"x/{archive.SUMS}", changed), sums=False)
+    with pytest.raises(ValueError, match="'a' is not the file"), opening.opened(path):
+        pass
+    path.write_bytes(whole)
+    monkeypatch.setattr(opening, "MAX_BYTES", 1)
+    with pytest.raises(ValueError, match="unpack it"), opening.opened(path):
+        pass
