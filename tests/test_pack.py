@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from data.report_samples import full_tree, strong_tree
 
 from lockstep.cli import lockstep
-from lockstep.report.pack import planned_runs, tex
+from lockstep.report.pack import pack_cli, planned_runs, tex
 from lockstep.report.pack.node_hours import budget
 from lockstep.vocabulary.text import formats
 
@@ -59,6 +59,10 @@ def pack(measured, tmp_path_factory):
     )
     assert ended.return_value == 0, ended.output
     return folder
+
+
+def test_every_form_that_ships_can_be_asked_for():
+    assert {*planned_runs.programmes()} == {*pack_cli.FORMS}
 
 
 def test_it_answers_every_heading_in_the_form_s_order(pack):
@@ -133,6 +137,23 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
     plan.write_text(plan.read_text().replace("nodes = 1", "nodes = 64"))
     with pytest.raises(ValueError, match=r"no step was measured on 64 nodes, only on \[1\]"):
         run(folder, "--proposal", "generic", "--despite", "--work", plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["development", "paper", "slides"])
+def test_the_other_forms_compile(measured, tmp_path, form):
+    if not shutil.which("pdflatex") and not os.environ.get("CI"):
+        pytest.skip("pdflatex is not here")
+    run(
+        *(measured / "fp32", "--proposal", form, "--work", "example", "--despite"),
+        *("--to", tmp_path / form),
+    )
+    ended = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "proposal.tex"],
+        cwd=tmp_path / form, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (pages,) = re.findall(r"Output written on proposal.pdf \((\d+) page", ended.stdout)
+    assert int(pages) == 5 or form != "slides"
 
 
 @pytest.mark.slow

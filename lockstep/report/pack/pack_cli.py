@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lockstep.report.load.results import Results, Row
     from lockstep.report.pack.sections import Facts
 
+# The files of `reports/pack`.
+FORMS = ("eurohpc", "generic", "development", "paper", "slides")
 FIGURES = ("strong-efficiency", "weak-efficiency")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,7 +24,8 @@ EXAMPLES = """
   lockstep report results/first --proposal generic --work example --to pack --despite
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
-LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON. It refuses, with exit code 1, what
+LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON; development, paper and slides fill
+a longer proposal, a paper and five slides. It refuses, with exit code 1, what
 lockstep check objects to, flagged points and results of CPUs; --despite writes it and says so in
 the text. --work names a TOML file of what you apply for, from which the milestones follow:
 
@@ -50,8 +53,8 @@ def options(command: Command) -> Command:
         ),
         click.option(
             "--proposal",
-            type=click.Choice(["eurohpc", "generic"]),
-            help="Write a pack for a compute-time proposal in place of the page.",
+            type=click.Choice(FORMS),
+            help="Write a pack for a compute-time proposal, or a paper or slides, and no page.",
         ),
     ):
         command = option(command)
@@ -115,6 +118,7 @@ def _facts(
     from lockstep.report.pack import chosen, node_hours, objections, outcomes, planned_runs
     from lockstep.report.pack.sections import Facts
     from lockstep.report.page import checked
+    from lockstep.report.words import verdict_card
 
     checked.mark(series, findings)
     planned = planned_runs.read(pack["work"])
@@ -124,7 +128,7 @@ def _facts(
     plan = node_hours.budget(planned, [found.series, *found.shown])
     return Facts(
         results, found, planned, plan, outcomes.outcomes(results), threshold,
-        _figures(results, found.shown, threshold), against,
+        _figures(results, found.shown, threshold), against, verdict_card.judge(series, threshold),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.pack.chosen import Chosen
 from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.outcomes import Outcomes
+from lockstep.report.pack.planned_runs import Run
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio, span
 
@@ -14,6 +15,8 @@ Table = dict[str, Any]
 MILLI = 1e3
 GIGA = 1e9
 COST_SAMPLES = 1e6
+# A month in which something is done.
+MARK = "\u25a0"
 
 
 def table(
@@ -135,6 +138,17 @@ def milestones(plan: Budget) -> Table:
     ]  # fmt: skip
     rows.append(["Sum", *([""] * (len(columns) - 2)), exact(plan.node_hours)])
     return table("Milestones", columns, rows, texts=2, bold=len(rows) - 1)
+
+
+def gantt(runs: Sequence[Run]) -> Table:
+    """Return which run types take which months."""
+    spans = [range(run.start_month or 1, (run.start_month or 1) + run.months) for run in runs]
+    months = range(1, max(span.stop for span in spans))
+    rows = [
+        [run.type, *(MARK if month in own else " " for month in months)]
+        for run, own in zip(runs, spans, strict=True)
+    ]
+    return table("Work plan by month", ("Run type", *map(str, months)), rows, texts=1)
 
 
 def exact(hours: float) -> str:

@@ -12,6 +12,7 @@ from lockstep.vocabulary.text.inputs import MAX_RATE, SchemaVersion
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=MAX_RATE, allow_inf_nan=False)]
+Month = Annotated[int, Field(ge=1, le=60)]
 Text = Annotated[str, Field(max_length=4000)]
 
 
@@ -33,6 +34,8 @@ class Run(_Table):
         None, description="seconds of a step; by default the mean measured on so many nodes"
     )
     node_hours: Amount | None = Field(None, description="of the whole line, where it is no product")
+    start_month: Month | None = Field(None, description="first month of the work, from 1")
+    months: Month = Field(1, description="how many months it takes")
 
     @model_validator(mode="after")
     def _one_way(self) -> "Run":

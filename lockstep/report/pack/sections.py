@@ -1,8 +1,8 @@
 """From results to the text of a pack as plain data: headings, each with blocks.
 
-A block is a dict of kind `text`, `table` or `figure`. A part is what one heading of a programme
-asks for; `reports/pack/*.toml` says which parts stand under which heading. A part of which nothing
-is known gives no block, and a heading without blocks is left out.
+A block is a dict of kind `text`, `lines`, `table` or `figure`. A part is what one heading of a
+programme asks for; `reports/pack/*.toml` says which parts stand under which heading. A part of
+which nothing is known gives no block, and a heading without blocks is left out.
 """
 
 import tomllib
@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results
 from lockstep.report.pack import pack_tables, pack_wording
 from lockstep.report.pack.chosen import Chosen
@@ -19,6 +20,7 @@ from lockstep.report.pack.node_hours import Budget
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Work
+from lockstep.report.words.verdict_card import Judged
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, listed
 
@@ -34,6 +36,7 @@ class Facts:
         known: What accounting says of the campaign's jobs.
         figures: Figures by id: id, title, note.
         against: What forbids to hand the results in.
+        card: What bounds the step; None where no variants were timed.
     """
 
     results: Results
@@ -44,6 +47,7 @@ class Facts:
     threshold: float
     figures: Mapping[str, dict[str, Any]]
     against: Sequence[Objection]
+    card: Judged | None = None
 
     @property
     def noun(self) -> str:
@@ -74,6 +78,7 @@ def document(facts: Facts, programme: Path) -> dict[str, Any]:
     made = [_section(one, facts) for one in form["sections"]]
     return {
         "title": form["title"],
+        "slides": form.get("slides", False),
         "against": pack_wording.despite(facts.against) if facts.against else "",
         "sections": [one for one in made if one["blocks"]],
     }
@@ -90,7 +95,9 @@ def _section(form: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
 
 def _part(name: str, facts: Facts) -> list[Block]:
     own = facts.work.statements.get(name)
-    return PARTS[name](facts) + (_texts(own) if own else [])
+    # A part that only its author can write has a place, and no words of ours.
+    made = PARTS[name](facts) if name in PARTS else []
+    return made + (_texts(own) if own else [])
 
 
 def _texts(*sentences: str) -> list[Block]:
@@ -133,26 +140,62 @@ SOFTWARE = {
 
 
 def _scalability(facts: Facts) -> list[Block]:
-    chosen, noun = facts.chosen, facts.noun
-    blocks: list[Block] = []
-    for one in chosen.shown:
-        note = pack_wording.relative_to(one, noun)
-        caption = pack_wording.caption(one)
-        title = noun.capitalize() if noun == "rank" else noun
-        blocks.append(pack_tables.scaling(one, chosen, title, caption, note))
-    more = chosen.num_others
-    blocks += _texts(
+    return [*_tables(facts), *_job_size(facts), *_drawn(facts)]
+
+
+def _tables(facts: Facts) -> list[Block]:
+    return [_table(facts, one) for one in facts.chosen.shown]
+
+
+def _main_table(facts: Facts) -> list[Block]:
+    size = pack_wording.job_size(facts.chosen, facts.threshold, facts.noun)
+    return [_table(facts, facts.chosen.series), *_texts(size)]
+
+
+def _table(facts: Facts, one: Series) -> Block:
+    noun = facts.noun
+    title = noun.capitalize() if noun == "rank" else noun
+    caption, note = pack_wording.caption(one), pack_wording.relative_to(one, noun)
+    return pack_tables.scaling(one, facts.chosen, title, caption, note)
+
+
+def _job_size(facts: Facts) -> list[Block]:
+    chosen, noun, more = facts.chosen, facts.noun, facts.chosen.num_others
+    return _texts(
         pack_wording.production(chosen, noun),
         pack_wording.job_size(chosen, facts.threshold, noun),
         pack_wording.agreement(chosen.agreements, noun) if chosen.agreements else "",
         pack_wording.stalls(chosen.shown, noun),
         f"{counted(more, 'further ladder')} of these results: numbers.json." if more else "",
     )
+
+
+def _drawn(facts: Facts) -> list[Block]:
     figures = (
         {name: spec.get(name, "") for name in ("id", "title", "note")}
         for spec in facts.figures.values()
     )
-    return blocks + [{"kind": "figure"} | figure for figure in figures]
+    return [{"kind": "figure"} | figure for figure in figures]
+
+
+def _abstract(facts: Facts) -> list[Block]:
+    noun = facts.noun
+    return _texts(
+        f"{_measured_on(facts)}: data-parallel training of {facts.chosen.series.row.workload}. "
+        f"{pack_wording.scale(facts.chosen, noun)} "
+        f"{pack_wording.job_size(facts.chosen, facts.threshold, noun)} "
+        f"{pack_wording.basis(facts.basis)}"
+    )
+
+
+def _bottleneck(facts: Facts) -> list[Block]:
+    card = facts.card
+    return [{"kind": "lines", "title": card.title, "lines": card.lines}] if card else []
+
+
+def _gantt(facts: Facts) -> list[Block]:
+    dated = [run for run in facts.work.runs if run.start_month is not None]
+    return [pack_tables.gantt(dated)] if dated else []
 
 
 def _precision(facts: Facts) -> list[Block]:
@@ -259,7 +302,12 @@ def _conditions(facts: Facts) -> list[Block]:
 
 PARTS: dict[str, Callable[[Facts], list[Block]]] = {
     "testing": _testing,
+    "abstract": _abstract,
     "scalability": _scalability,
+    "main_table": _main_table,
+    "figures": _drawn,
+    "bottleneck": _bottleneck,
+    "gantt": _gantt,
     "precision": _precision,
     "time": _time,
     "scale": _scale,

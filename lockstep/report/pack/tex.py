@@ -15,6 +15,7 @@ _TEX = {
 }  # fmt: skip
 _TEX |= {"\u00b2": "$^2$", "\u00b3": "$^3$", "\u2076": "$^6$", "\u2079": "$^9$"}
 _TEX['"'] = "''"
+_TEX["\u25a0"] = r"\rule{5pt}{5pt}"
 # A combining mark -> LaTeX's command, which puts it over the letter.
 _MARKS = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030a": "r",
