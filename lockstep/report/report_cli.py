@@ -90,12 +90,9 @@ def report(
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
-    from lockstep.report.page import checked
     from lockstep.report.page.content_of_page import page as build_page
 
-    if as_csv and as_json:
-        raise ValueError("--csv and --json both want stdout; choose one")
-    _refuse_numbers(threshold, cost_per_gpu_hour)
+    _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
     results = gather(paths)
     free, left_out = results.split()
     if left_out and not free:
@@ -103,9 +100,7 @@ def report(
     series = series_of(free, baseline, cost_per_gpu_hour)
     findings = checker.check(results)
     terminal.say_errors(findings)
-    if left_out:
-        click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
-    _say_kept_baselines(series, baseline)
+    _say_kept(left_out, series, baseline)
     if pack["proposal"]:
         return pack_cli.write(results, series, findings, paths, threshold, force, pack)
     pack_cli.refuse_alone(pack)
@@ -122,10 +117,12 @@ def report(
     return code
 
 
-def _refuse_numbers(threshold: float, cost_per_gpu_hour: float | None) -> None:
-    """Refuse what no option of click does."""
+def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | None) -> None:
+    """Refuse what no option of click does: --csv and --json, and numbers that are none."""
     from lockstep.vocabulary.text.inputs import MAX_RATE
 
+    if both:
+        raise ValueError("--csv and --json both want stdout; choose one")
     if math.isnan(threshold):
         raise ValueError("--threshold nan is no efficiency; give one from 0 to 1")
     if cost_per_gpu_hour is not None and not cost_per_gpu_hour <= MAX_RATE:  # nan, too
@@ -134,7 +131,12 @@ def _refuse_numbers(threshold: float, cost_per_gpu_hour: float | None) -> None:
         )
 
 
-def _say_kept_baselines(series: "list[Series]", baseline: int | None) -> None:
+def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | None) -> None:
+    """Say which launches are left out, and which series keep another baseline."""
+    from lockstep.report.page import checked
+
+    if left_out:
+        click.echo(f"{checked.not_pooled(left_out)}\n", err=True)
     others = [one for one in series if baseline is not None and one.baseline != baseline]
     if others:
         sizes = sorted({one.baseline for one in others})
