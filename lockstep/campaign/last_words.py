@@ -27,6 +27,8 @@ LINES = {
         r"^(?:!+ _pytest\.outcomes\.Exit:|ERROR:(?! usage:)) (.*?)(?: !+)?$", re.MULTILINE
     ),
     "srun": re.compile(r"^srun: error: (\S+: tasks? .*)$", re.MULTILINE),
+    # Of torch that does not load, say, no rank is left to say anything.
+    "Python": re.compile(r"^((?:ModuleNotFound|Import)Error: .*)$", re.MULTILINE),
 }
 TORCHRUN = re.compile(
     r"Root Cause .*?^ *rank *: (\d+).*?^ *exitcode *: (-?\d+)", re.MULTILINE | re.DOTALL

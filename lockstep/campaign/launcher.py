@@ -103,11 +103,20 @@ def missing_packages() -> str:
     """Return in words what ranks lack in this Python; nothing where they can measure."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
-        return ""
+        return _in_the_way()
     return (
         f"no {', '.join(absent)} for this Python ({sys.executable}), so no rank can measure; "
         "pip install 'lockstep-bench[bench]'"
     )
+
+
+def _in_the_way() -> str:
+    """Return which file of the user's hides a package; nothing where none does."""
+    for name in NEEDED:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is None:
+            return f"{spec.origin} hides the package {name}, so no rank can measure; rename it"
+    return ""
 
 
 def num_gpus() -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEARNING_RATE = 0.01
 LEAST_BATCH = 2
 # What a step includes: no sample is read, decoded or copied to the device in the timed region.
-BASIS = {"data": "synthetic", "input": "not timed", "optimizer": "SGD"}
+BASIS = {"data": "synthetic", "input": "not timed"}
 
 
 def measure_training(
@@ -77,24 +77,29 @@ def measure_training(
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
-        details={**buckets(step.ddp), **_leads(step, variants, variant_s), "basis": BASIS},
+        details={**buckets(step.ddp), **_leads(step, variants, variant_s), "basis": _basis(step)},
         flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **_facts(harness, model, precision, local_batch),
     )
 
 
-def _variants(
-    step: "TrainStep", inputs: "torch.Tensor", targets: "torch.Tensor"
-) -> dict[str, Step]:
+def _basis(step: "TrainStep") -> dict[str, str]:
+    return {**BASIS, "optimizer": type(step.optimizer).__name__}
+
+
+def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
     """Return the variants of a step, one of half its batch among them where that can be halved."""
+    from lockstep.workloads import trees
+
     found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
     if not step.config.no_sync and step.config.accumulation > 1:
         found.pop("reduce", None)  # its bytes go once for each piece of the batch
-    half = len(inputs) // 2
-    pieces = step.config.accumulation
+    length = trees.num_items(inputs)
+    half, pieces = length // 2, step.config.accumulation
     # Batch normalisation cannot train on one sample.
-    if len(inputs) % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH:
-        found["half"] = without_sync(step.ddp, lambda: step.run(inputs[:half], targets[:half]))
+    if length % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH:
+        first = trees.sliced((inputs, targets), 0, half)
+        found["half"] = without_sync(step.ddp, lambda: step.run(*first))
     return found
 
 
@@ -114,7 +119,7 @@ def _skip_unless_supported(harness: Harness, precision: str) -> None:
 
 
 def _time(
-    harness: Harness, step: "TrainStep", inputs: "torch.Tensor", targets: "torch.Tensor"
+    harness: Harness, step: "TrainStep", inputs: Any, targets: Any
 ) -> tuple[list[float], dict[str, Any]]:
     """Return the seconds of this rank's rounds, and what its result is checked by."""
     from lockstep.measure.train_step import parameter_checksum
@@ -142,24 +147,27 @@ def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int
 
 def _build(
     harness: Harness, model: "Workload", config: Any, local_batch: int
-) -> "tuple[TrainStep, torch.Tensor, torch.Tensor]":
+) -> "tuple[TrainStep, Any, Any]":
     import torch
 
     from lockstep.measure.train_step import TrainStep
+    from lockstep.workloads import trees
 
+    # Of an optimizer of one's own nothing is known: at the least it keeps nothing.
+    has_momentum = model.optimizer is None and config.momentum > 0
     needed = {
-        f"the model {model.name}": model_bytes(model, config.momentum > 0),
+        f"the model {model.name}": model_bytes(model, has_momentum),
         f"its batch of {local_batch}": batch_bytes(model, local_batch),
     }
     if harness.case.room:
         memory.refuse_beyond(harness.case.room, needed, harness.device)
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)
-    step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device)
+    step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device, model)
     generator = torch.Generator(harness.device)
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
     inputs, targets = model.make_batch(local_batch, harness.device, generator)
-    harness.refuse_alike(_batch_problem(model, local_batch, len(inputs)))
+    harness.refuse_alike(_batch_problem(model, local_batch, trees.num_items(inputs)))
     return step, inputs, targets
 
 

@@ -6,7 +6,7 @@ SGD. Nothing in it synchronises with the host, so steps run freely until the cal
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.vocabulary.sizes import PRECISIONS
+from lockstep.workloads import Workload, trees
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
@@ -75,17 +76,20 @@ class TrainStep:
         loss: Takes outputs and targets, returns the mean over the batch.
         config: What the step does.
         device: The rank's device. The default process group must be initialised.
+        own: A workload whose optimizer, schedule, arguments of DDP, hook and step are taken.
 
     Raises:
         RuntimeError: The device cannot compute in the precision asked for.
+        ValueError: A step of the workload's own is to accumulate, which it would do itself.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Callable[[Any, Any], torch.Tensor] | None,
         config: StepConfig,
         device: torch.device,
+        own: Workload | None = None,
     ) -> None:
         if reason := unsupported(config.precision, device):
             raise RuntimeError(reason)
@@ -93,22 +97,26 @@ class TrainStep:
         self.config = config
         self.device = device
         self.loss = loss
-        self.ddp = _wrap(model, config, device)
-        # fused: the only SGD that skips a step of overflowed fp16 gradients without asking the host
-        self.optimizer = torch.optim.SGD(
-            self.ddp.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=device.type == "cuda",
-        )
+        self.ddp = _wrap(model, config, device, own.ddp if own else {})
+        if own and own.comm_hook:
+            self.ddp.register_comm_hook(None, own.comm_hook)
+        parameters = self.ddp.parameters()
+        given = own.optimizer if own else None
+        self.optimizer = given(parameters) if given else _sgd(parameters, config, device)
+        self.scheduler = own.scheduler(self.optimizer) if own and own.scheduler else None
+        self._own_step = own.step if own else None
+        if self._own_step and config.accumulation > 1:
+            raise ValueError(
+                "this workload has a step of its own, which accumulates by itself or not at all; "
+                "leave the accumulation study out"
+            )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
-    def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def run(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Do one optimizer update over the local batch.
 
         Args:
-            inputs: First dimension is the local batch.
+            inputs: A tensor whose first dimension is the local batch, or a tree of such.
             targets: Likewise.
 
         Returns:
@@ -117,10 +125,12 @@ class TrainStep:
         Raises:
             ValueError: The local batch does not split into equal micro-batches.
         """
+        if self._own_step:
+            return self._own_step(self, (inputs, targets)).detach()
         pieces = self.config.accumulation
-        if len(inputs) % pieces:
+        if pieces > 1 and (length := trees.num_items(inputs)) % pieces:
             raise ValueError(
-                f"a local batch of {len(inputs)} does not split into {pieces} equal micro-batches; "
+                f"a local batch of {length} does not split into {pieces} equal micro-batches; "
                 "choose an accumulation that divides it"
             )
         self.optimizer.zero_grad(set_to_none=True)
@@ -128,28 +138,26 @@ class TrainStep:
             # A step of a fraction of a millisecond notices every operation that is not needed.
             loss = self._micro_step(inputs, targets, is_last=True)
         else:
-            loss = self._accumulate(inputs.chunk(pieces), targets.chunk(pieces))
+            loss = self._accumulate(trees.pieces((inputs, targets), pieces))
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.scheduler:
+            self.scheduler.step()
         return loss
 
-    def _accumulate(
-        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        last = len(inputs) - 1
+    def _accumulate(self, batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+        last = len(batches) - 1
         losses = [
-            self._micro_step(*batch, is_last=index == last)
-            for index, batch in enumerate(zip(inputs, targets, strict=True))
+            self._micro_step(*batch, is_last=index == last) for index, batch in enumerate(batches)
         ]
         return torch.stack(losses).sum()
 
-    def _micro_step(
-        self, inputs: torch.Tensor, targets: torch.Tensor, is_last: bool
-    ) -> torch.Tensor:
+    def _micro_step(self, inputs: Any, targets: Any, is_last: bool) -> torch.Tensor:
+        assert self.loss is not None
         keep_local = self.config.no_sync and not is_last
         with self.ddp.no_sync() if keep_local else contextlib.nullcontext():
             with self.autocast():
-                loss = self.loss(self.ddp(inputs), targets)
+                loss = self.loss(trees.called(self.ddp, inputs), targets)
                 if self.config.accumulation > 1:
                     loss = loss / self.config.accumulation
             torch.autograd.backward(self.scaler.scale(loss))
@@ -160,13 +168,28 @@ class TrainStep:
         return _autocast(self.config.precision, self.device)
 
 
-def _wrap(model: nn.Module, config: StepConfig, device: torch.device) -> DistributedDataParallel:
+def _sgd(
+    parameters: Iterable[nn.Parameter], config: StepConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    # fused: the only SGD that skips a step of overflowed fp16 gradients without asking the host
+    return torch.optim.SGD(
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def _wrap(
+    model: nn.Module, config: StepConfig, device: torch.device, given: Mapping[str, Any]
+) -> DistributedDataParallel:
     # Passed only when asked for: an explicit cap also changes DDP's small first bucket.
-    cap: dict[str, Any] = {}
+    cap = dict(given)
     if config.bucket_cap_mb is not None:
         cap["bucket_cap_mb"] = config.bucket_cap_mb
     if device.type == "cuda":
-        return DistributedDataParallel(model, device_ids=[device], **cap)
+        cap.setdefault("device_ids", [device])
     return DistributedDataParallel(model, **cap)
 
 

@@ -29,9 +29,16 @@ class Score:
     Attributes:
         correct: Right predictions since the last reset.
         judged: Predictions since the last reset; 0 where targets are not classes.
+
+    Raises:
+        ValueError: The workload has no loss.
     """
 
     def __init__(self, workload: Workload) -> None:
+        if workload.loss is None:
+            raise ValueError(
+                f"workload {workload.name} has a step and no loss, which training runs need"
+            )
         self._loss = workload.loss
         self.reset()
 

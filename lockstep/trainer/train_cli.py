@@ -157,6 +157,8 @@ def verify(world_sizes: str, device: str | None, as_json: bool) -> None:
     sizes = parse_sizes(world_sizes)
     for world_size in sizes:
         Batch.of(TrainConfig(**VERIFY), world_size)
+    if absent := launcher.missing_packages():
+        raise RuntimeError(absent)
     device = device or _device_for(max(sizes))
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
         runs = {size: _verification_run(folder, size, device) for size in sizes}

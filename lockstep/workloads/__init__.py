@@ -13,9 +13,9 @@ import importlib.metadata
 import inspect
 import operator
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.vocabulary.sizes import MAX_COUNT
 
@@ -33,20 +33,39 @@ class Workload:
         name: The workload, options included.
         build: Makes the model, parameters seeded by torch's global generator.
         make_batch: Takes a number of items, a device and a generator on that device; returns
-            inputs and targets whose first dimension is the number of items.
-        loss: Takes the model's outputs and the targets, returns a scalar.
+            inputs and targets, tensors whose first dimension is the number of items, or dicts,
+            lists and tuples of such. A model is called with a dict's names.
+        loss: Takes the model's outputs and the targets, returns a scalar. None with a `step`.
         sample_unit: What throughput counts: images, tokens.
         samples_per_item: Samples in one item of a batch (tokens per sequence; else 1).
+        optimizer: Takes the parameters and returns the optimizer; SGD by default.
+        scheduler: Takes the optimizer and returns a schedule, stepped after each update.
+        ddp: Arguments of DistributedDataParallel, such as `find_unused_parameters`.
+        comm_hook: A communication hook of DDP, as `register_comm_hook` takes it.
+        step: A whole update in place of ours: takes the state (`ddp`, `optimizer`, `scheduler`,
+            `scaler`, `autocast()`) and a batch as `make_batch` returns it, returns the loss.
     """
 
     name: str
     build: "Callable[[], torch.nn.Module]"
-    make_batch: (
-        "Callable[[int, torch.device, torch.Generator | None], tuple[torch.Tensor, torch.Tensor]]"
-    )
-    loss: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+    make_batch: "Callable[[int, torch.device, torch.Generator | None], tuple[Any, Any]]"
+    loss: "Callable[[Any, Any], torch.Tensor] | None" = None
     sample_unit: str = "images"
     samples_per_item: int = 1
+    optimizer: "Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None" = None
+    scheduler: "Callable[[Any], torch.optim.lr_scheduler.LRScheduler] | None" = None
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    comm_hook: Callable[..., Any] | None = None
+    step: "Callable[[Any, tuple[Any, Any]], torch.Tensor] | None" = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can take no step.
+
+        Raises:
+            ValueError: There is neither a loss nor a step.
+        """
+        if self.loss is None and self.step is None:
+            raise ValueError(f"workload {self.name} has neither a loss nor a step; give one")
 
 
 class Builder(Protocol):

@@ -1,9 +1,11 @@
 """What training a workload costs in floating-point operations and memory, computed without data."""
 
+from typing import Any
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.workloads import Workload
+from lockstep.workloads import Workload, trees
 
 _META = torch.device("meta")
 # Batch norm in training refuses one value per channel, which a single small image gives it.
@@ -22,9 +24,10 @@ def flop_per_item(workload: Workload) -> float | None:
     """
     try:
         model = meta_model(workload)
-        inputs, targets = (part.to(_META) for part in _batch(workload, _COUNTED_ITEMS))
+        batch = trees.mapped(lambda leaf: leaf.to(_META), _batch(workload, _COUNTED_ITEMS))
+        assert workload.loss is not None
         with FlopCounterMode(display=False) as counter:
-            torch.autograd.backward(workload.loss(model(inputs), targets))
+            torch.autograd.backward(workload.loss(trees.called(model, batch[0]), batch[1]))
     except Exception:  # noqa: BLE001, of the user's code: an unknown cost is no failure
         return None
     return float(counter.get_total_flops()) / _COUNTED_ITEMS
@@ -55,7 +58,7 @@ def batch_bytes(workload: Workload, num_items: int) -> int:
         one = _batch(workload, 1)
     except Exception:  # noqa: BLE001, as above
         return 0
-    return sum(tensor.nbytes for tensor in one) * num_items
+    return sum(tensor.nbytes for tensor in trees.leaves(one)) * num_items
 
 
 def meta_model(workload: Workload) -> torch.nn.Module:
@@ -64,6 +67,6 @@ def meta_model(workload: Workload) -> torch.nn.Module:
         return workload.build().train()
 
 
-def _batch(workload: Workload, num_items: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(workload: Workload, num_items: int) -> tuple[Any, Any]:
     # Not within _META: what the user's code keeps for later batches would have no memory.
     return workload.make_batch(num_items, _META, None)

@@ -39,7 +39,12 @@ def of_file(path: Path) -> str:
 
 
 def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
-    return (workload.build, workload.make_batch, workload.loss)
+    given = (workload.loss, workload.optimizer, workload.scheduler, workload.comm_hook)
+    return (
+        workload.build,
+        workload.make_batch,
+        *(one for one in (*given, workload.step) if one is not None),
+    )
 
 
 def _file_of(function: Callable[..., Any]) -> Path | None:
@@ -60,4 +65,6 @@ def _structure(workload: Workload) -> str:
         return ""
     tensors = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
     text = f"{model!r} {tensors} {workload.sample_unit} {workload.samples_per_item}"
+    if workload.ddp:
+        text += f" {sorted(workload.ddp.items())}"
     return _ADDRESS.sub("", text)
