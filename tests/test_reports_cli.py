@@ -49,6 +49,17 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "  1  baseline    baseline      0.434   640 images/s     100 ms",
         "  2      1.60      80.0 %      0.543  1020 images/s    62.5 ms",
     ]
+    assert done.stdout.splitlines()[-8:] == [
+        "Strong scaling, mlp, global_batch=64:",
+        "  2 ranks give 1.60x the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0)",
+        "  trust: 2 launches a size, no flag",
+        "",
+        "next: Measure every point in at least 3 launches, for tight intervals.",
+        "check: 0 errors, 0 warnings; the page and lockstep check name them",
+        f"report: {page}",
+        f"open it in a browser: {page.as_uri()}",
+    ]
+    assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
 
 
 def test_the_terminal_tells_the_points_of_a_sweep_apart_at_every_width(tmp_path, monkeypatch):
@@ -227,7 +238,7 @@ def test_every_figure_keeps_campaign_day_and_the_command_that_drew_it(tmp_path):
     page = (tree / "report.html").read_text()
     command = f"lockstep report &#x27;{tree}&#x27; --baseline 1 --threshold 0.7"
     source = f"Scaling report: demo. Measured 2026-11-20. Made with: {command}"
-    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") == 2
+    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") == 3
 
 
 def test_a_page_of_someone_else_is_left_alone(tmp_path):
@@ -336,7 +347,7 @@ def test_a_price_gives_every_point_a_cost(tmp_path):
     page = (tmp_path / "report.html").read_text()
     # A million images take 0.434 and 0.543 GPU-hours.
     assert [line[-1] for line in lines_of(done)[2:4]] == ["1.09", "1.36"]
-    assert '<th scope="col">Cost<' in page
+    assert '<span class="label">Cost<' in page
     assert "--cost-per-gpu-hour 2.5" in page
     points = json.loads(run(report, tmp_path, "--json").stdout)["points"]
     assert [point["cost"] for point in points] == [None, None]

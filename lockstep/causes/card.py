@@ -58,13 +58,14 @@ def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEX
     Args:
         bound: What bounds the step.
         hosts: Host of each rank, where they are known.
-        todo: What to try next, by what bounds the step.
+        todo: What to try next, by what bounds the step; empty for no such line.
     """
     lines = [headline(bound), *_table(bound)]
     if bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))
     lines += [*_buckets(bound), *_gains(bound)]
-    return [*lines, _row("next", todo[bound.kind]), _row("trust", _trust(bound))]
+    lines += [_row("next", todo[bound.kind])] if todo else []
+    return [*lines, _row("trust", _trust(bound))]
 
 
 def headline(bound: Bound) -> str:

@@ -111,9 +111,9 @@ def report(
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
     command = _command(paths, baseline, threshold, cost_per_gpu_hour)
-    _write_page(build_page(results, series, threshold, command, findings), target)
-    _print_points(results, series, terminal.counts(findings), threshold)
-    click.echo(f"report: {click.format_filename(target)}")
+    page = build_page(results, series, threshold, command, findings)
+    _print_points(results, series, threshold)
+    _publish(page, terminal.counts(findings), target)
     return code
 
 
@@ -241,9 +241,7 @@ def _write_page(page: dict[str, Any], target: Path) -> None:
     write_atomically(target, text.encode("utf-8", "backslashreplace"))
 
 
-def _print_points(
-    results: "Results", series: "list[Series]", checked: str, threshold: float
-) -> None:
+def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
     from lockstep.report.words import verdict_card
     from lockstep.report.words.console import console_table
 
@@ -253,8 +251,19 @@ def _print_points(
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
     if judged := verdict_card.judge(series, threshold):
-        click.echo("\n".join(["", f"{judged.title}:", *judged.lines]))
-    click.echo(f"\ncheck: {checked}; the page and lockstep check name them")
+        click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))
+
+
+def _publish(page: dict[str, Any], checked: str, target: Path) -> None:
+    """Write the page, print what it says first and how to open it."""
+    from lockstep.report.words import console
+
+    _write_page(page, target)
+    for line in console.verdict(page):
+        click.echo(line)
+    click.echo(f"check: {checked}; the page and lockstep check name them")
+    click.echo(f"report: {click.format_filename(target)}")
+    click.echo(f"open it in a browser: {target.resolve().as_uri()}")
 
 
 @click.command("import", epilog=IMPORT_EXAMPLES)

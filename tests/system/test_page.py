@@ -1,15 +1,20 @@
 """The page in a real browser: Debian's chromium, with no network."""
 
+import csv
+import io
 import json
 import os
 import re
 import shutil
 import struct
 import subprocess
+import zlib
+from html import unescape
 from pathlib import Path
 
 import pytest
 from data.report_samples import full_tree
+from data.wide_ladder import wide_tree
 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -23,23 +28,96 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--hide-scrollbars",
 )  # fmt: skip
+DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
 NARROW = 390
-# Chromium has a least window width above that of a phone, so the page is measured in a frame.
+# Of the browser's own clock, which runs ahead of what it unpacks and draws beside it.
+PATIENCE_MS = 600_000
+# Chromium has a least window width above that of a phone, so the page is looked at, and used, in a
+# frame; what is found is the title of the document around it.
 FRAME = """<!doctype html><title>waiting</title><body style="margin:0">
 <iframe id="f" style="width:{width}px;height:800px;border:0" src="page.html"></iframe>
 <script>
-f.onload = () => {{
-  const d = f.contentDocument, e = d.documentElement;
-  document.title = JSON.stringify({{
-    client: e.clientWidth, scroll: e.scrollWidth,
-    wide: [...d.querySelectorAll("body *")].filter(
-      n => !n.closest(".scroll") && !n.closest("svg") &&
-        n.getBoundingClientRect().right > e.clientWidth + 1).map(n => n.tagName),
-    requests: f.contentWindow.performance.getEntriesByType("resource").map(r => r.name),
-    scrolls: [...d.querySelectorAll(".scroll")].filter(n => n.scrollWidth > n.clientWidth).length,
-  }});
+f.onload = async () => {{
+  const w = f.contentWindow, d = f.contentDocument, e = d.documentElement;
+  const all = (selector, root = d) => [...root.querySelectorAll(selector)];
+  let found;
+  try {{ found = await (async () => {{ {probe} }})(); }} catch (error) {{ found = String(error); }}
+  document.title = JSON.stringify(found);
 }};
 </script>"""
+LAYOUT = """return {
+    client: e.clientWidth, scroll: e.scrollWidth, height: e.scrollHeight,
+    wide: all("body *").filter(
+      n => !n.closest(".scroll") && !n.closest("svg") && !n.closest("pre") &&
+        n.getBoundingClientRect().right > e.clientWidth + 1).map(n => n.tagName),
+    requests: w.performance.getEntriesByType("resource").map(r => r.name),
+    scrolls: all(".scroll").filter(n => n.scrollWidth > n.clientWidth).length,
+    figure: all("figure svg")[0].getBoundingClientRect().top,
+  };"""
+# What is saved and copied is kept in place of being written.
+USED = """
+  const saved = [], copied = [], seen = {}, press = n => n.click();
+  const real = w.URL.createObjectURL;
+  w.URL.createObjectURL = blob => { saved.push(blob); return real(blob); };
+  w.HTMLAnchorElement.prototype.click = function () { (seen.names ??= []).push(this.download); };
+  Object.defineProperty(w.navigator, "clipboard",
+    { value: { writeText: async text => { copied.push(text); } } });
+  const named = (label, root = d) => all("button", root).find(b => b.ariaLabel === label);
+  const until = async (test) => { while (!test()) await new Promise(r => setTimeout(r, 20)); };
+  const table = all("#strong table")[0], steps = () =>
+    all("tbody tr", table).map(row => row.cells[2].textContent);
+  const sort = all("thead button", table)[2];
+  seen.unsorted = steps();
+  press(sort); seen.up = steps(); seen.state = sort.closest("th").ariaSort;
+  press(sort); seen.down = steps();
+  press(sort); seen.again = steps();
+  for (const kind of ["Markdown", "LaTeX", "CSV"]) press(named(`Copy the table as ${kind}`, table));
+  await until(() => copied.length === 3);
+  const input = all("#filter")[0];
+  input.value = "bf16"; input.dispatchEvent(new w.Event("input"));
+  seen.matches = all("tbody tr").filter(r => r.offsetHeight).map(r => r.textContent);
+  input.value = ""; input.dispatchEvent(new w.Event("input"));
+  seen.hidden = all("[hidden]:not(.tip)").length;
+  press(named("Save all points as JSON")); await until(() => saved.length === 1);
+  press(named("Save all points as CSV")); await until(() => saved.length === 2);
+  press(named("Save the figure as SVG")); await until(() => saved.length === 3);
+  press(named("Save the figure as PNG")); await until(() => saved.length === 5);
+  seen.texts = await Promise.all(saved.slice(0, 3).map(blob => blob.text()));
+  seen.png = [...new Uint8Array(await saved[4].slice(0, 4).arrayBuffer())];
+  seen.svg = new DOMParser().parseFromString(seen.texts[2], "image/svg+xml")
+    .querySelector("parsererror, script") === null;
+  return { copied, ...seen };"""
+# Names, headings and contrast, as WCAG 2 asks for them; there is no axe-core here.
+ACCESS = """
+  const name = n => (n.ariaLabel || n.labels?.[0]?.textContent || n.textContent).trim();
+  const levels = all("h1, h2, h3").map(n => Number(n.tagName[1]));
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(c => c / 255).map(
+      c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const paper = n => {
+    for (; n; n = n.parentElement) {
+      const colour = rgb(w.getComputedStyle(n).backgroundColor);
+      if (colour[3] !== 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const contrast = n => {
+    const [a, b] = [rgb(w.getComputedStyle(n).color), paper(n)].map(light).sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  };
+  const texts = all("body *").filter(n => !n.closest("svg, script, .unseen, .tip") &&
+    [...n.childNodes].some(c => c.nodeType === 3 && c.textContent.trim()));
+  return {
+    nameless: all("a, button, input, summary, svg[role=img] > title").filter(n => !name(n)).length,
+    steps: levels.slice(1).map((level, i) => level - levels[i]),
+    faint: texts.filter(n => contrast(n) < 4.5).map(n => n.outerHTML.slice(0, 90)),
+    headless: all("table").filter(
+      t => !t.caption || !t.querySelector("tbody th[scope=row]")).length,
+    dark: light(rgb(w.getComputedStyle(d.body).backgroundColor)) < 0.1,
+  };"""
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +158,16 @@ def of_real_launches(measured, tmp_path_factory):
     return folder
 
 
-def framed(chromium, folder, tmp_path, width):
-    """Return what the browser says of a page in a frame of a width."""
-    frame = folder / f"frame-{width}.html"
-    frame.write_text(FRAME.format(width=width))
+def framed(chromium, folder, tmp_path, width, probe=LAYOUT, *flags):
+    """Return what a probe finds out of a page in a frame of a width."""
+    frame = folder / f"frame-{width}-{zlib.crc32(probe.encode())}.html"
+    frame.write_text(FRAME.format(width=width, probe=probe))
     dom = browse(
-        chromium, tmp_path, frame.as_uri(), "--allow-file-access-from-files",
-        "--virtual-time-budget=5000", "--dump-dom",
+        chromium, tmp_path, frame.as_uri(), "--allow-file-access-from-files", *flags,
+        f"--virtual-time-budget={PATIENCE_MS}", "--dump-dom",
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    return json.loads(title.group(1).replace("&quot;", '"'))
+    return json.loads(unescape(title.group(1)))
 
 
 @pytest.mark.parametrize("width", [NARROW, 768, 1280])
@@ -110,11 +188,52 @@ def test_no_table_of_real_launches_hides_a_column_on_a_desktop(
     assert framed(chromium, of_real_launches, tmp_path, width)["scrolls"] == 0
 
 
+def test_what_is_sorted_filtered_copied_and_saved_are_the_data(chromium, built, tmp_path):
+    found = framed(chromium, built, tmp_path, 1280, USED)
+    assert isinstance(found, dict), found
+    assert found["up"] == sorted(found["unsorted"], key=float) == found["down"][::-1]
+    assert (found["state"], found["again"]) == ("ascending", found["unsorted"])
+    assert found["matches"]
+    assert all("bf16" in row for row in found["matches"])
+    assert found["hidden"] == 0
+    markdown, latex, as_csv = found["copied"]
+    for step in found["unsorted"]:
+        assert all(step in text for text in (markdown, latex, as_csv))
+    results = load([built / "results"])
+    points = page(results, series_of(results.rows), 0.7)["data"]["points"]
+    as_json, in_csv, svg = found["texts"]
+    assert json.loads(as_json)["points"] == json.loads(json.dumps(points))
+    rows = list(csv.DictReader(io.StringIO(in_csv)))
+    assert [float(row["step_s"]) for row in rows] == [point["step_s"] for point in points]
+    assert "var(--" not in svg
+    assert found["svg"]
+    assert bytes(found["png"]) == b"\x89PNG"
+
+
+@pytest.mark.parametrize("scheme", [(), DARK])
+def test_everything_has_a_name_and_a_contrast(chromium, built, tmp_path, scheme):
+    found = framed(chromium, built, tmp_path, 1280, ACCESS, *scheme)
+    assert isinstance(found, dict), found
+    assert (found["nameless"], found["headless"], found["faint"]) == (0, 0, [])
+    assert max(found["steps"]) <= 1
+    assert found["dark"] == bool(scheme)
+
+
+def test_a_ladder_of_a_thousand_ranks_is_a_page_that_can_be_read(chromium, tmp_path):
+    results = load([wide_tree(tmp_path / "results", repeats=1)])
+    text = html(page(results, series_of(results.rows), 0.7))
+    (tmp_path / "page.html").write_text(text)
+    found = framed(chromium, tmp_path, tmp_path / "profile", 1280)
+    assert found["height"] <= 12_000
+    assert found["figure"] < 800
+    assert (found["scrolls"], found["wide"]) == (0, [])
+
+
 @pytest.mark.parametrize("width", [500, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_is_drawn(chromium, built, tmp_path, width, dark):
     shot = tmp_path / "shot.png"
-    scheme = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+    scheme = DARK if dark else ()
     browse(
         chromium, tmp_path / "profile", (built / "page.html").as_uri(), *scheme,
         f"--window-size={width},2000", f"--screenshot={shot}",
@@ -127,7 +246,7 @@ def test_the_page_is_drawn(chromium, built, tmp_path, width, dark):
 def test_the_browser_keeps_the_whole_page(chromium, built, tmp_path):
     dom = browse(chromium, tmp_path / "profile", (built / "page.html").as_uri(), "--dump-dom")
     assert "Strong scaling" in dom
-    assert dom.count("<svg") == 9
+    assert dom.count("<figure") == dom.count("<svg") > 9
     assert dom.rstrip().endswith("</html>")
 
 

@@ -20,20 +20,32 @@ FIRST_FACTS = (
 )  # fmt: skip
 
 
+def number_flags(series: Sequence[Series]) -> None:
+    """Note on each point the numbers that its flags have in the table of `flags`."""
+    numbers: dict[str, int] = {}
+    for point in (point for one in series for point in one.points):
+        texts = dict.fromkeys(map(str, point.flags))
+        point.flag_numbers = [numbers.setdefault(text, len(numbers) + 1) for text in texts]
+
+
 def flags(series: Sequence[Series]) -> Panel | None:
     """Return the flags with the points they concern, or None without any."""
     found: dict[str, list[str]] = {}
     for one in series:
         for point in one.points:
-            for flag in point.flags:
-                found.setdefault(str(flag), []).append(f"{one.label} at {point.world_size}")
+            for flag in dict.fromkeys(map(str, point.flags)):
+                found.setdefault(flag, []).append(f"{one.label} at {point.world_size}")
     if not found:
         return None
-    rows = [[flag, formats.listed(where, 4), str(len(where))] for flag, where in found.items()]
+    rows = [
+        [str(number), flag, formats.listed(where, 4), str(len(where))]
+        for number, (flag, where) in enumerate(found.items(), 1)
+    ]
     made = panel("flags", "Flags")
     made["lead"] = ["A flagged point is no evidence for a proposal until its cause is gone."]
-    made["tables"] = [table("Flags and the points they concern",
-                            ("Flag", "Where", "Points"), rows, 2)]  # fmt: skip
+    columns = ("Number", "Flag", "Where", "Points")
+    made["tables"] = [table("Flags and the points they concern", columns, rows, 3,
+                            row_ids=[f"flag-{row[0]}" for row in rows], folded=False)]  # fmt: skip
     return made
 
 
@@ -163,9 +175,10 @@ def _measuring(measured: list[Series]) -> list[str]:
         f"{_range(launches)} launches.",
         "Step time is the median over launches of each launch's median round divided by its "
         "steps. Throughput is the samples of all ranks in a step, counted once, over the step "
-        "time, so that throughput times time is samples. Imbalance is the slowest rank's own "
-        "time over the mean of the ranks; peak memory is the largest rank's. MFU is model "
-        "FLOP/s over the datasheet peak of all devices, and absent where that is unknown.",
+        "time, so that throughput times time is samples. Imbalance is what the slowest rank of a "
+        "step takes longer than a rank usually does, in milliseconds; peak memory is the largest "
+        "rank's. MFU is model FLOP/s over the datasheet peak of all devices, and absent where that "
+        "is unknown.",
     ]
 
 

@@ -1,5 +1,8 @@
 """From the report's data to one self-contained HTML page."""
 
+import base64
+import gzip
+import hashlib
 import json
 from functools import lru_cache
 from typing import Any
@@ -17,30 +20,31 @@ ORIGIN_LABELS = {"measured": "measured", "cited": "cited, not measured", "target
 def html(data: dict[str, Any]) -> str:
     """Return the page for what `lockstep.report.page.content_of_page.page` made.
 
-    Text is escaped by the template; only figures, drawn here, and the embedded JSON, whose
-    closing tags are broken up, enter as they are.
+    Text is escaped by the template; only figures, drawn here, and our own style and script enter as
+    they are. The page allows no script but the one whose hash it names.
     """
     template = _environment().get_template("report.html.j2")
     specs = [spec for part in data["sections"] for spec in part["figures"]]
+    specs += [data["figure"]] if data["figure"] else []
     figures = {spec["id"]: _draw(spec, data["source"]) for spec in specs}
+    script = _own("report.js")
     return template.render(
         page=data,
         figures=figures,
         mark=Markup(MARK),  # noqa: S704, since it is a constant
-        style=_style(),
+        style=_own("report.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         labels=ORIGIN_LABELS,
         embedded=embedded(data["data"]),
     )
 
 
-def embedded(data: dict[str, Any] | None) -> Markup | None:
-    """Return data as JSON that no script element can be closed by, or None without data."""
-    if data is None:
-        return None
+def embedded(data: dict[str, Any]) -> str:
+    """Return data as JSON, packed by gzip and written in base64, as the page's script reads it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704, since nothing in it can be markup any more
+    # Without the time of day, so that equal data give equal pages.
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
 
 
 def _draw(spec: dict[str, Any], source: str) -> Markup:
@@ -61,6 +65,7 @@ def _environment() -> Environment:
     )
 
 
-def _style() -> Markup:
-    text = (content.ROOT / "reports" / "templates" / "report.css").read_text(encoding="utf-8")
+def _own(name: str) -> Markup:
+    """Return a file of ours that enters the page as it is."""
+    text = (content.ROOT / "reports" / "templates" / name).read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704, since it is our own file

@@ -1,7 +1,8 @@
 """The points of a report as lines for a terminal of 80 to 120 columns."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
@@ -36,7 +37,24 @@ def console_table(
     header, cells = _cells(results, shown)
     rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
     lines = numbers([["series", *header], *rows])
-    return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells)
+    return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells, columns)
+
+
+def verdict(page: Mapping[str, Any]) -> list[str]:
+    """Return what a page says first, as lines of 80 columns: each study, and what to do next.
+
+    Args:
+        page: What `lockstep.report.page.content_of_page.page` made.
+    """
+    lines: list[str] = []
+    for one in page["headlines"]:
+        lines += ["", *sentence(f"{one['title']}, {one['of']}:", NARROWEST)]
+        lines += [part for line in one["lines"] for part in sentence(f"  {line}", NARROWEST)]
+        if one["others"]:
+            lines.append(f"  {len(one['others'])} more series are on the page")
+    if page["band"]:
+        lines += ["", *sentence(page["band"], NARROWEST)]
+    return [*lines, "", *sentence(f"next: {page['next']}", NARROWEST)]
 
 
 def _names(shown: Sequence[Series]) -> list[str]:
@@ -92,11 +110,14 @@ def _weak_view(series: Series, point: Point) -> str:
 
 
 def _grouped(
-    header: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]
+    header: Sequence[str],
+    names: Sequence[str],
+    cells: Sequence[Sequence[Sequence[str]]],
+    columns: int,
 ) -> list[str]:
     """Return each series' name in a line of its own, its points below."""
     aligned = iter(numbers([["", *header], *(["", *line] for one in cells for line in one)]))
     lines = [next(aligned)]
     for name, one in zip(names, cells, strict=True):
-        lines += [*sentence(name), *(next(aligned) for _ in one)]
+        lines += [*sentence(name, columns), *(next(aligned) for _ in one)]
     return lines

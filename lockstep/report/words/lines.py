@@ -38,8 +38,9 @@ def _hung(head: str, text: str) -> list[str]:
 
 
 def sentence(text: str, width: int = WIDTH) -> list[str]:
-    """Return a sentence in lines, those after the first set in."""
-    return textwrap.wrap(plain(text), width, subsequent_indent="  ", break_on_hyphens=False)
+    """Return a sentence in lines, those after the first set in further than it."""
+    first = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(plain(text), width, subsequent_indent=f"{first}  ", break_on_hyphens=False)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -50,5 +51,5 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text with a report's dash and thin space as ASCII has them."""
-    return text.replace(formats.DASH, "-").replace(formats.THIN, "")
+    """Return a text with a report's dash, thin space and sign of times as ASCII has them."""
+    return text.replace(formats.DASH, "-").replace(formats.THIN, "").replace("\u00d7", "x")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.causes.bound import Bound
-from lockstep.causes.card import card
+from lockstep.causes.card import NEXT, card
 from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
@@ -31,9 +31,22 @@ class Judged:
     @property
     def lines(self) -> list[str]:
         """The card's lines."""
+        return card(self.bound, self._hosts)
+
+    @property
+    def measured(self) -> list[str]:
+        """The card's lines without what to try next, for where that stands apart."""
+        return card(self.bound, self._hosts, {})
+
+    @property
+    def advice(self) -> str:
+        """What to try next; empty where no cause is shown."""
+        return NEXT[self.bound.kind] if self.bound.named else ""
+
+    @property
+    def _hosts(self) -> Sequence[str]:
         hosts = self.point.rows[0].rank_hosts
-        known = hosts if all(row.rank_hosts == hosts for row in self.point.rows) else ()
-        return card(self.bound, known)
+        return hosts if all(row.rank_hosts == hosts for row in self.point.rows) else ()
 
 
 def judge(series: Sequence[Series], threshold: float) -> Judged | None:
@@ -44,7 +57,7 @@ def judge(series: Sequence[Series], threshold: float) -> Judged | None:
     """
     order = {study: number for number, study in enumerate(STUDIES)}
     for one in sorted(series, key=lambda each: order.get(each.row.study, len(order))):
-        point = _telling(one, threshold)
+        point = telling(one, threshold)
         if found := attribution.judged(one, point):
             return Judged(one, point, found)
     return None
@@ -59,7 +72,8 @@ def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> Judged | None
     return judge(series_of(kept), threshold)
 
 
-def _telling(series: Series, threshold: float) -> Point:
+def telling(series: Series, threshold: float) -> Point:
+    """Return the smallest size whose efficiency is below the threshold, else the largest."""
     below = (
         point
         for point in series.points

@@ -14,6 +14,7 @@ from lockstep.report.page.panels.parts import (
     allowed,
     baseline_text,
     drawn,
+    flagged,
     left_out,
     panel,
     repeat_text,
@@ -90,7 +91,7 @@ def _imported_row(point: Point, per: float, fixed: bool, relative: bool) -> list
         allowed(point, percent_span(point.efficiency_interval)), allowed(point, view),
         formats.trimmed(point.device_hours),
         allowed(point, percent(point.extra_device_hours)), number(point.cost),
-        str(len(point.flags)) if point.flags else "",
+        flagged(point),
     ]  # fmt: skip
 
 

@@ -7,11 +7,14 @@ from lockstep.report.compute import links
 from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import (
+    FLAGS,
     MAX_CURVES,
+    MAX_ROWS,
     MICRO,
     TITLES,
     Panel,
     Table,
+    flagged,
     panel,
     shown,
     table,
@@ -19,7 +22,7 @@ from lockstep.report.page.panels.parts import (
 from lockstep.report.page.plots import link_figures
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, percent, span
+from lockstep.vocabulary.text.formats import number, percent, span
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]
@@ -38,7 +41,7 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
         "so that it compares with the speed of a link. At one rank nothing crosses a bus."
     ]
     ordered = sweeps(series)
-    made["tables"] = [_collective_table(*key, points) for key, points in ordered.items()]
+    made["tables"] = _operation_tables(ordered)
     if fitted := _link_table(ordered, wires):
         made["tables"].insert(0, fitted)
     largest = max(world_size for _, world_size in ordered)
@@ -130,18 +133,40 @@ def _bandwidths(point: Point) -> tuple[float | None, float | None]:
     return algbw, busbw
 
 
-def _collective_table(workload: str, world_size: int, points: list[tuple[float, Point]]) -> Table:
+def _operation_tables(ordered: Mapping[Key, Sweep]) -> list[Table]:
+    """Return for each operation its bandwidth by ranks and message size, and all else folded."""
+    operations: dict[str, dict[int, Sweep]] = {}
+    for (name, world_size), points in ordered.items():
+        operations.setdefault(name, {})[world_size] = points
+    made = []
+    for name, sized in operations.items():
+        made += [_bandwidth_table(name, sized), _message_table(name, sized)]
+    return made
+
+
+def _bandwidth_table(name: str, sized: Mapping[int, Sweep]) -> Table:
+    index, quantity = (1, "busbw") if max(sized) > 1 else (0, "algbw")
+    sizes = sorted({size for points in sized.values() for size, _ in points})
+    rows = []
+    for world_size, points in sized.items():
+        found = {size: number(_bandwidths(point)[index]) for size, point in points}
+        rows.append([str(world_size), *(found.get(size, formats.DASH) for size in sizes)])
+    columns = ("Ranks", *map(formats.size_of, sizes))
+    return table(f"{name}: {quantity} in GB/s by message size", columns, rows)
+
+
+def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
     columns = (
-        "Message", "Launches", "Time (\u00b5s)", "95 % interval (\u00b5s)", "algbw (GB/s)",
-        "busbw (GB/s)", "Flags",
+        "Ranks", "Message", "Launches", "Time (\u00b5s)", "95 % interval (\u00b5s)",
+        "algbw (GB/s)", "busbw (GB/s)", FLAGS,
     )  # fmt: skip
     rows = [
         [
-            formats.size_of(size), str(point.num_launches),
+            str(world_size), formats.size_of(size), str(point.num_launches),
             number(None if point.step_s is None else point.step_s * MICRO),
-            span(point.step_interval, MICRO), *map(number, _bandwidths(point)),
-            str(len(point.flags)) if point.flags else "",
+            span(point.step_interval, MICRO), *map(number, _bandwidths(point)), flagged(point),
         ]
+        for world_size, points in sized.items()
         for size, point in points
     ]  # fmt: skip
-    return table(f"{workload} on {counted(world_size, 'rank')}", columns, rows)
+    return table(f"{name}: every message", columns, rows[:MAX_ROWS], folded=True)

@@ -20,6 +20,7 @@ from lockstep.report.page.panels.parts import (
     allowed,
     baseline_text,
     drawn,
+    flagged,
     left_out,
     panel,
     repeat_text,
@@ -149,7 +150,7 @@ def _scaling_row(point: Point) -> list[str]:
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
         allowed(point, ratio(point.speedup)), allowed(point, percent(point.parallel_efficiency)),
         allowed(point, percent_span(point.efficiency_interval)),
-        str(len(point.flags)) if point.flags else "",
+        flagged(point),
     ]  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def _cost_table(series: Series, hours: str) -> Table:
         "MFU (%)", "GPU in use (%)", f"Energy (J per 10\u00b3 {unit})", "Memory (GB)",
     )  # fmt: skip
     rows = [_cost_row(point, strong) for point in series.points]
-    return table(f"What it takes: {_caption(series)}", columns, rows)
+    return table(f"What it takes: {_caption(series)}", columns, rows, folded=True)
 
 
 def _cost_row(point: Point, strong: bool) -> list[str]:

@@ -51,7 +51,7 @@ def loss_table(series: Series) -> Table | None:
         "fixed cost of a step from half batches; contention is what own work takes beyond both."
     )
     caption = f"Where a step's time goes: {series.label}"
-    return table(caption, columns, rows, 2, note=note) if rows else None
+    return table(caption, columns, rows, 2, note=note, folded=True) if rows else None
 
 
 def _point_rows(series: Series, point: Point) -> list[list[str]]:

@@ -25,6 +25,9 @@ MAX_NAMED = 3  # in one sentence
 MAX_TABLES = 80
 MAX_ROWS = 200
 
+# Name of the column whose cells are numbers of flags, each a link to what it says.
+FLAGS = "Flags"
+
 MILLI = 1e3
 KILO = 1e3
 MICRO = 1e6
@@ -55,7 +58,8 @@ def table(
 ) -> Table:
     """Return a table; its first `texts` columns are text, the others numbers.
 
-    Columns in which every cell is unknown are left out.
+    Columns in which every cell is unknown are left out. `more` may hold a `note`; `folded`, true of
+    a table that a reader opens; and `row_ids`, a name for each row that links may lead to.
     """
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
     return {
@@ -69,12 +73,17 @@ def table(
 def _column(name: str, text: bool) -> dict[str, Any]:
     """Part a column's name from its unit, which stands in brackets behind it."""
     label, _, unit = name.partition(" (")
-    return {"label": label, "unit": unit.rstrip(")"), "text": text}
+    return {"label": label, "unit": unit.rstrip(")"), "text": text, "links": name == FLAGS}
 
 
 def shown(value: object) -> str:
     """Return a value as a cell: a dash where it is unknown."""
     return formats.DASH if value is None else str(value)
+
+
+def flagged(point: Point) -> str:
+    """Return a point's flags as a cell: their numbers in the page's table of flags."""
+    return " ".join(map(str, point.flag_numbers))
 
 
 def allowed(point: Point, text: str) -> str:

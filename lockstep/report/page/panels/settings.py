@@ -17,6 +17,7 @@ from lockstep.report.page.panels.parts import (
     Panel,
     Table,
     absolute,
+    flagged,
     panel,
     step_interval_ms,
     step_ms,
@@ -41,11 +42,13 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     groups = compared.groups(study, series)
     for (_, world_size, _), cases in groups:
         made["tables"].append(_category_table(study, cases, world_size))
+    largest = max(size for (_, size, _), _ in groups)
+    for made_of, ((_, world_size, _), _) in zip(made["tables"], groups, strict=True):
+        made_of["folded"] = world_size < largest
     made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
         made["notes"] += _equal_buckets(series)
     if study == "sensitivity":
-        largest = max(size for (_, size, _), _ in groups)
         _add_main_effects(made, [one for one in groups if one[0][1] == largest and len(one[1]) > 1])
     if study == "loader":
         made["lead"] += _knees(groups)
@@ -105,7 +108,7 @@ def _category_cells(point: Point, base: Point) -> list[str]:
         span(step_interval_ms(point)), number(point.throughput_samples_per_s),
         ratio(point.rate / base.rate), ratio_span(between),
         percent(quantities.centre(idle, "loader_idle") if idle else None),
-        number(memory / GIGA if memory else None), str(len(point.flags)) if point.flags else "",
+        number(memory / GIGA if memory else None), flagged(point),
     ]  # fmt: skip
 
 

@@ -1,0 +1,139 @@
+"""The top of the page: a headline for each study, four tiles and one figure, as plain data."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep.report.compute.scaling import Series
+from lockstep.report.compute.slow import Slowest
+from lockstep.report.load.results import OTHER
+from lockstep.report.page.panels import losses, parts
+from lockstep.report.page.plots import scaling_figures
+from lockstep.report.words import headline
+from lockstep.report.words.headline import Headline
+from lockstep.vocabulary.text.formats import counted, percent, percent_span
+
+TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "cited": "Cited", "target": "Target"}
+# In a figure as small as the one beside the headlines.
+MAX_CURVES = 4
+
+Why = Callable[[Series], str]
+
+
+def headlines(
+    series: Sequence[Series], threshold: float, blocked: Why
+) -> dict[str, list[Headline]]:
+    """Return what is to be said of every series, by study and origin, the measured ladders first.
+
+    Args:
+        series: What was measured and imported.
+        threshold: Least parallel efficiency called good.
+        blocked: Gives why nothing is concluded of a series; empty where something is.
+    """
+    found: dict[str, list[Headline]] = {}
+    for kind in TITLES:
+        chosen = [one for one in series if _kind(one) == kind]
+        if made := [headline.judge(one, threshold, blocked(one)) for one in chosen]:
+            found[kind] = made
+    return found
+
+
+def _kind(series: Series) -> str:
+    row = series.row
+    if row.origin == "measured":
+        return row.study
+    return row.origin if row.study != OTHER and len(series.points) > 1 else ""
+
+
+def lines(found: dict[str, list[Headline]]) -> list[dict[str, Any]]:
+    """Return the headline of each study, with those of its other series."""
+    return [
+        {
+            "title": TITLES[kind],
+            "of": first.series.label,
+            "kind": first.kind,
+            "text": headline.sentence(first),
+            "lines": headline.lines(first),
+            "short": headline.in_short(others),
+            "others": [f"{one.series.label}: {headline.sentence(one)}" for one in others],
+        }
+        for kind, (first, *others) in found.items()
+    ]
+
+
+def first_of(found: dict[str, list[Headline]]) -> Headline | None:
+    """Return the headline that the page is about: the first that nothing blocks."""
+    every = [one for own in found.values() for one in own]
+    return next((one for one in every if one.kind != "blocked"), every[0] if every else None)
+
+
+def tiles(
+    about: Headline | None, slowest: Sequence[Slowest], num_flagged: int, checked: str
+) -> list[dict[str, str]]:
+    """Return the four figures that a reader looks for first, each with where it leads.
+
+    Args:
+        about: The headline that the page is about; None without a ladder.
+        slowest: The host or rank that is slow, where one is.
+        num_flagged: Points of all series with a flag.
+        checked: What the check counts; empty where it finds nothing.
+    """
+    if about is None or about.kind == "blocked":
+        return []
+    key = about.series.row.study if about.series.row.origin == "measured" else about.noun
+    made = [*_scaling(about), _lost(about, slowest), _trust(about, num_flagged, checked)]
+    home = "" if about.noun != "rank" else f"#{key}"
+    return [{"href": home} | one for one in made if one["value"]]
+
+
+def _scaling(about: Headline) -> list[dict[str, str]]:
+    point, goal = about.point, f"{100 * about.threshold:.0f} %"
+    if about.kind == "alone":
+        return [_tile("Measured at", counted(point.world_size, about.noun), parts.absolute(point))]
+    good = about.kind == "good"
+    size = counted(point.world_size, about.noun) if good else "none"
+    note = f"{about.series.label}, {goal} efficiency or more"
+    interval = point.efficiency_interval
+    span = f"{percent_span(interval)} %" if interval else "no interval"
+    where = "there" if good else f"at best, {counted(point.world_size, about.noun)}"
+    gain = f"{headline.gain(point)} {counted(about.series.baseline, about.noun)}"
+    return [
+        _tile("Largest good size", size, note),
+        _tile(f"Efficiency {where}", f"{percent(point.parallel_efficiency)} %", f"{span}; {gain}"),
+    ]
+
+
+def _lost(about: Headline, slowest: Sequence[Slowest]) -> dict[str, str]:
+    """Return what is lost and to whom; a slow host or rank is named before all else."""
+    at = f"Lost on {counted(about.told.world_size, about.noun)}"
+    value = headline.lost_ms(about) if about.loss else ""
+    note = headline.cause_text(about) if about.loss else ""
+    if slowest:
+        return _tile(at, value or f"+{percent(slowest[0].ratio - 1)} %",
+                     losses.slow_text(slowest[0]))  # fmt: skip
+    return _tile(at, value, note)
+
+
+def _trust(about: Headline, num_flagged: int, checked: str) -> dict[str, str]:
+    launches, _, flags = headline.trust(about).partition(", ")
+    notes = [f"{counted(num_flagged, 'point')} flagged" if num_flagged else flags, checked]
+    href = "#flags" if num_flagged else "#check" if checked else "#method"
+    return _tile("Trust", launches.removesuffix(" a size"), "; ".join(filter(None, notes))) | {
+        "href": href
+    }
+
+
+def _tile(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+def figure(found: dict[str, list[Headline]], threshold: float) -> dict[str, Any] | None:
+    """Return the efficiency of the first study that has a curve; None where none has."""
+    for kind, own in found.items():
+        drawn = [one.series for one in own if one.kind not in ("blocked", "alone")][:MAX_CURVES]
+        if drawn:
+            made = scaling_figures.efficiency(kind, drawn, threshold, {})
+            title = f"{TITLES[kind]}: parallel efficiency"
+            left = f"First {len(drawn)} of {len(own)} series. " if len(own) > len(drawn) else ""
+            noun = "Ranks" if own[0].noun == "rank" else "Devices"
+            return made | {"id": "top-efficiency", "title": title, "note": left, "xlabel": noun}
+    return None

@@ -1,0 +1,218 @@
+"""What a series says in a line: how far it scales, what is lost beyond, and what backs it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.report.compute import attribution, slow
+from lockstep.report.compute.attribution import Cause, Loss
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.slow import Slowest
+from lockstep.report.page.panels import losses, parts
+from lockstep.report.words import verdict_card
+from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
+
+Kind = Literal["good", "below", "open", "alone", "blocked"]
+
+TIMES = "\u00d7"
+# What milliseconds of a step do that go to a cause.
+PHRASES: dict[Cause, str] = {
+    "exposed": "wait for communication",
+    "imbalance": "wait for slow ranks",
+    "input": "wait for input",
+    "fixed": "are a fixed cost of each step",
+    "contention": "go to ranks that share a machine",
+    "own": "are own work that more ranks do not shorten",
+    "ddp": "are DDP's own work",
+    "remainder": "are of rounds slower than their turns",
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What is to be said of a series.
+
+    Attributes:
+        kind: `good`: a size above the baseline reaches the threshold. `below`: no size does.
+            `open`: none does, and of some it is not shown. `alone`: there is no size above the
+            baseline.
+            `blocked`: an error of the check forbids to say more.
+        series: Of which it is.
+        threshold: Least efficiency that is called good.
+        point: The largest good size, or the best where none is good.
+        told: Where the loss is told: the smallest size below the threshold, or the largest.
+        loss: What is lost there; None where no variants were timed.
+        slow: The host or rank that is slow there; None where none is shown.
+        why_blocked: The rules that block it, as a sentence.
+    """
+
+    kind: Kind
+    series: Series
+    threshold: float
+    point: Point
+    told: Point
+    loss: Loss | None
+    slow: Slowest | None
+    why_blocked: str = ""
+
+    @property
+    def noun(self) -> str:
+        """What the sizes count."""
+        return "rank" if self.series.row.origin == "measured" else "device"
+
+
+def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
+    """Return what is to be said of a series.
+
+    Args:
+        series: What was measured or imported.
+        threshold: Least parallel efficiency called good.
+        why_blocked: Why nothing may be concluded; empty where something may.
+    """
+    above = [point for point in series.points if point.world_size > series.baseline]
+    good = [point for point in above if point.parallel_efficiency >= threshold]
+    best = max(above, key=lambda point: point.parallel_efficiency, default=series.points[-1])
+    told = verdict_card.telling(series, threshold)
+    return Headline(
+        kind=_kind(series, above, good, threshold, why_blocked),
+        series=series,
+        threshold=threshold,
+        point=good[-1] if good else best,
+        told=told,
+        loss=attribution.loss(series, told),
+        slow=slow.slowest(told.rows),
+        why_blocked=why_blocked,
+    )
+
+
+def _kind(
+    series: Series, above: Sequence[Point], good: Sequence[Point], threshold: float, blocked: str
+) -> Kind:
+    if blocked:
+        return "blocked"
+    if not above:
+        return "alone"
+    if good:
+        return "good"
+    shown = series.row.origin != "measured" or all(shown_below(p, threshold) for p in above)
+    return "below" if shown else "open"
+
+
+def shown_below(point: Point, threshold: float) -> bool:
+    """Tell whether the whole interval of a point's efficiency misses the threshold."""
+    return point.efficiency_interval is not None and point.efficiency_interval[1] < threshold
+
+
+def sentence(headline: Headline) -> str:
+    """Return the whole line: what the ranks give, what is lost, what backs it."""
+    if headline.kind == "blocked":
+        return headline.why_blocked
+    said = [gives(headline), loses(headline)]
+    return f"{': '.join(filter(None, said))}; trust: {trust(headline)}."
+
+
+def lines(headline: Headline) -> list[str]:
+    """Return what the ranks give, what is lost, and what backs it, each as a line."""
+    if headline.kind == "blocked":
+        return [headline.why_blocked]
+    said = [gives(headline), loses(headline), f"trust: {trust(headline)}"]
+    return [line for line in said if line]
+
+
+def gives(headline: Headline) -> str:
+    """Say how far a series scales."""
+    base, point = parts.baseline_text(headline.series), headline.point
+    goal = f"{100 * headline.threshold:.0f} %"
+    if headline.kind == "alone":
+        return f"no size above the baseline, {base}"
+    size = counted(point.world_size, headline.noun)
+    verb = "gives" if point.world_size == 1 else "give"
+    given = f"{size} {verb} {gain(point)} the rate of {base} ({achieved(point)})"
+    if headline.kind == "good":
+        unsure = point.efficiency_interval and point.efficiency_interval[0] < headline.threshold
+        return f"{given}, its interval reaching below {goal}" if unsure else given
+    if headline.kind == "below":
+        return f"no size reaches {goal} efficiency; at best {given}"
+    return f"not shown whether any size reaches {goal} efficiency; at best {given}"
+
+
+def gain(point: Point) -> str:
+    """Return a speed-up with its sign."""
+    value = point.speedup
+    return f"{ratio(value) if value < 10 else number(value)}{TIMES}"
+
+
+def achieved(point: Point) -> str:
+    """Return a point's efficiency with its interval."""
+    interval = point.efficiency_interval
+    span = percent_span(interval) if interval else "no interval"
+    return f"{percent(point.parallel_efficiency)} %, {span}"
+
+
+def loses(headline: Headline) -> str:
+    """Say what is lost where the threshold is lost; empty where nothing is known of it."""
+    told = headline.told
+    if told is headline.series.base:
+        return ""
+    where = f"on {counted(told.world_size, headline.noun)} " if told is not headline.point else ""
+    falls = f"{where}{percent(told.parallel_efficiency)} %" if where else ""
+    known = lost_text(headline)
+    return ", ".join(filter(None, (falls, known)))
+
+
+def lost_text(headline: Headline) -> str:
+    """Say which of a step's milliseconds are lost, and to what; empty where nobody timed it."""
+    lost = headline.loss
+    if lost is None:
+        return ""
+    if lost.kind == "little":
+        return "little is lost"
+    if lost.kind == "open":
+        return f"{lost_ms(headline)} over the ideal, no cause shown"
+    return f"{lost_ms(headline)} {cause_text(headline)}"
+
+
+def lost_ms(headline: Headline) -> str:
+    """Return the milliseconds that go to the largest cause shown, or are lost, of the step's."""
+    assert headline.loss
+    lost = headline.loss
+    seconds = lost.named[0].seconds if lost.kind == "named" else lost.seconds
+    sign = "-" if seconds < 0 else ""
+    return f"{sign}{number(abs(seconds) * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
+
+
+def cause_text(headline: Headline) -> str:
+    """Say what the milliseconds lost do, and who is slow where that is known."""
+    assert headline.loss
+    if headline.loss.kind != "named":
+        return "little is lost" if headline.loss.kind == "little" else "no cause shown"
+    cause = headline.loss.named[0].cause
+    who = f" ({losses.slow_text(headline.slow)})" if headline.slow and cause == "imbalance" else ""
+    return PHRASES[cause] + who
+
+
+def trust(headline: Headline) -> str:
+    """Say how many launches a series rests on, and how many of its points are flagged."""
+    points = headline.series.points
+    if headline.series.row.origin != "measured":
+        return "not measured here"
+    counts = sorted({point.num_launches for point in points})
+    launches = counted(counts[0], "launch")
+    if len(counts) > 1:
+        launches = f"{counts[0]} to {counted(counts[-1], 'launch')}"
+    flagged = sum(bool(point.flags) for point in points)
+    flags = f"{flagged} of {counted(len(points), 'point')} flagged" if flagged else "no flag"
+    return f"{launches} a size, {flags}"
+
+
+def in_short(headlines: Sequence[Headline]) -> str:
+    """Name series in few words: up to which size each is good."""
+    return listed((f"{one.series.label} {_short(one)}" for one in headlines), 6)
+
+
+def _short(headline: Headline) -> str:
+    if headline.kind == "good":
+        return f"good to {headline.point.world_size}"
+    return {
+        "below": "nowhere good", "open": "not shown", "alone": "at one size", "blocked": "blocked",
+    }[headline.kind]  # fmt: skip

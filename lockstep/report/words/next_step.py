@@ -1,0 +1,102 @@
+"""The one thing to do next that the data call for, in words that no study contradicts."""
+
+from collections.abc import Sequence
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.slow import Slowest
+from lockstep.report.load.results import Results
+from lockstep.report.page.panels import losses
+from lockstep.report.words import verdict_card
+from lockstep.report.words.verdict_card import Judged
+from lockstep.vocabulary.text.formats import counted, listed, percent
+
+WANTED_LAUNCHES = 3
+LADDERS = ("strong", "weak")
+# The ratio of an interval's ends beyond which a point says little.
+WIDE = 1.5
+
+
+def next_step(
+    results: Results,
+    series: Sequence[Series],
+    threshold: float,
+    slowest: Sequence[Slowest],
+    judged: Judged | None = None,
+) -> str:
+    """Return the most useful next action that the data call for.
+
+    Args:
+        results: What was loaded.
+        series: Its series.
+        threshold: Least parallel efficiency called good.
+        slowest: The host or rank that is slow, where one is.
+        judged: What bounds the point that the page is about.
+    """
+    measured = [one for one in series if one.row.origin == "measured"]
+    if not measured and not results.launches:
+        return "Measure the same points on the machine you will use; cited numbers are no evidence."
+    if results.on_cpus:
+        return "Run the same campaign on the GPUs you will use: the suite works on this machine."
+    if slowest:
+        return losses.slow_advice(slowest[0])
+    return _better_evidence(measured) or _after_ladders(measured, threshold, judged)
+
+
+def _better_evidence(measured: Sequence[Series]) -> str:
+    """Return what must be measured again before anything is concluded; empty where nothing must."""
+    points = [point for one in measured for point in one.points]
+    flagged = next((p.flags[0] for p in points if p.flags), None)
+    if flagged:
+        return f"Remove the cause of the flags and measure those points again, first: {flagged}."
+    # What a ladder says is what most pages are about; a noisy collective does not outweigh it.
+    ladders = [one for one in measured if one.row.study in LADDERS]
+    points = [point for one in ladders for point in one.points] or points
+    if min(point.num_launches for point in points) < WANTED_LAUNCHES:
+        return f"Measure every point in at least {WANTED_LAUNCHES} launches, for tight intervals."
+    if any(map(is_wide, points)):
+        return "Measure more launches on quiet nodes: some intervals are too wide to compare."
+    return ""
+
+
+def is_wide(point: Point) -> bool:
+    """Tell whether a point's interval is too wide to say much, or cannot be given."""
+    if point.rate_interval is None:
+        return len(set(point.rates)) > 1
+    return point.rate_interval[1] > WIDE * point.rate_interval[0]
+
+
+def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
+    """Return what follows from all ladders together: a size, a cause, or larger sizes."""
+    ladders = [one for one in measured if one.row.study in LADDERS]
+    if not ladders or all(len(one.points) == 1 for one in ladders):
+        return "Measure at least three world sizes, so that scaling can be judged."
+    lost = [one for one in ladders if _falls(one, threshold)]
+    if not lost:
+        size = min(one.points[-1].world_size for one in ladders)
+        worst = min(ladders, key=lambda one: one.points[-1].parallel_efficiency)
+        return (
+            f"Measure more than {counted(size, 'rank')}: {worst.name} is still at "
+            f"{percent(worst.points[-1].parallel_efficiency)} % there."
+        )
+    if judged and judged.advice and _falls(judged.series, threshold):
+        return f"For {judged.title}: {judged.advice}."
+    return _use(lost, [one for one in ladders if one not in lost], threshold)
+
+
+def _falls(series: Series, threshold: float) -> bool:
+    point = verdict_card.telling(series, threshold)
+    return point is not series.base and point.parallel_efficiency < threshold
+
+
+def _use(lost: Sequence[Series], kept: Sequence[Series], threshold: float) -> str:
+    goal = f"{100 * threshold:.0f} %"
+    studies = dict.fromkeys(one.row.study for one in lost)
+    text = (
+        f"Use the sizes named above: every larger one falls below {goal} efficiency in "
+        f"{listed(studies)} scaling"
+    )
+    if not kept:
+        return f"{text}."
+    size = max(one.points[-1].world_size for one in kept)
+    beside = listed((one.name for one in kept), 3)
+    return f"{text}, while {beside} {'is' if len(kept) == 1 else 'are'} still good at {size} ranks."
