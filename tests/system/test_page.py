@@ -78,6 +78,12 @@ USED = """
   seen.matches = all("tbody tr").filter(r => r.offsetHeight).map(r => r.textContent);
   input.value = ""; input.dispatchEvent(new w.Event("input"));
   seen.hidden = all("[hidden]:not(.tip)").length;
+  const svg = all("figure svg")[0], tip = all(".tip")[0];
+  svg.dispatchEvent(new w.KeyboardEvent("keydown", { key: "ArrowRight" }));
+  seen.tips = [tip.textContent];
+  svg.dispatchEvent(new w.Event("blur")); seen.gone = tip.hidden;
+  all("circle[pointer-events]", svg)[1].dispatchEvent(new w.PointerEvent("pointerenter"));
+  seen.tips.push(tip.textContent);
   press(named("Save all points as JSON")); await until(() => saved.length === 1);
   press(named("Save all points as CSV")); await until(() => saved.length === 2);
   press(named("Save the figure as SVG")); await until(() => saved.length === 3);
@@ -196,6 +202,8 @@ def test_what_is_sorted_filtered_copied_and_saved_are_the_data(chromium, built, 
     assert found["matches"]
     assert all("bf16" in row for row in found["matches"])
     assert found["hidden"] == 0
+    said = re.findall(r"<circle[^>]*><title>(.*?)</title>", (built / "page.html").read_text())
+    assert (found["tips"], found["gone"]) == ([unescape(text) for text in said[:2]], True)
     markdown, latex, as_csv = found["copied"]
     for step in found["unsorted"]:
         assert all(step in text for text in (markdown, latex, as_csv))
