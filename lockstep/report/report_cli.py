@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
+from lockstep.report.page import export_options
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ Examples:
   lockstep report results/laptop --baseline 2 --threshold 0.8
   lockstep report results/first --cost-per-gpu-hour 2.50
   lockstep report results/laptop --csv > points.csv
+  lockstep report results/laptop --svg --pdf --png --redact
 
 \b
 The columns of --csv and --json are described by: python -m lockstep.report.columns
@@ -66,6 +69,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
     "--cost-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU-hour, for a cost.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
+@export_options.options
 @pack_cli.options
 @opening.of_bundles
 def report(
@@ -77,7 +81,7 @@ def report(
     threshold: float,
     cost_per_gpu_hour: float | None,
     force: bool,
-    **pack: Any,
+    **more: Any,
 ) -> int:
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
@@ -98,20 +102,22 @@ def report(
     if left_out and not free:
         raise ValueError(results.conflicts[0].message)
     series = series_of(free, baseline, cost_per_gpu_hour)
+    redact = export_options.redactor(results, more)
     findings = checker.check(results)
     terminal.say_errors(findings)
     _say_kept(left_out, series, baseline)
-    if pack["proposal"]:
-        return pack_cli.write(results, series, findings, paths, threshold, force, pack)
-    pack_cli.refuse_alone(pack)
+    if more["proposal"]:
+        return pack_cli.write(results, series, findings, paths, threshold, force, more)
+    pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
-        _print_records(series, left_out, as_csv)
+        _print_records(series, left_out, as_csv, redact)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
-    command = _command(paths, baseline, threshold, cost_per_gpu_hour)
-    page = build_page(results, series, threshold, command, findings)
+    command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
+    page = redact(build_page(results, series, threshold, command, findings))
+    export_options.write_figures(page, target.parent, more)
     _print_points(results, series, threshold)
     _publish(page, terminal.counts(findings), target)
     return code
@@ -147,16 +153,18 @@ def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | Non
         )
 
 
-def _print_records(series: "list[Series]", left_out: "list[Row]", as_csv: bool) -> None:
+def _print_records(
+    series: "list[Series]", left_out: "list[Row]", as_csv: bool, redact: Callable[[Any], Any]
+) -> None:
     from lockstep.report.compute.point_table import table
 
-    records = table(series)
+    records = redact(table(series))
     if as_csv:
         click.echo(_csv(records), nl=False)
     else:
         import json
 
-        document = {"schema": 1, "points": records, "left_out": _left_out(left_out)}
+        document = {"schema": 1, "points": records, "left_out": redact(_left_out(left_out))}
         click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 

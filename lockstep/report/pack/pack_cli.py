@@ -137,8 +137,10 @@ def _figures(
 ) -> dict[str, dict[str, Any]]:
     """Return the figure of efficiency of each ladder, as the page has it."""
     from lockstep.report.page.panels import by_study
+    from lockstep.report.page.plots import basis
 
     panels = by_study.panels(results, shown, threshold, "GPU-hours")
+    basis.put(panels, results, shown)
     specs = {spec["id"]: spec for panel in panels for spec in panel["figures"]}
     return {name: specs[name] for name in FIGURES if name in specs}
 

@@ -17,6 +17,7 @@ from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import checked, facts, top
 from lockstep.report.page.panels import accounts, by_study, losses
+from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
 from lockstep.report.words import headline, recording_label, verdict_card
@@ -60,6 +61,7 @@ def page(
     hours = "Rank-hours" if results.on_cpus else "GPU-hours"
     predicted = prediction.curves(by_study.ladders(series))
     sections = by_study.panels(results, series, threshold, hours, predicted)
+    basis.put(sections, results, series)
     sections += _around(results, series, threshold, findings)
     _fold(sections)
     return {

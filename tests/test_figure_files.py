@@ -1,0 +1,101 @@
+"""Figures as files, and what a redacted report leaves out."""
+
+import re
+
+import pytest
+from data.report_samples import full_tree, provenance, strong_tree
+
+from lockstep import content
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import load
+from lockstep.report.load.redaction import Redactor
+from lockstep.report.page import figure_files
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.drawing import ticks, traces
+from lockstep.report.page.drawing.palette import SERIES_COLOURS
+from lockstep.report.page.figures import draw
+
+
+def page_of(root):
+    results = load([root])
+    return page(results, series_of(results.rows), 0.7, "lockstep report DIR")
+
+
+def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes(tmp_path):
+    whole = page_of(strong_tree(tmp_path / "tree"))
+    one = {
+        "source": whole["source"],
+        "sections": [{"figures": whole["sections"][0]["figures"][:1]}],
+    }
+    found = figure_files.write(one, tmp_path / "a")
+    assert [path.name for path in found] == [f"strong-speedup.{k}" for k in ("svg", "pdf", "png")]
+    again = figure_files.write(one, tmp_path / "b")
+    assert [path.read_bytes() for path in found] == [path.read_bytes() for path in again]
+    svg = found[0].read_text()
+    assert "lockstep report DIR" in svg
+    assert "H100" in svg
+    assert "var(--" not in svg
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_is_seen_on_white_and_in_the_dark():
+    style = (content.ROOT / "reports" / "templates" / "report.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\n\s*\}", style, re.DOTALL)
+    values = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
+    for found in (one for one in values if "c0" in one):
+        colours = [found[f"c{i}"] for i in range(len(SERIES_COLOURS))]
+        assert min(contrast(colour, found["paper"]) for colour in colours) >= 3
+    assert min(contrast(colour, "#ffffff") for colour in SERIES_COLOURS) >= 3
+
+
+def test_one_launch_far_above_the_ideal_leaves_room_for_the_others():
+    series = {
+        "label": "mlp", "x": [1, 2, 4], "y": [1.0, 3.33, 0.8], "intervals": [None] * 3, "ideal": [],
+        "dots": [[2, 3.33]],
+    }  # fmt: skip
+    spec = {
+        "kind": "curve", "id": "e", "title": "e", "desc": "e", "xlabel": "Ranks", "ylabel": "E (%)",
+        "ylog": False, "ticks": [1, 2, 4], "series": [series], "lines": [], "percent": True,
+        "cap": 1.5,
+    }  # fmt: skip
+    assert traces._ends(spec)[1] < 1.5
+    assert ">333 %<" in draw(spec)
+
+
+@pytest.mark.parametrize(("apart_in", "kept"), [(0.43, 5), (0.7, 10)])
+def test_labels_that_would_overlap_are_left_out_and_the_last_one_stays(apart_in, kept):
+    found = ticks.with_room(range(10), ["256 KiB"] * 10, lambda place: apart_in * place)
+    assert found[-1]
+    assert sum(map(bool, found)) == kept
+
+
+def test_a_redacted_page_names_no_host_user_path_or_variable(tmp_path):
+    ranks = provenance(1)["ranks"][0] | {"host": "jupiter07.fzj.de"}
+    facts = provenance(
+        1, hostname="jupiter07", image_path="/home/alice/images/a.sif", ranks=[ranks],
+        environment={"USER": "alice", "SECRET_TOKEN": "xyzzy"}, command=["/home/alice/bin/pytest"],
+    )  # fmt: skip
+    root = strong_tree(tmp_path, {1: (0.1, 0.11)}, provenance=facts)
+    results = load([root])
+    redactor = Redactor(results)
+    text = str(redactor(page(results, series_of(results.rows), 0.7, "lockstep report DIR")))
+    for secret in ("jupiter07", "alice", "SECRET_TOKEN", "xyzzy", "/home"):
+        assert secret not in text
+    assert "host1" in text
+    assert "images/s" in text
+
+
+def test_hosts_keep_their_order_under_other_names(tmp_path):
+    results = load([full_tree(tmp_path)])
+    results.rows[0].rank_hosts = ["node10", "node9"]
+    assert Redactor(results)(["node9", "node10", "renode9"]) == ["host2", "host3", "renode9"]
