@@ -60,6 +60,14 @@ def test_every_rule_is_planted():
     assert {plant.rule for plant in PLANTED.values()} | on_measured == {rule.name for rule in RULES}
 
 
+def test_a_precision_that_a_test_varies_and_does_not_record_is_not_known_to_have_fallen_back(
+    tmp_path,
+):
+    case = record(precision=None, factors={"workload": "mlp", "precision": "bf16"})
+    write(tmp_path, document("w1", 1, {"strong[64]": case}))
+    assert "precision-fell-back" not in rules(tmp_path)
+
+
 def test_a_falling_throughput_is_a_break_and_no_odd_point(tmp_path):
     # 200 is below 210, and 37 % below the line through 210 and 480.
     text = table({1: 110, 2: 210, 4: 200, 8: 480}, scaling="weak")
