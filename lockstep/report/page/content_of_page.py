@@ -27,7 +27,7 @@ from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 
 # A table of more rows is folded, and so is what follows so many tables of a section.
-FOLD_ROWS, FOLD_TABLES = 15, 8
+FOLD_ROWS, FOLD_TABLES = 15, 2
 # Sections of records, which are looked up and not read.
 FOLDED = ("twelve-rules", "provenance")
 # Studies that take training steps.
@@ -133,7 +133,7 @@ def _fold(sections: Sequence[dict[str, Any]]) -> None:
         for one in section["tables"]:
             long = len(one["rows"]) > FOLD_ROWS and section["id"] not in LADDERS
             late = shown >= FOLD_TABLES or section["id"] in FOLDED
-            one.setdefault("folded", long or late)
+            one["folded"] = one.get("folded", False) or long or late
             shown += not one["folded"]
 
 
