@@ -1,13 +1,16 @@
-"""`examples/workloads`, measured as their texts say."""
+"""`examples/workloads` and `examples/own_repository`, measured as their texts say."""
 
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
+import yaml
 from launched import ROOT
 
+from lockstep.cli import COMMANDS
 from lockstep.vocabulary.records.record import KEY
 from lockstep.workloads import Workload, trees
 
@@ -33,6 +36,20 @@ def test_a_workload_with_more_than_a_loss_is_measured(name, run_ranks, tmp_path)
     hooked = name == "own_step"
     assert ("reduce" in block["details"]["rank_variant_s"]) is not hooked
     assert block["checks"]["loss_last"] < block["checks"]["loss_first"]
+
+
+def test_a_repository_of_ones_own_measures_its_test(run_ranks, tmp_path):
+    shutil.copytree(EXAMPLES / "own_repository" / "benchmarks", tmp_path / "benchmarks")
+    block = measured(run_ranks, tmp_path, ["benchmarks", "-p", "lockstep.launch.hooks"])
+    assert (block["world_size"], block["sample_unit"]) == (2, "rows")
+
+
+def test_its_workflow_gives_commands_that_there_are():
+    path = EXAMPLES / "own_repository" / ".github" / "workflows" / "benchmarks.yml"
+    (job,) = yaml.safe_load(path.read_text())["jobs"].values()
+    given = re.findall(r"lockstep ([a-z]+)", "".join(step.get("run", "") for step in job["steps"]))
+    assert given == ["run", "compare"]
+    assert set(given) <= set(COMMANDS)
 
 
 def test_a_batch_is_a_tree_of_tensors():

@@ -63,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(name="dsession")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Where -p names this plugin, it is configured before pytest-benchmark is.
+    if not voice.is_voice():
+        voice.leave_results(session.config)
+
+
 def pytest_collection(session: pytest.Session) -> None:
     # Once files are collected, pytest would show a wrong option as an error of each of them.
     try:

@@ -40,13 +40,18 @@ def is_alone() -> bool:
 def silence(config: pytest.Config) -> None:
     """Leave printing and writing to rank 0."""
     config.pluginmanager.unregister(name="terminalreporter")
+    leave_results(config)
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ in WRITERS:
+            config.pluginmanager.unregister(plugin)
+
+
+def leave_results(config: pytest.Config) -> None:
+    """Leave pytest-benchmark's files and tables to rank 0."""
     benchmarks = config.pluginmanager.get_plugin("pytest-benchmark")
     if benchmarks is not None:
         benchmarks.json = benchmarks.save = benchmarks.autosave = benchmarks.compare = None
         benchmarks.quiet = True
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ in WRITERS:
-            config.pluginmanager.unregister(plugin)
 
 
 def refuse(error: ValueError) -> NoReturn:
