@@ -37,14 +37,14 @@ def run(*arguments):
     [
         ({"runs": [LADDER]}, 67.5, 67.5),
         ({"runs": [LADDER], "overhead": 0.3}, 67.5, 87.75),
-        ({"runs": [LADDER], "overhead": 0.2, "failed_share": 0.1, "charge_factor": 2}, 67.5, 175.5),
+        ({"runs": [LADDER], "overhead": 0.2, "failed_share": 0.1, "charge_factor": 2}, 67.5, 180),
         ({"runs": [{"type": "x", "runs": 8, "nodes": 4, "hours": 10}]}, 320, 320),
         ({"runs": [*NODES, *LUMPS]}, 502, 502),
         ({"runs": [{"type": "x", "nodes": 2, "steps": 7200, "step_s": 0.5}]}, 2, 2),
     ],
 )
 def test_node_hours_are_runs_times_hours_times_nodes(given, hours, asked):
-    found = budget(planned_runs.Work.model_validate({"schema": 1} | given), [])
+    found = budget(planned_runs.Work.model_validate({"schema": 1} | given), None, None)
     assert found.node_hours == pytest.approx(hours)
     assert found.charged == pytest.approx(asked)
 
@@ -134,8 +134,9 @@ def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolate
         key=lambda one: one["world_size"],
     )
     assert line["node_hours"] == pytest.approx(point["mean_step_s"])
+    assert (line["case"], line["global_batch"]) == (point["case"], point["global_batch"])
     plan.write_text(plan.read_text().replace("nodes = 1", "nodes = 64"))
-    with pytest.raises(ValueError, match=r"no step was measured on 64 nodes, only on \[1\]"):
+    with pytest.raises(ValueError, match=r"on 64 nodes in the production series .* only on \[1\]"):
         run(folder, "--proposal", "generic", "--despite", "--work", plan)
 
 

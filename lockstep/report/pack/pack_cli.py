@@ -125,7 +125,7 @@ def _facts(
     found = chosen.choose(series, planned.production, threshold)
     left_out: list[Row] = results.split()[1]
     against = objections.objections(results, found, findings, left_out)
-    plan = node_hours.budget(planned, [found.series, *found.shown])
+    plan = node_hours.budget(planned, found.series, found.production)
     return Facts(
         results, found, planned, plan, outcomes.outcomes(results), threshold,
         _figures(results, found.shown, threshold), against, verdict_card.judge(series, threshold),

@@ -222,7 +222,7 @@ def is_bound(one: dict[str, Any]) -> bool:
 def budget(plan: Budget, known: Outcomes | None) -> list[str]:
     """Say how the node-hours come about, which input is measured and which is planned."""
     measured = [
-        f"{one.type} on {one.world_size} ranks"
+        f"{one.type} on {one.world_size} ranks at global batch {one.global_batch} of {one.case}"
         for one in plan.milestones if one.source == "measured"
     ]  # fmt: skip
     source = (
@@ -232,8 +232,8 @@ def budget(plan: Budget, known: Outcomes | None) -> list[str]:
     said = [
         f"Node-hours are runs x hours of a run x nodes; {source}, the numbers of runs, steps and "
         f"nodes are planned. With {percent(plan.overhead)} % for overhead and "
-        f"{percent(plan.failed_share)} % for failed jobs, {cells.exact(plan.node_hours)} become "
-        f"{cells.exact(plan.with_losses)} node-hours."
+        f"{percent(plan.failed_share)} % of all node-hours lost to failed jobs, "
+        f"{cells.exact(plan.node_hours)} become {cells.exact(plan.with_losses)} node-hours."
     ]
     if plan.charge_factor != 1:
         said.append(

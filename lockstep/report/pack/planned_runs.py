@@ -12,6 +12,7 @@ from lockstep.vocabulary.text.inputs import MAX_RATE, SchemaVersion
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=MAX_RATE, allow_inf_nan=False)]
+Lost = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Month = Annotated[int, Field(ge=1, le=60)]
 Text = Annotated[str, Field(max_length=4000)]
 
@@ -64,7 +65,9 @@ class Work(_Table):
     code: Text = Field("", description="the code's name")
     production: Production | None = None
     overhead: Share = Field(0.0, description="restarts, set-up and contingency, as a fraction")
-    failed_share: Share = Field(0.0, description="node-hours lost to failed jobs, as a fraction")
+    failed_share: Lost = Field(
+        0.0, description="node-hours of failed jobs, as a fraction of all, below 1"
+    )
     charge_factor: Amount = Field(1.0, description="what the centre charges for a node-hour")
     runs: tuple[Run, ...] = Field(default=(), description="run types")
     statements: dict[str, Text] = Field(
