@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -8,10 +9,13 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
+from lockstep.report.compute.attribution import Loss, Part
 from lockstep.report.compute.scaling import series_of
+from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
+from lockstep.report.page import top
 from lockstep.report.page.content_of_page import CPU_BAND, page
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline
@@ -130,6 +134,22 @@ def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):
         "2 ranks give 1.60\u00d7 the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0); "
         "trust: 2 launches a size, no flag."
     )
+
+
+@pytest.mark.parametrize(("cause", "names_host"), [("exposed", False), ("imbalance", True)])
+def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
+    tmp_path, cause, names_host
+):
+    (series,) = series_of(load([strong_tree(tmp_path)]).rows)
+    judged = headline.judge(series, 0.7)
+    assert not any(tile["label"].startswith("Lost") for tile in top.tiles(judged, 0, ""))
+    lost = Loss("named", 0.04, 0.02, None, (), (Part(cause, 0.015, None),))
+    slow = Slowest("node7", None, 3, 3, 1.12, (1.1, 1.14), is_elsewhere=True)
+    tiles = top.tiles(dataclasses.replace(judged, loss=lost, slow=slow), 0, "")
+    (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
+    assert tile["value"] == "20.0 of 40.0 ms"
+    assert headline.PHRASES[cause] in tile["note"]
+    assert ("node7" in tile["note"]) == names_host
 
 
 def test_no_series_of_a_study_is_dropped_without_a_word(tmp_path):

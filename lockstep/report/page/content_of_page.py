@@ -92,7 +92,7 @@ def _top(
     flagged = sum(bool(point.flags) for one in series for point in one.points)
     return {
         "headlines": top.lines(headlines),
-        "tiles": top.tiles(top.first_of(headlines), slowest, flagged, told),
+        "tiles": top.tiles(top.first_of(headlines), flagged, told),
         "figure": top.figure(headlines, threshold),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,

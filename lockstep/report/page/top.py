@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.report.compute.scaling import Series
-from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.results import OTHER
-from lockstep.report.page.panels import losses, parts
+from lockstep.report.page.panels import parts
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.words import headline
 from lockstep.report.words.headline import Headline
@@ -66,21 +65,18 @@ def first_of(found: dict[str, list[Headline]]) -> Headline | None:
     return next((one for one in every if one.kind != "blocked"), every[0] if every else None)
 
 
-def tiles(
-    about: Headline | None, slowest: Sequence[Slowest], num_flagged: int, checked: str
-) -> list[dict[str, str]]:
+def tiles(about: Headline | None, num_flagged: int, checked: str) -> list[dict[str, str]]:
     """Return the four figures that a reader looks for first, each with where it leads.
 
     Args:
         about: The headline that the page is about; None without a ladder.
-        slowest: The host or rank that is slow, where one is.
         num_flagged: Points of all series with a flag.
         checked: What the check counts; empty where it finds nothing.
     """
     if about is None or about.kind == "blocked":
         return []
     key = about.series.row.study if about.series.row.origin == "measured" else about.noun
-    made = [*_scaling(about), _lost(about, slowest), _trust(about, num_flagged, checked)]
+    made = [*_scaling(about), _lost(about), _trust(about, num_flagged, checked)]
     home = "" if about.noun != "rank" else f"#{key}"
     return [{"href": home} | one for one in made if one["value"]]
 
@@ -102,24 +98,25 @@ def _scaling(about: Headline) -> list[dict[str, str]]:
     ]
 
 
-def _lost(about: Headline, slowest: Sequence[Slowest]) -> dict[str, str]:
-    """Return what is lost and to whom; a slow host or rank is named before all else."""
+def _lost(about: Headline) -> dict[str, str]:
+    """Return all that is lost at the size of which it is told, and what most of it goes to."""
     at = f"Lost on {counted(about.told.world_size, about.noun)}"
-    value = headline.lost_ms(about) if about.loss else ""
-    note = headline.cause_text(about) if about.loss else ""
-    if slowest:
-        return _tile(at, value or f"+{percent(slowest[0].ratio - 1)} %",
-                     losses.slow_text(slowest[0]))  # fmt: skip
-    return _tile(at, value, note)
+    if about.loss is None:
+        return _tile(at, "", "")
+    if about.loss.kind == "named":
+        return _tile(at, headline.all_lost_ms(about), headline.lost_text(about))
+    return _tile(at, headline.all_lost_ms(about), headline.cause_text(about))
 
 
 def _trust(about: Headline, num_flagged: int, checked: str) -> dict[str, str]:
-    launches, _, flags = headline.trust(about).partition(", ")
+    backed = headline.backing(about)
+    if backed is None:
+        value, flags = headline.trust(about), ""
+    else:
+        value, flags = headline.launches_text(backed), headline.flags_text(backed)
     notes = [f"{counted(num_flagged, 'point')} flagged" if num_flagged else flags, checked]
     href = "#flags" if num_flagged else "#check" if checked else "#method"
-    return _tile("Trust", launches.removesuffix(" a size"), "; ".join(filter(None, notes))) | {
-        "href": href
-    }
+    return _tile("Trust", value, "; ".join(filter(None, notes))) | {"href": href}
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:

@@ -29,6 +29,23 @@ PHRASES: dict[Cause, str] = {
 
 
 @dataclass(frozen=True)
+class Backing:
+    """What a measured series rests on.
+
+    Attributes:
+        fewest: Launches of the size that has the fewest.
+        most: Launches of the size that has the most.
+        num_flagged: Points with a flag.
+        num_points: All points.
+    """
+
+    fewest: int
+    most: int
+    num_flagged: int
+    num_points: int
+
+
+@dataclass(frozen=True)
 class Headline:
     """What is to be said of a series.
 
@@ -176,7 +193,16 @@ def lost_ms(headline: Headline) -> str:
     """Return the milliseconds that go to the largest cause shown, or are lost, of the step's."""
     assert headline.loss
     lost = headline.loss
-    seconds = lost.named[0].seconds if lost.kind == "named" else lost.seconds
+    return _ms_of_step(lost.named[0].seconds if lost.kind == "named" else lost.seconds, lost)
+
+
+def all_lost_ms(headline: Headline) -> str:
+    """Return the milliseconds that are lost to all causes, of the step's."""
+    assert headline.loss
+    return _ms_of_step(headline.loss.seconds, headline.loss)
+
+
+def _ms_of_step(seconds: float, lost: Loss) -> str:
     sign = "-" if seconds < 0 else ""
     return f"{sign}{number(abs(seconds) * parts.MILLI)} of {number(lost.step_s * parts.MILLI)} ms"
 
@@ -193,16 +219,34 @@ def cause_text(headline: Headline) -> str:
 
 def trust(headline: Headline) -> str:
     """Say how many launches a series rests on, and how many of its points are flagged."""
-    points = headline.series.points
-    if headline.series.row.origin != "measured":
+    backed = backing(headline)
+    if backed is None:
         return "not measured here"
-    counts = sorted({point.num_launches for point in points})
-    launches = counted(counts[0], "launch")
-    if len(counts) > 1:
-        launches = f"{counts[0]} to {counted(counts[-1], 'launch')}"
+    return f"{launches_text(backed)} a size, {flags_text(backed)}"
+
+
+def backing(headline: Headline) -> Backing | None:
+    """Return what a series rests on; None where it was not measured here."""
+    if headline.series.row.origin != "measured":
+        return None
+    points = headline.series.points
+    counts = [point.num_launches for point in points]
     flagged = sum(bool(point.flags) for point in points)
-    flags = f"{flagged} of {counted(len(points), 'point')} flagged" if flagged else "no flag"
-    return f"{launches} a size, {flags}"
+    return Backing(min(counts), max(counts), flagged, len(points))
+
+
+def launches_text(backed: Backing) -> str:
+    """Say how many launches a size has."""
+    if backed.fewest == backed.most:
+        return counted(backed.fewest, "launch")
+    return f"{backed.fewest} to {counted(backed.most, 'launch')}"
+
+
+def flags_text(backed: Backing) -> str:
+    """Say how many points are flagged."""
+    if not backed.num_flagged:
+        return "no flag"
+    return f"{backed.num_flagged} of {counted(backed.num_points, 'point')} flagged"
 
 
 def in_short(headlines: Sequence[Headline]) -> str:
