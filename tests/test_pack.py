@@ -108,6 +108,29 @@ def test_it_refuses_what_is_no_evidence_and_says_so_where_it_is_forced(measured,
         assert "No proposal evidence" in (pack / name).read_text()
 
 
+def test_one_launch_a_recording_and_the_example_are_objections(tmp_path):
+    folder = strong_tree(tmp_path / "demo", {1: (0.1,), 2: (0.06,)})
+    (folder / "campaign.json").write_text('{"schema": 1, "name": "demo", "recorded": {}}')
+    to = tmp_path / "pack"
+    run(folder, "--proposal", "eurohpc", "--work", "example", "--despite", "--to", to)
+    found = json.loads((to / "numbers.json").read_text())["objections"]
+    assert {"recorded", "no-interval", "example"} <= {one["kind"] for one in found}
+    text = (to / "proposal.md").read_text()
+    assert "Student" not in text
+    assert "warm-up" not in text
+    assert "for the applicant to say" in text
+
+
+def test_a_baseline_that_is_chosen_is_no_smallest_and_no_smaller_size_is_good(tmp_path):
+    steps = {1: (0.1, 0.101), 2: (0.06, 0.061), 4: (0.05, 0.051)}
+    folder, to = strong_tree(tmp_path / "good", steps), tmp_path / "pack"
+    chosen = ("--baseline", 4, "--proposal", "generic", "--despite", "--to", to)
+    run(folder, *chosen)
+    numbers = json.loads((to / "numbers.json").read_text())
+    assert numbers["production"]["world_size"] == 4
+    assert "smallest" not in (to / "proposal.md").read_text()
+
+
 def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size(tmp_path):
     folder = strong_tree(tmp_path / "good", {1: (0.1, 0.101), 2: (0.06, 0.061), 4: (0.05, 0.051)})
     ended = run(folder, "--proposal", "generic")

@@ -137,6 +137,15 @@ class Series:
         return self.row.study not in WITHOUT_RATIO
 
     @property
+    def above(self) -> list[Point]:
+        """The points of more ranks than the baseline."""
+        return [point for point in self.points if point.world_size > self.baseline]
+
+    def good(self, threshold: float) -> list[Point]:
+        """Return the points above the baseline whose efficiency reaches a threshold."""
+        return [point for point in self.above if point.parallel_efficiency >= threshold]
+
+    @property
     def base(self) -> Point:
         """The point that every ratio of the series divides by."""
         own = self.main or self

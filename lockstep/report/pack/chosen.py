@@ -128,11 +128,7 @@ def _job_size(strong: Sequence[Series], weak: Sequence[Series], threshold: float
 
 def _largest(series: Series, threshold: float) -> Point | None:
     """Return the largest size above the baseline that is good, and no error forbids to say so."""
-    good = [
-        point for point in series.points
-        if point is not series.base and not point.blocked_by
-        and point.parallel_efficiency >= threshold
-    ]  # fmt: skip
+    good = [point for point in series.good(threshold) if not point.blocked_by]
     return good[-1] if good else None
 
 

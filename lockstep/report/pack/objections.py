@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lockstep.report.check.checker import Finding, errors
+from lockstep.report.load import recorded
 from lockstep.report.load.results import Results, Row
 from lockstep.report.pack.chosen import Chosen
 
-Kind = Literal["check", "flagged", "cpus", "left-out"]
+Kind = Literal[
+    "check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Objection:
     Attributes:
         finding: What the check has found, where it objects.
         launches: Launches that may not be pooled.
-        num_points: Points that are flagged or not whole.
+        num_points: Points that are flagged, not whole, or without an interval.
         flags: What they are flagged with.
     """
 
@@ -39,10 +42,20 @@ class Objection:
 
 
 def objections(
-    results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row]
-) -> list[Objection]:
-    """Return all that stands against handing results in; nothing where they are evidence."""
-    return list(_objections(results, chosen, findings, left_out))
+    results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row],
+    is_example: bool = False,
+) -> list[Objection]:  # fmt: skip
+    """Return all that stands against handing results in; nothing where they are evidence.
+
+    Args:
+        results: What was loaded.
+        chosen: What the text is about.
+        findings: What the check has found.
+        left_out: Rows that may not be pooled.
+        is_example: Whether the planned runs are those of the example that ships.
+    """
+    found = list(_objections(results, chosen, findings, left_out))
+    return [*found, Objection("example")] if is_example else found
 
 
 def _objections(
@@ -50,11 +63,16 @@ def _objections(
 ) -> Iterator[Objection]:
     if results.on_cpus:
         yield Objection("cpus")
+    if recorded.KEY in results.campaign:
+        yield Objection("recorded")
     for finding in errors(findings):
         yield Objection("check", finding=finding)
     if left_out:
         names = tuple(dict.fromkeys(row.launch for row in left_out))
         yield Objection("left-out", launches=names, num_points=len({r.point for r in left_out}))
+    alone = [p for p in chosen.points if not (p.step_interval or p.efficiency_interval)]
+    if alone:
+        yield Objection("no-interval", num_points=len(alone))
     flagged = [point for point in chosen.points if point.flags]
     if flagged:
         kinds = tuple(dict.fromkeys(str(flag) for point in flagged for flag in point.flags))

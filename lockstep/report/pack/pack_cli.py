@@ -124,7 +124,8 @@ def _facts(
     planned = planned_runs.read(pack["work"])
     found = chosen.choose(series, planned.production, threshold)
     left_out: list[Row] = results.split()[1]
-    against = objections.objections(results, found, findings, left_out)
+    is_example = pack["work"] in planned_runs.BUILT_IN
+    against = objections.objections(results, found, findings, left_out, is_example)
     plan = node_hours.budget(planned, found.series, found.production)
     return Facts(
         results, found, planned, plan, outcomes.outcomes(results), threshold,

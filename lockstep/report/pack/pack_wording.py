@@ -40,9 +40,11 @@ def relative_to(series: Series, noun: str) -> str:
     base = series.base
     row = base.rows[0]
     nodes = f" ({counted(row.num_nodes, 'node')})" if row.num_nodes else ""
+    is_smallest = all(point.world_size >= base.world_size for point in series.points)
+    which = "the smallest allocation of this ladder" if is_smallest else "the baseline chosen"
     return (
-        f"Speed-up and efficiency are relative to {counted(base.world_size, noun)}{nodes}, the "
-        f"smallest allocation measured, with {number(base.throughput_samples_per_s)} "
+        f"Speed-up and efficiency are relative to {counted(base.world_size, noun)}{nodes}, "
+        f"{which}, with {number(base.throughput_samples_per_s)} "
         f"{row.sample_unit}/s at global batch {row.global_batch}."
     )
 
@@ -146,30 +148,47 @@ def _ms(seconds: float | None) -> float | None:
 def scale(chosen: Chosen, noun: str) -> str:
     """Say how large the machine was that was measured."""
     sizes = sorted({point.world_size for point in chosen.points})
-    nodes = sorted({point.rows[0].num_nodes or 1 for point in chosen.points})
+    nodes = [point.rows[0].num_nodes for point in chosen.points]
+    where = f", on {_range(nodes)} {'node' if set(nodes) == {1} else 'nodes'}"
+    if not all(nodes):
+        where = "; on how many nodes is not recorded for every size"
     per_node = chosen.production.rows[0].ranks_per_node
-    text = (
-        f"Measured from {sizes[0]} to {counted(sizes[-1], noun)} "
-        f"({listed(sizes)}), on {_range(nodes)} {'node' if nodes[-1] == 1 else 'nodes'}."
-    )
+    text = f"Measured from {sizes[0]} to {counted(sizes[-1], noun)} ({listed(sizes)}){where}."
     return f"{text} A node takes {counted(per_node, noun)} of the job." if per_node else text
 
 
-def mechanism(points: Sequence[Point], version: str) -> list[str]:
-    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, statistics."""
+def mechanism(
+    points: Sequence[Point], version: str, warmup_rounds: Sequence[object], is_campaign: bool
+) -> list[str]:
+    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, statistics.
+
+    Args:
+        points: What was measured.
+        version: Lockstep's.
+        warmup_rounds: Of each launch, None where it is not recorded.
+        is_campaign: Whether a campaign planned the launches, and so their order.
+    """
     rows = [row for point in points for row in point.rows]
     rounds = _range(row.rounds for row in rows)
     steps = _range(row.steps_per_round for row in rows)
     launches = _range(point.num_launches for point in points)
+    counts = [n for n in warmup_rounds if isinstance(n, int) and n > 0]
+    is_warm = counts and len(counts) == len(warmup_rounds)
+    warm = f"after untimed warm-up (rounds: {_range(counts)}), " if is_warm else ""
+    order = ", interleaved over sizes in random order" if is_campaign and launches != "1" else ""
+    has_intervals = any(one.step_interval or one.efficiency_interval for one in points)
+    statistics = (
+        " Intervals are 95 % Student t on the logarithm of one value a launch, those of ratios "
+        "Welch's, which hold the baseline's uncertainty."
+    )
     return [
-        f"Timers around the main loop (Lockstep {version}): after untimed warm-up rounds, a round "
-        f"is an untimed barrier, then {steps} training steps that run freely, one device "
-        "synchronisation, and a monotonic clock is read. Each rank keeps its own time, and a round "
-        "lasts as long as its slowest rank. Start-up, data generation and checks are outside.",
+        f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
+        f"then {steps} training steps that run freely, one device synchronisation, and a monotonic "
+        "clock is read. Each rank keeps its own time, and a round lasts as long as its slowest "
+        "rank. Start-up, data generation and checks are outside.",
         f"A launch, a new process group, has {rounds} timed rounds of each case; a point has "
-        f"{launches} launches, interleaved over sizes in random order. Step times are the median "
-        "over launches of a launch's median round. Intervals are 95 % Student t on the logarithm "
-        "of one value a launch, those of ratios Welch's, which hold the baseline's uncertainty.",
+        f"{launches} {'launch' if launches == '1' else 'launches'}{order}. Step times are the "
+        f"median over launches of a launch's median round.{statistics if has_intervals else ''}",
     ]
 
 
@@ -264,6 +283,15 @@ def objection(one: Objection) -> str:
         return f"{one.finding.rule}: {one.finding.where}: {one.finding.message}"
     if one.kind == "cpus":
         return "measured on CPUs, where ranks share cores and memory bandwidth: a functional test"
+    if one.kind == "recorded":
+        return "a recorded campaign that ships with Lockstep, not a measurement of the applicant"
+    if one.kind == "no-interval":
+        return (
+            f"{counted(one.num_points, 'point')} without an interval, so that nobody knows how far "
+            "another launch would differ: measure 3 repeats or more"
+        )
+    if one.kind == "example":
+        return "the planned runs are the example's that ships with Lockstep, not the applicant's"
     if one.kind == "left-out":
         return (
             f"{counted(len(one.launches), 'launch')} may not be pooled with the others of "

@@ -130,7 +130,10 @@ def _testing(facts: Facts) -> list[Block]:
     wanted = f"Requested machine: {facts.work.machine}. " if facts.work.machine else ""
     image = found.get("image_sha256")
     held = f"Container image with SHA-256 {image}" if image else "No container image"
-    return _texts(f"{wanted}{_measured_on(facts)}. Software: {software}. {held}.")
+    # No record tells the machine of a call from another; the applicant's own words do.
+    open_question = "Whether that is the requested machine is for the applicant to say. "
+    said = "" if facts.work.statements.get("testing") else open_question
+    return _texts(f"{wanted}{_measured_on(facts)}. {said}Software: {software}. {held}.")
 
 
 SOFTWARE = {
@@ -212,7 +215,9 @@ def _scale(facts: Facts) -> list[Block]:
 
 def _mechanism(facts: Facts) -> list[Block]:
     version = str(facts.provenance.get("lockstep_version", formats.DASH))
-    return _texts(*pack_wording.mechanism(facts.chosen.points, version))
+    warmup = [one.facts.get("warmup_rounds") for one in facts.results.launches]
+    planned = bool(facts.results.campaign.get("launches"))
+    return _texts(*pack_wording.mechanism(facts.chosen.points, version, warmup, planned))
 
 
 def _basis(facts: Facts) -> list[Block]:
@@ -273,18 +278,20 @@ def _io(facts: Facts) -> list[Block]:
 def _workflow(facts: Facts) -> list[Block]:
     name = facts.results.campaign.get("name")
     planned = len(facts.results.campaign.get("launches", [])) or len(facts.results.launches)
+    resumed = sum(len(one.facts.get("sessions") or []) > 1 for one in facts.results.launches)
     return _texts(
-        f"Lockstep runs the ladder{f' {name}' if name else ''} as {counted(planned, 'launch')} of "
-        "growing size, under Slurm or torchrun. A job that is killed loses no finished case and "
-        "is resumed where it ended."
+        f"Lockstep runs the ladder{f' {name}' if name else ''} as {counted(planned, 'launch')}, "
+        "each a process group of one world size. A launch that is killed loses no finished case."
+        + (f" Resumed where they ended: {counted(resumed, 'launch')}." if resumed else "")
     )
 
 
 def _data(facts: Facts) -> list[Block]:
-    del facts
+    kept = {"versions": facts.provenance, "Slurm's accounting": facts.known}
+    beside = listed(name for name, known in kept.items() if known)
     return _texts(
-        "Every rank's time of every round is kept as JSON, with logs, accounting, versions and "
-        "checksums; lockstep bundle makes one archive of them, ready to be deposited."
+        f"Every rank's time of every round is kept as JSON{f', with {beside}' if beside else ''}; "
+        "lockstep bundle makes one archive of the folder, with the checksum of every file."
     )
 
 

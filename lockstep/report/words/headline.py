@@ -86,8 +86,7 @@ def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
         threshold: Least parallel efficiency called good.
         why_blocked: Why nothing may be concluded; empty where something may.
     """
-    above = [point for point in series.points if point.world_size > series.baseline]
-    good = [point for point in above if point.parallel_efficiency >= threshold]
+    above, good = series.above, series.good(threshold)
     best = max(above, key=lambda point: point.parallel_efficiency, default=series.points[-1])
     told = verdict_card.telling(series, threshold)
     return Headline(
