@@ -46,11 +46,15 @@ def folder(bundle, tmp_path_factory):
 
 
 def test_the_same_data_give_the_same_bytes_and_a_bundle_the_same_page(
-    bundle, folder, measured, tmp_path
+    bundle, folder, measured, tmp_path, monkeypatch
 ):
     run("bundle", measured / "fp32", "--to", tmp_path / "first.tar.gz")
     assert (tmp_path / "first.tar.gz").read_bytes() == bundle.read_bytes()
     run("report", tmp_path / "first.tar.gz")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.toml").write_text("schema = 1\n")
+    forced = ("--proposal", "generic", "--work", "work.toml", "--despite")
+    assert run("report", "first.tar.gz", *forced).return_value == 0
     assert (tmp_path / "report.html").read_bytes() == (folder / "report.html").read_bytes()
 
 

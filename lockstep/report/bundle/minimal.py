@@ -30,10 +30,12 @@ def find(results: Results, wanted: str) -> list[Row]:
         row for row in results.rows
         if row.origin == "measured" and str(row.world_size) == size and name in row.case
     ]  # fmt: skip
+    # A whole name means its own case, also where others begin with it.
+    rows = [row for row in rows if row.case == name] or rows
     cases = list(dict.fromkeys(row.case for row in rows))
     if len(cases) != 1:
-        known = cases or list(dict.fromkeys(f"{r.case}@{r.world_size}" for r in results.rows))
-        shown = "; ".join(known[:MAX_LISTED])
+        known = dict.fromkeys(f"{r.case}@{r.world_size}" for r in rows or results.rows)
+        shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
             f"--point {wanted}: {len(cases)} cases are meant by it; write a part of one case's "
             f"name, an @ and a world size, of: {shown}"
@@ -65,7 +67,8 @@ def _cut(document: Mapping[str, Any], case: str, *, whole: bool) -> dict[str, An
             }
     block = dict(document.get(record.KEY) or {})
     own = [one for one in block.get("expected") or [] if str(one).endswith(case)]
-    cut = {"expected": own, "skipped": [], "failed": [], "complete": True}
+    # What ended, failed or was skipped stays true of the launch; what is left of it is a cut.
+    cut = {"expected": own, "cut": True}
     return {**document, "benchmarks": entries, record.KEY: block | cut}
 
 

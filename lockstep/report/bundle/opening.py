@@ -51,6 +51,7 @@ def of_bundles(command: Command) -> Command:
         with opened(archive) as folder, chdir(folder):
             stem, programme = archive.name.partition(".")[0], others.get("proposal")
             beside = {"output": PAGE, "to": f"{stem}-{programme}" if programme else None}
+            others |= _own_work(here, others.get("work"))
             for name, default in beside.items():
                 if others.get(name) is not None:
                     others[name] = here / others[name]
@@ -59,6 +60,13 @@ def of_bundles(command: Command) -> Command:
             return command(paths=(Path(DATA),), **others)
 
     return opened_first  # type: ignore[return-value]
+
+
+def _own_work(here: Path, work: str | None) -> dict[str, str]:
+    """Return the caller's file of planned runs as it is named from elsewhere."""
+    from lockstep.report.pack import planned_runs
+
+    return {"work": str(here / work)} if work and work not in planned_runs.BUILT_IN else {}
 
 
 @contextmanager
