@@ -74,9 +74,11 @@
     (character) => TEX[character]);
 
   function latex({ caption, head, isText, rows }) {
-    const line = (cells) => `${cells.map(tex).join(" & ")} \\\\`;
+    // A row begins with {}: after \\, a [ or * would be an option. An empty line would end it.
+    const cell = (text) => tex(text.replace(/\s*[\r\n]\s*/g, " "));
+    const line = (cells) => `{}${cells.map(cell).join(" & ")} \\\\`;
     return [
-      "\\begin{table}", "  \\centering", `  \\caption{${tex(caption)}}`,
+      "\\begin{table}", "  \\centering", `  \\caption{${cell(caption)}}`,
       `  \\begin{tabular}{${isText.map((text) => (text ? "l" : "r")).join("")}}`, "    \\hline",
       `    ${line(head)}`, "    \\hline", ...rows.map((row) => `    ${line(row)}`), "    \\hline",
       "  \\end{tabular}", "\\end{table}", "",

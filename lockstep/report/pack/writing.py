@@ -75,5 +75,7 @@ def _environment(name: str) -> Environment:
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, **own,  # type: ignore[arg-type]
     )  # fmt: skip
-    made.filters["text"] = tex.tex if is_tex else tex.markdown
+    escape = tex.tex if is_tex else tex.markdown
+    made.filters["text"] = escape
+    made.filters["cell"] = lambda value: escape(" ".join(str(value).splitlines()))
     return made
