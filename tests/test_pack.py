@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import full_tree, strong_tree
 
+from lockstep import content
 from lockstep.cli import lockstep
-from lockstep.report.pack import pack_cli, planned_runs, tex
+from lockstep.report.pack import pack_cli, pack_tables, planned_runs, tex, writing
 from lockstep.report.pack.node_hours import budget
 from lockstep.vocabulary.text import formats
 
@@ -63,6 +64,11 @@ def pack(measured, tmp_path_factory):
 
 def test_every_form_that_ships_can_be_asked_for():
     assert {*planned_runs.programmes()} == {*pack_cli.FORMS}
+
+
+def test_the_guide_prints_the_example_that_ships():
+    guide = (content.ROOT / "docs" / "how-to" / "proposal.md").read_text()
+    assert planned_runs.BUILT_IN["example"].read_text() in guide
 
 
 def test_it_answers_every_heading_in_the_form_s_order(pack):
@@ -188,7 +194,12 @@ def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
     hostile = tex.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
     text = (pack / "proposal.tex").read_text()
     (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
-    for name in ("proposal.tex", "hostile.tex"):
+    table = pack_tables.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)
+    section = {"heading": "A", "level": 2, "annex": False, "blocks": [table]}
+    form = {"title": "A", "slides": False, "against": "", "sections": [section]}
+    made = writing.write(pack / "cells", form, [], "", {})
+    shutil.copy(made[1], pack / "cells.tex")
+    for name in ("proposal.tex", "hostile.tex", "cells.tex"):
         subprocess.run(
             ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name],
             cwd=pack, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL,

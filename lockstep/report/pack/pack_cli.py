@@ -20,14 +20,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 EXAMPLES = """
 \b
-  lockstep report results/first --proposal eurohpc --despite
+  lockstep report results/campaign --proposal eurohpc --work work.toml
   lockstep report results/first --proposal generic --work example --to pack --despite
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
 LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON; development, paper and slides fill
 a longer proposal, a paper and five slides. It refuses, with exit code 1, what
-lockstep check objects to, flagged points and results of CPUs; --despite writes it and says so in
-the text. --work names a TOML file of what you apply for, from which the milestones follow:
+lockstep check objects to, flagged points, points of one launch, results of CPUs, the recorded demo
+and the plans of `example`; --despite writes it and says so in the text. --work names your own TOML
+file of what you apply for, from which the milestones follow:
 
 \b
   schema = 1
@@ -124,7 +125,8 @@ def _facts(
     planned = planned_runs.read(pack["work"])
     found = chosen.choose(series, planned.production, threshold)
     left_out: list[Row] = results.split()[1]
-    is_example = pack["work"] in planned_runs.BUILT_IN
+    # A copy without a change is no plan of the applicant's either.
+    is_example = bool(pack["work"]) and planned == planned_runs.read("example")
     against = objections.objections(results, found, findings, left_out, is_example)
     plan = node_hours.budget(planned, found.series, found.production)
     return Facts(
