@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
+from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import losses
 from lockstep.report.words import verdict_card
@@ -35,6 +36,8 @@ def next_step(
     measured = [one for one in series if one.row.origin == "measured"]
     if not measured and not results.launches:
         return "Measure the same points on the machine you will use; cited numbers are no evidence."
+    if results.campaign.get(RECORDED):
+        return "Measure your own machine: lockstep run."
     if results.on_cpus:
         return "Run the same campaign on the GPUs you will use: the suite works on this machine."
     if slowest:

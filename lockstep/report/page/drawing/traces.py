@@ -22,6 +22,7 @@ from lockstep.report.page.drawing.canvas import (
     Mark,
     head,
     sheet,
+    side_head,
     width_in,
 )
 from lockstep.report.page.drawing.palette import (
@@ -207,10 +208,7 @@ def _sizes(axes: Axes, spec: dict[str, Any], nodes: dict[int, int]) -> None:
                 textcoords="offset points", ha="center", fontsize=LABEL_PT, color=FAINT,
             )  # fmt: skip
     if nodes:
-        axes.annotate(
-            "Nodes", (0, 1), xycoords="axes fraction", xytext=(-2, 5), textcoords="offset points",
-            ha="right", fontsize=LABEL_PT, color=FAINT,
-        )  # fmt: skip
+        side_head(axes, "Nodes")
 
 
 def _name(spec: dict[str, Any], value: float) -> str:
