@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from launched import ROOT, environ
 from lockstep.report.load import recorded
 
 FACTS = {"kind": "links", "num_nodes": 2, "rate_bit_per_s": 1e9}
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 # Importing it ends with an error, as where it is not installed.
 NO_TORCH = "raise ImportError('no torch here')\n"
 
@@ -36,6 +38,16 @@ def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recor
     page = (tmp_path / "results" / "demo" / "report.html").read_text()
     assert "2 nodes made on one machine, joined by links of 1000 Mbit/s" in page
     assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
+
+
+def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "demo"], cwd=tmp_path, env=environ(ROOT),
+        capture_output=True, text=True, check=False, **BOUNDED,
+    )  # fmt: skip
+    blocks = re.findall(r"^```text\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    assert [block for block in blocks if block not in ended.stdout] == []
 
 
 def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
