@@ -1,9 +1,33 @@
-"""A budget: how much of a campaign fits into so many GPU-hours, and what is left out for it."""
+"""A budget in hours: how much of a campaign fits into it, and what is left out for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from lockstep.campaign.campaign import Campaign
+if TYPE_CHECKING:
+    from lockstep.campaign.campaign import Campaign
+
+Unit = Literal["node-hours", "GPU-hours"]
+UNITS: dict[str, Unit] = {"nh": "node-hours", "gh": "GPU-hours"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hours to stay within.
+
+    Attributes:
+        hours: So many.
+        unit: Of what; None for GPU-hours where the site has GPUs, else node-hours.
+    """
+
+    hours: float
+    unit: Unit | None = None
+
+    def __str__(self) -> str:
+        """Return it as the option takes it."""
+        suffix = next((name for name, unit in UNITS.items() if unit == self.unit), "")
+        return f"{self.hours:g}{suffix}"
+
 
 # Fewer launches give no interval worth reading, so points go before these repeats do.
 MIN_REPEATS = 3
@@ -19,11 +43,13 @@ class Fitted:
         dropped: What was left out, in words, in the order in which it was.
     """
 
-    campaign: Campaign
+    campaign: "Campaign"
     dropped: tuple[str, ...] = ()
 
 
-def fit(campaign: Campaign, budget: float, cost: Callable[[Campaign], float], unit: str) -> Fitted:
+def fit(
+    campaign: "Campaign", budget: float, cost: Callable[["Campaign"], float], unit: str
+) -> Fitted:
     """Return as much of a campaign as a budget holds.
 
     What is dropped, in this order: repeats from the last down to 3, world sizes from the largest,
@@ -52,12 +78,12 @@ def fit(campaign: Campaign, budget: float, cost: Callable[[Campaign], float], un
     )
 
 
-Fits = Callable[[Campaign], bool]
-Drop = Callable[[Fitted, Fits, Callable[[Campaign], float]], Fitted]
+Fits = Callable[["Campaign"], bool]
+Drop = Callable[[Fitted, Fits, Callable[["Campaign"], float]], Fitted]
 
 
 def _repeats_to(least: int) -> Drop:
-    def drop(fitted: Fitted, fits: Fits, cost: Callable[[Campaign], float]) -> Fitted:
+    def drop(fitted: Fitted, fits: Fits, cost: Callable[["Campaign"], float]) -> Fitted:
         most = fitted.campaign.repeats
         if most <= least or cost(_with_repeats(fitted.campaign, least)) >= cost(fitted.campaign):
             return fitted
@@ -74,11 +100,11 @@ def _repeats_to(least: int) -> Drop:
     return drop
 
 
-def _with_repeats(campaign: Campaign, repeats: int) -> Campaign:
+def _with_repeats(campaign: "Campaign", repeats: int) -> "Campaign":
     return campaign.model_copy(update={"repeats": repeats})
 
 
-def _world_sizes(fitted: Fitted, fits: Fits, cost: Callable[[Campaign], float]) -> Fitted:  # noqa: ARG001
+def _world_sizes(fitted: Fitted, fits: Fits, cost: Callable[["Campaign"], float]) -> Fitted:  # noqa: ARG001
     campaign, dropped = fitted.campaign, []
     while len(campaign.world_sizes) > 1 and not fits(campaign):
         *kept, largest = sorted(campaign.world_sizes)

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from lockstep.campaign import completing
-from lockstep.slurm.submit.spending import UNITS, Budget
+from lockstep.slurm.submit.budget import UNITS, Budget
 
 if TYPE_CHECKING:
     from lockstep.slurm.submit.job import JobSpec

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from lockstep.campaign.campaign import Campaign
     from lockstep.slurm.site import Site
+    from lockstep.slurm.submit.budget import Budget
     from lockstep.slurm.submit.excess import Excess
     from lockstep.slurm.submit.job import JobSpec
-    from lockstep.slurm.submit.spending import Budget
     from lockstep.slurm.submit.submission import Work
 
 

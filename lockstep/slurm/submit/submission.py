@@ -15,10 +15,10 @@ from lockstep.slurm.site import Site
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import budget
+from lockstep.slurm.submit.budget import Budget, Unit
 from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
 from lockstep.slurm.submit.resources import share
 from lockstep.slurm.submit.script import LIBRARY, library, render
-from lockstep.slurm.submit.spending import Budget, Unit
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import files

@@ -25,8 +25,8 @@ from lockstep.slurm.submit.cli_options import (
 
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
+    from lockstep.slurm.submit.budget import Budget
     from lockstep.slurm.submit.job import JobSpec
-    from lockstep.slurm.submit.spending import Budget
     from lockstep.slurm.submit.submission import Sent, Work
 
 
