@@ -84,7 +84,7 @@ def _cell(one: dict[str, Any]) -> str:
 
 
 def _columns() -> str:
-    extra = {"points": columns.BLOCKED | columns.DETAILS}
+    extra = {"points": columns.DETAILS}
     parts = []
     for name, table in columns.TABLES.items():
         rows = [

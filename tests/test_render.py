@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
+from lockstep.report.compute import compared
 from lockstep.report.compute.attribution import Loss, Part
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import Slowest
@@ -17,6 +18,7 @@ from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
 from lockstep.report.page import top
 from lockstep.report.page.content_of_page import CPU_BAND, page
+from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline
 from lockstep.vocabulary.records.flags import Flag
@@ -206,9 +208,34 @@ def test_weak_points_show_the_time_ratio(full):
 def test_precisions_are_compared_with_fp32_at_the_same_size(full):
     table = section(full, "precision")["tables"][-1]
     ratios = {row["precision"]: row["Ratio"] for row in cells(table)}
-    assert ratios == {"fp32": "1.00", "bf16": "1.67"}
+    # An error of the check, that bf16 was computed otherwise, forbids its ratio.
+    assert ratios == {"fp32": "1.00", "bf16": formats.DASH}
     assert "precision=fp32" in table["note"]
     assert table["note"].endswith("2550 images/s, at the same world size.")
+
+
+def test_no_ratio_is_to_another_setting_than_the_studys_or_of_a_point_that_check_forbids(tmp_path):
+    for size, missing in ((1, None), (2, "fp32"), (4, None)):
+        cases = {
+            f"test_precision[{name}]": record(
+                "precision", size, precision=name, factors={"workload": "mlp", "precision": name}
+            )
+            for name in ("fp32", "tf32", "bf16")
+            if name != missing
+        }
+        write(tmp_path, document(f"w{size}-r0", size, cases))
+    series = series_of(load([tmp_path]).rows)
+    forbidden = next(p for one in series for p in one.points if p.world_size == 4)
+    forbidden.blocked_by = ["not-measured"]
+    (grid,) = compared.grids("precision", compared.groups("precision", series))
+    assert grid.reference == ("fp32",)
+    assert {row: sorted(cells) for row, cells in grid.cells.items()} == {
+        ("fp32",): [1], ("tf32",): [1], ("bf16",): [1],
+    }  # fmt: skip
+    tables = settings_panel("precision", series)["tables"]
+    assert [{row.get("Ratio") for row in cells(table)} for table in tables] == [
+        {"1.00"}, {None}, {None},
+    ]  # fmt: skip
 
 
 def test_equal_buckets_are_named_with_their_real_sizes(full):

@@ -88,9 +88,8 @@ POINTS = {
     "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
     "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
     "num_far_out": Column("count", "rounds far outside their launch's quartiles; none is left out"),
+    "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
 }
-# Only in a data frame: what an error of the check forbids is no number to compute with.
-BLOCKED = {"blocked_by": Column("text", "rules of lockstep check that forbid its ratios")}
 # What `--csv` and `--json` give of a study or an imported table beside these.
 DETAILS = {"details": Column("object", "name -> distinct values over launches")}
 
@@ -134,7 +133,7 @@ TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS}
 
 def listing() -> str:
     """Return all columns as text, a table after the other."""
-    extra = {"points": BLOCKED | DETAILS}
+    extra = {"points": DETAILS}
     lines = []
     for name, columns in TABLES.items():
         lines += ["", f"{name} (version {VERSION})"]

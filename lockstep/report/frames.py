@@ -59,7 +59,7 @@ def read(
         return _frame(list(_rounds(results)), columns.ROUNDS)
     if launches:
         return _frame(list(_launches(results)), columns.LAUNCHES)
-    return _frame(_points(results, baseline), columns.POINTS | columns.BLOCKED)
+    return _frame(_points(results, baseline), columns.POINTS)
 
 
 def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ def report(
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
+    from lockstep.report.page import checked
     from lockstep.report.page.content_of_page import page as build_page
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
@@ -109,6 +110,7 @@ def report(
     pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
+        checked.mark(series, findings)
         _print_records(series, left_out, as_csv, redact)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
@@ -205,6 +207,7 @@ def _cells(record: dict[str, Any]) -> dict[str, Any]:
     details = json.dumps(record["details"]) if record["details"] else ""
     texts = record | {
         "flags": "; ".join(flag["words"] for flag in record["flags"]),
+        "blocked_by": "; ".join(record["blocked_by"]),
         "details": details,
     }
     return {name: _text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}

@@ -45,7 +45,8 @@ class Grid:
         series: One of the series, for what all share.
         names: Factors that vary.
         sizes: World sizes, ascending.
-        cells: Values of the factors -> world size -> cell.
+        cells: Values of the factors -> world size -> cell; none where the reference failed at that
+            size, or an error of the check forbids the ratio.
         reference: The values of the reference.
     """
 
@@ -79,6 +80,32 @@ def reference(study: str, cases: Cases) -> int:
     return 0
 
 
+def references(study: str, found: Sequence[tuple[Key, Cases]]) -> list[tuple[Series, Point] | None]:
+    """Return the case that each group is compared with: the same setting at every size.
+
+    It is None where that setting was measured at other sizes alone: the ratio to another setting
+    would be another quantity.
+
+    Args:
+        study: The study.
+        found: What `groups` returned.
+    """
+    every: dict[tuple[str, str], Cases] = {}
+    for (workload, _, others), cases in found:
+        every.setdefault((workload, others), []).extend(cases)
+    chosen = {key: cases[reference(study, cases)][0] for key, cases in every.items()}
+    return [
+        next((case for case in cases if case[0] is chosen[workload, others]), None)
+        for (workload, _, others), cases in found
+    ]
+
+
+def without_blocked(found: Sequence[tuple[Key, Cases]]) -> list[tuple[Key, Cases]]:
+    """Return the groups without the points whose ratios an error of the check forbids."""
+    kept = [(key, [case for case in cases if not case[1].blocked_by]) for key, cases in found]
+    return [(key, cases) for key, cases in kept if cases]
+
+
 def varied(cases: Cases) -> list[str]:
     """Return the factors that take more than one value among the cases."""
     names = list(dict.fromkeys(name for one, _ in cases for name in one.row.factors))
@@ -103,27 +130,29 @@ def grids(study: str, found: Sequence[tuple[Key, Cases]]) -> list[Grid]:
         study: The study.
         found: What `groups` returned.
     """
-    joined: dict[tuple[str, str], list[tuple[int, Cases]]] = {}
-    for (workload, world_size, others), cases in found:
+    joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
+    for key, cases in found:
         if len(cases) > 1:
-            joined.setdefault((workload, others), []).append((world_size, cases))
+            joined.setdefault((key[0], key[2]), []).append((key, cases))
     return [_grid(study, sizes) for sizes in joined.values()]
 
 
-def _grid(study: str, sizes: list[tuple[int, Cases]]) -> Grid:
+def _grid(study: str, sizes: list[tuple[Key, Cases]]) -> Grid:
     every = [case for _, cases in sizes for case in cases]
     names = independent(varied(every), every)
     cells: dict[tuple[str, ...], dict[int, Cell]] = {}
-    for world_size, cases in sizes:
-        base = cases[reference(study, cases)][1]
+    for ((_, world_size, _), cases), base in zip(sizes, references(study, sizes), strict=True):
         for one, point in cases:
-            between = None if point is base else ratio_interval(point.units, base.units)
-            cells.setdefault(_values(one, names), {})[world_size] = Cell(
-                point.rate / base.rate, between
-            )
-    first = sizes[0][1]
-    named = _values(first[reference(study, first)][0], names)
-    return Grid(every[0][0], names, [size for size, _ in sizes], cells, named)
+            row = cells.setdefault(_values(one, names), {})
+            if base and not (point.blocked_by or base[1].blocked_by):
+                row[world_size] = _cell(point, base[1])
+    named = _values(every[reference(study, every)][0], names)
+    return Grid(every[0][0], names, [size for (_, size, _), _ in sizes], cells, named)
+
+
+def _cell(point: Point, base: Point) -> Cell:
+    between = None if point is base else ratio_interval(point.units, base.units)
+    return Cell(point.rate / base.rate, between)
 
 
 def _values(series: Series, names: Sequence[str]) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class PointRecord:
     joules_per_sample: float | None
     flags: list[dict[str, Any]]
     num_far_out: int | None
+    blocked_by: list[str]
     details: dict[str, list[Any]]
 
 
@@ -105,6 +106,7 @@ def _record(series: Series, point: Point) -> PointRecord:
         extra_device_hours=point.extra_device_hours,
         flags=flags.to_dicts(point.flags),
         num_far_out=sum(far_out) if far_out else None,
+        blocked_by=point.blocked_by,
         details=_details(point.rows),
         **_bounds("step_s", point.step_s, point.step_interval),
         **pooled_step_s(point.rows),

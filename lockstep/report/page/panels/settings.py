@@ -40,18 +40,20 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     """Return the panel of a study whose cases are settings to choose from."""
     made = panel(study, TITLES.get(study, study.capitalize()))
     groups = compared.groups(study, series)
-    for (_, world_size, _), cases in groups:
-        made["tables"].append(_category_table(study, cases, world_size))
+    bases = compared.references(study, groups)
+    for ((_, world_size, _), cases), base in zip(groups, bases, strict=True):
+        made["tables"].append(_category_table(study, cases, world_size, base))
     largest = max(size for (_, size, _), _ in groups)
     for made_of, ((_, world_size, _), _) in zip(made["tables"], groups, strict=True):
         made_of["folded"] = world_size < largest
     made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
         made["notes"] += _equal_buckets(series)
+    sound = compared.without_blocked(groups)
     if study == "sensitivity":
-        _add_main_effects(made, [one for one in groups if one[0][1] == largest and len(one[1]) > 1])
+        _add_main_effects(made, [one for one in sound if one[0][1] == largest and len(one[1]) > 1])
     if study == "loader":
-        made["lead"] += _knees(groups)
+        made["lead"] += _knees(sound)
         made["notes"].append(WAITS)
     if len(made["tables"]) > MAX_TABLES:
         made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
@@ -59,10 +61,11 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     return made
 
 
-def _category_table(study: str, cases: Cases, world_size: int) -> Table:
+def _category_table(
+    study: str, cases: Cases, world_size: int, base: tuple[Series, Point] | None
+) -> Table:
     names = varied(cases) or list(cases[0][0].row.factors)[:1]
     unit = cases[0][0].row.sample_unit
-    base = cases[compared.reference(study, cases)]
     has_steps = any(point.step_s for _, point in cases)
     buckets = ["Buckets (MB)"] if study == "bucket" else []
     columns = [
@@ -73,19 +76,25 @@ def _category_table(study: str, cases: Cases, world_size: int) -> Table:
     rows = [
         [str(one.row.factors.get(name, formats.DASH)) for name in names]
         + ([_buckets(point)] if buckets else [])
-        + _category_cells(point, base[1])
+        + _category_cells(point, base[1] if base else None)
         for one, point in cases
     ]
     same = {k: v for k, v in cases[0][0].row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
     caption = place(cases[0][0], world_size)
-    note = (
-        f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
-        "at the same world size."
-    ) + _without_effect(cases)
+    note = _ratio_note(base, names) + _without_effect(cases)
     texts = len(names) + len(buckets)
     return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
                  note=note)  # fmt: skip
+
+
+def _ratio_note(base: tuple[Series, Point] | None, names: Sequence[str]) -> str:
+    if base is None:
+        return "No ratio: the setting that others are compared with was not measured at this size."
+    return (
+        f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
+        "at the same world size."
+    )
 
 
 def place(series: Series, world_size: int) -> str:
@@ -99,17 +108,24 @@ def setting(series: Series, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={series.row.factors.get(name)}" for name in names) or series.label
 
 
-def _category_cells(point: Point, base: Point) -> list[str]:
+def _category_cells(point: Point, base: Point | None) -> list[str]:
     memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
     idle = quantities.values(point.rows, "loader_idle")
-    between = None if point is base else ratio_interval(point.units, base.units)
     return [
         str(point.num_launches), number(step_ms(point) or None),
         span(step_interval_ms(point)), number(point.throughput_samples_per_s),
-        ratio(point.rate / base.rate), ratio_span(between),
+        *_ratio_cells(point, base),
         percent(quantities.centre(idle, "loader_idle") if idle else None),
         number(memory / GIGA if memory else None), flagged(point),
     ]  # fmt: skip
+
+
+def _ratio_cells(point: Point, base: Point | None) -> list[str]:
+    """Return a ratio with its interval; dashes where none may be given."""
+    if base is None or point.blocked_by or base.blocked_by:
+        return [formats.DASH, formats.DASH]
+    between = None if point is base else ratio_interval(point.units, base.units)
+    return [ratio(point.rate / base.rate), ratio_span(between)]
 
 
 def _buckets(point: Point) -> str:
