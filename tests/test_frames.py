@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from data.report_samples import document, record, write
 
 import lockstep
 from lockstep.report import columns
@@ -49,6 +50,7 @@ def test_launches_and_rounds_are_the_rows_below_the_points(folder):
     points = lockstep.read(folder)
     assert len(launches) == points.num_launches.sum()
     assert launches.is_pooled.all()
+    assert rounds.is_pooled.all()
     one = launches[(launches.launch == "w2-r0") & (launches.study == "strong")].iloc[0]
     own = rounds[(rounds.launch == "w2-r0") & (rounds.case == one.case)]
     document = json.loads((folder / "launches" / "w2-r0" / "result.json").read_text())
@@ -59,6 +61,15 @@ def test_launches_and_rounds_are_the_rows_below_the_points(folder):
     ]
     assert own.pivot_table("round_s", "rank", "round").values.tolist() == block["rank_round_s"]
     assert own.groupby("round").step_s.max().median() == pytest.approx(one.step_s)
+
+
+def test_a_launch_that_cannot_be_read_is_told(tmp_path):
+    write(tmp_path, document("w1-r0", 1, {"strong[a]": record()}))
+    broken = write(tmp_path, document("w2-r0", 2, {"strong[a]": record(world_size=2)}))
+    broken.write_text("{")
+    with pytest.warns(UserWarning, match="w2-r0"):
+        rounds = lockstep.read(tmp_path, rounds=True)
+    assert set(rounds.launch) == {"w1-r0"}
 
 
 def test_the_notebook_draws_a_curve(folder, tmp_path):

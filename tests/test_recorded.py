@@ -59,6 +59,11 @@ def test_a_recording_keeps_the_results_and_is_the_same_bytes_each_time(
     for path in (measured / "fp32").glob("launches/*/result.json"):
         copy = tmp_path / "demo" / path.relative_to(measured / "fp32")
         assert json.loads(copy.read_text()) == json.loads(path.read_text())
+    stale = tmp_path / "demo" / "launches" / "w9-r0" / "result.json"  # of an earlier recording
+    stale.parent.mkdir()
+    stale.write_text("{}")
+    recorded.unpack(recording, tmp_path / "demo")
+    assert not stale.parent.exists()
     assert recorded.pack(tmp_path / "demo", FACTS) == recording.read_bytes()
 
 

@@ -213,7 +213,7 @@ def test_no_text_in_the_csv_is_a_formula(tmp_path, first):
 
 
 def test_numbers_keep_their_sign_in_the_csv():
-    cells = _cells({"step_s": -1.5, "case": "-1.5", "flags": [], "details": {}})
+    cells = _cells({"step_s": -1.5, "case": "-1.5", "flags": [], "blocked_by": [], "details": {}})
     assert (cells["step_s"], cells["case"]) == (-1.5, "'-1.5")
 
 

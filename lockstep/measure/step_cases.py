@@ -222,6 +222,8 @@ def _listed(harness: Harness, ranks: list[int]) -> str:
 
 
 def _flop_per_sample(model: "Workload") -> float | None:
+    if model.step:  # A step of one's own may compute anything, and several times.
+        return None
     flop = flop_per_item(model)
     return None if flop is None else flop / model.samples_per_item
 

@@ -1,7 +1,8 @@
 """The one training step that every case measures and the trainer takes.
 
 A step is one optimizer update over the local batch: forward, backward with DDP's all-reduce, and
-SGD. Nothing in it synchronises with the host, so steps run freely until the caller stops the clock.
+the update, by SGD unless the workload brings an optimizer or a step of its own. Nothing of ours in
+it synchronises with the host, so steps run freely until the caller stops the clock.
 """
 
 import contextlib

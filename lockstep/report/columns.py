@@ -120,6 +120,7 @@ LAUNCHES = {
 ROUNDS = {
     "launch": Column("text", "name of the launch"),
     **_WHAT,
+    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
     "rank": Column("count", "the rank, from 0"),
     "host": Column("text", "its host"),
     "round": Column("count", "the timed round, from 0"),

@@ -17,7 +17,7 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import sources
 from lockstep.report.load.reading import gather
-from lockstep.report.load.results import Results, Row
+from lockstep.report.load.results import COPY, Results, Row
 from lockstep.vocabulary.records import record
 from lockstep.vocabulary.records.flags import Flag
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHARES = ("communication_share", "gpu_utilisation", "loader_idle")
+# Columns that no field of a row has.
+MADE = {
+    *SHARES, "joules_per_sample", "is_pooled", "rank", "host", "round", "round_s",
+}  # fmt: skip
 PARTED = "; "
 
 
@@ -39,7 +43,8 @@ def read(
     Units are in the columns' names and in `frame.attrs["columns"]`, which says what each column
     means; `frame.attrs["version"]` is theirs. A case's factors are columns that begin with
     `factor_`. What is unknown is NA. Launches that may not be pooled with most of their point are
-    left out of it, with a warning; `launches=True` has them, marked in `is_pooled`.
+    left out of it, with a warning; launches and rounds have them, marked in `is_pooled`. Files that
+    cannot be read and launches that are copies of others are in no table; a warning names them.
 
     Args:
         paths: Campaign folders, folders of pytest-benchmark files, such files, or folders that
@@ -55,11 +60,19 @@ def read(
     if launches and rounds:
         raise ValueError("launches and rounds are two tables; read one of them at a time")
     results = gather(map(Path, paths))
+    _warn(results)
     if rounds:
         return _frame(list(_rounds(results)), columns.ROUNDS)
     if launches:
         return _frame(list(_launches(results)), columns.LAUNCHES)
     return _frame(_points(results, baseline), columns.POINTS)
+
+
+def _warn(results: Results) -> None:
+    """Name what is in no table: files that cannot be read, and copies of launches."""
+    copies = [one.message for one in results.conflicts if one.fact == COPY]
+    for why in (*map(str, results.unread), *copies):
+        warnings.warn(why, stacklevel=3)
 
 
 def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
@@ -83,11 +96,11 @@ def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
 
 
 def _launches(results: Results) -> Iterator[dict[str, Any]]:
-    pooled = {id(row) for row in results.split()[0]}
+    pooled = _pooled(results)
     for row in results.rows:
         shares = {name: next(iter(quantities.values([row], name)), None) for name in SHARES}
         yield {
-            **{name: getattr(row, name, None) for name in columns.LAUNCHES},
+            **_fields(row, columns.LAUNCHES),
             **shares,
             **_factors(row.factors, columns.LAUNCHES),
             "is_pooled": id(row) in pooled,
@@ -96,27 +109,38 @@ def _launches(results: Results) -> Iterator[dict[str, Any]]:
         }
 
 
+def _pooled(results: Results) -> set[int]:
+    """Return the identities of the rows that their points have."""
+    return {id(row) for row in results.split()[0]}
+
+
+def _fields(row: Row, known: Mapping[str, Column]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in known if name not in MADE}
+
+
 def _rounds(results: Results) -> Iterator[dict[str, Any]]:
     """Yield the rounds of each launch, which a report reduces, from its file again."""
-    known = {(row.launch, row.case): row for row in results.rows}
+    known, pooled = {(row.launch, row.case): row for row in results.rows}, _pooled(results)
     for launch in results.launches:
         for entry in sources.read_document(launch.path)["benchmarks"]:
             row = known.get((launch.name, record.case_name(entry)))
             block = (entry.get("extra_info") or {}).get(record.KEY)
             if row is not None and block:
-                yield from _rounds_of(row, block["rank_round_s"])
+                yield from _rounds_of(row, block["rank_round_s"], id(row) in pooled)
 
 
-def _rounds_of(row: Row, rank_round_s: Iterable[Iterable[float]]) -> Iterator[dict[str, Any]]:
-    shared = {name: getattr(row, name, None) for name in columns.ROUNDS}
+def _rounds_of(
+    row: Row, rank_round_s: Iterable[Iterable[float]], is_pooled: bool
+) -> Iterator[dict[str, Any]]:
+    shared = _fields(row, columns.ROUNDS) | {"is_pooled": is_pooled}
     shared |= _factors(row.factors, columns.ROUNDS)
-    steps = row.steps_per_round or 1
+    steps = row.steps_per_round
     for rank, times in enumerate(rank_round_s):
         host = row.rank_hosts[rank] if rank < len(row.rank_hosts) else None
         for number, seconds in enumerate(times):
             yield shared | {
                 "rank": rank, "host": host, "round": number, "round_s": seconds,
-                "step_s": seconds / steps,
+                "step_s": seconds / steps if steps else None,
             }  # fmt: skip
 
 

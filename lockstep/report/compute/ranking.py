@@ -17,14 +17,14 @@ class Place:
 
     Attributes:
         kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
-            `not_told_apart`: it does not, or too few launches say so.
+            `not_told_apart`: it does not, or too few launches say so; `alone`: there is no other.
         factors: Factor -> value.
         rate: Median over launches, in samples per second.
         ratio: Of its rate to the best's.
         interval: Of that ratio, over launches; of the best, of its rate.
     """
 
-    kind: Literal["best", "slower", "not_told_apart"]
+    kind: Literal["best", "slower", "not_told_apart", "alone"]
     factors: dict[str, object]
     rate: float
     ratio: float
@@ -37,53 +37,76 @@ class Ranking:
 
     Attributes:
         study: Whose cases they are.
+        workload: What they ran, one for all.
         common: The factors in which the cases agree.
         world_size: The largest one, which is ranked.
-        num_launches: The fewest that any of them has.
+        num_launches: The fewest that any of them has; 0 where none is ranked.
         unit: What a sample is.
         places: In order.
+        absent: Settings that have no point at this size, or one that the check forbids to compare.
     """
 
     study: str
+    workload: str
     common: dict[str, object]
     world_size: int
     num_launches: int
     unit: str
     places: tuple[Place, ...]
+    absent: tuple[dict[str, object], ...] = ()
 
 
 def rank(series: Sequence[Series], names: Collection[str]) -> list[Ranking]:
     """Return a ranking of each group of cases that differ in these factors alone.
 
-    The best was picked among several, so the confidence of each comparison with it is that of all
-    of them together (Bonferroni).
+    Rates of two workloads, or of two units, are no contest: each has a ranking of its own. The best
+    of k was picked by these very rates, so that any two of them may have been compared: the
+    confidence of each comparison is that of all k (k - 1) / 2 together (Bonferroni).
     """
-    groups: dict[tuple[str, tuple[tuple[str, object], ...]], list[Series]] = {}
+    groups: dict[tuple[object, ...], list[Series]] = {}
     for one in series:
         row = one.row
         own = {*names} & {*row.factors}
         if own and one.main is None and row.study not in WITHOUT_RANKING:
             rest = tuple((key, value) for key, value in row.factors.items() if key not in own)
-            groups.setdefault((row.study, rest), []).append(one)
-    return [_ranking(study, dict(rest), own, names) for (study, rest), own in groups.items()]
+            key = (row.study, row.workload, row.sample_unit, rest)
+            groups.setdefault(key, []).append(one)
+    return [_ranking(group, names) for group in groups.values()]
 
 
-def _ranking(
-    study: str, common: dict[str, object], group: Sequence[Series], names: Collection[str]
-) -> Ranking:
+def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
+    row = group[0].row
     world_size = max(one.points[-1].world_size for one in group)
-    points = [point for one in group for point in one.points if point.world_size == world_size]
-    points.sort(key=lambda point: -point.rate)
-    best, confidence = points[0], 1 - (1 - CONFIDENCE) / max(1, len(points) - 1)
-    first = Place("best", _values(best, names), best.rate, 1.0, best.rate_interval)
+    points: list[Point] = []
+    absent: list[dict[str, object]] = []
+    for one in group:
+        last = one.points[-1]
+        if last.world_size == world_size and not last.blocked_by:
+            points.append(last)
+        else:
+            absent.append(_values(last, names))
     return Ranking(
-        study,
-        common,
+        row.study,
+        row.workload,
+        {name: value for name, value in row.factors.items() if name not in names},
         world_size,
-        min(point.num_launches for point in points),
-        best.rows[0].sample_unit or "samples",
-        (first, *(_place(point, best, names, confidence) for point in points[1:])),
+        min((point.num_launches for point in points), default=0),
+        row.sample_unit or "samples",
+        _places(sorted(points, key=lambda point: -point.rate), names),
+        tuple(absent),
     )
+
+
+def _places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
+    """Return the places of points that are in order."""
+    if not points:
+        return ()
+    best, *others = points
+    comparisons = max(1, len(points) * (len(points) - 1) // 2)
+    confidence = 1 - (1 - CONFIDENCE) / comparisons
+    kind: Literal["best", "alone"] = "best" if others else "alone"
+    first = Place(kind, _values(best, names), best.rate, 1.0, best.rate_interval)
+    return (first, *(_place(point, best, names, confidence) for point in others))
 
 
 def _place(point: Point, best: Point, names: Collection[str], confidence: float) -> Place:

@@ -45,7 +45,9 @@ def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
 
 
 def unpack(recording: Path, folder: Path) -> None:
-    """Write a recording's campaign into a folder that holds it already, or nothing.
+    """Write a recording's campaign into a folder that holds a recording already, or nothing.
+
+    Launches of the one before are removed, so that no page mixes two recordings.
 
     Raises:
         ValueError: The file is no recording, or the folder holds something else.
@@ -53,6 +55,11 @@ def unpack(recording: Path, folder: Path) -> None:
     document = _read(recording)
     if folder.is_dir() and any(folder.iterdir()) and not _is_recorded(folder / CAMPAIGN):
         raise ValueError(f"{folder} holds something else than a demo; give --to another folder")
+    for old in folder.glob(f"{LAUNCHES}/*/{RESULT}"):
+        if old.parent.name not in document["launches"]:
+            old.unlink()
+            if not any(old.parent.iterdir()):
+                old.parent.rmdir()
     for name, launch in document["launches"].items():
         path = folder / LAUNCHES / name / RESULT
         path.parent.mkdir(parents=True, exist_ok=True)

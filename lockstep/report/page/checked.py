@@ -1,10 +1,12 @@
 """What `lockstep check` finds, on the page: errors first, verdicts they block, and all of it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from lockstep.report.check import terminal, wording
+from lockstep.report.check import checker, terminal, wording
 from lockstep.report.check.checker import Finding, blocked_by
-from lockstep.report.compute.scaling import Series
+from lockstep.report.compute.scaling import Series, series_of
+from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
 from lockstep.vocabulary.text.formats import counted, listed
@@ -49,6 +51,18 @@ def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
     for one in series:
         for point in one.points if one.row.origin != "target" else ():
             point.blocked_by = blocked_by(found, [*point.rows, *one.base.rows])
+
+
+def series_in(folder: Path) -> list[Series]:
+    """Return the series of a folder's results that may be pooled, marked by the check.
+
+    What may not be pooled is left out, not refused: a campaign that was resumed on another machine
+    still ends with what its other launches say.
+    """
+    results = gather([folder])
+    series = series_of(results.split()[0])
+    mark(series, checker.check(results))
+    return series
 
 
 def not_pooled(left_out: Sequence[Row]) -> str:

@@ -116,9 +116,7 @@ def _options_text(setting: Setting) -> str:
 
 def of_folder(folder: Path) -> list[str]:
     """Return the card of the results in a folder; no line where they do not say."""
-    from lockstep.report.compute.scaling import series_of
-    from lockstep.report.load.reading import load
+    from lockstep.report.page.checked import series_in
 
-    kept, _ = load([folder]).split()
-    found = judge(series_of(kept))
+    found = judge(series_in(folder))
     return lines(found) if found else []

@@ -65,11 +65,9 @@ def judge(series: Sequence[Series], threshold: float) -> Judged | None:
 
 def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> Judged | None:
     """Return what bounds the step of the results in a folder; None where they do not say."""
-    from lockstep.report.compute.scaling import series_of
-    from lockstep.report.load.reading import load
+    from lockstep.report.page.checked import series_in
 
-    kept, _ = load([folder]).split()
-    return judge(series_of(kept), threshold)
+    return judge(series_in(folder), threshold)
 
 
 def telling(series: Series, threshold: float) -> Point:
