@@ -14,6 +14,7 @@ from lockstep.report.page import export_options
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 if TYPE_CHECKING:
+    from lockstep.report.check.checker import Finding
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results, Row
 
@@ -94,7 +95,6 @@ def report(
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
-    from lockstep.report.page import checked
     from lockstep.report.page.content_of_page import page as build_page
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
@@ -110,8 +110,7 @@ def report(
     pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
-        checked.mark(series, findings)
-        _print_records(series, left_out, as_csv, redact)
+        _print_records(_marked(series, findings), left_out, as_csv, redact)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     _refuse_foreign(target, force)
@@ -159,6 +158,14 @@ def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | Non
             f"{sizes} as baseline",
             err=True,
         )
+
+
+def _marked(series: "list[Series]", findings: "list[Finding]") -> "list[Series]":
+    """Return the series with what the check forbids noted on their points."""
+    from lockstep.report.page import checked
+
+    checked.mark(series, findings)
+    return series
 
 
 def _print_records(
