@@ -47,7 +47,7 @@ def test_a_time_is_shown_in_the_unit_of_its_table(tmp_path, unit, seconds):
     assert imported.tables["table"]["rows"][0]["time_s"] == 3 * seconds
     write(imported, [], tmp_path / "out")
     results = load([tmp_path / "out"])
-    panel = imported_panel(results, series_of(results.rows), "cited", 0.7)
+    panel = imported_panel(results, series_of(results.rows), "cited", 0.7, {})
     (table,) = panel["tables"]
     column = [c["unit"] for c in table["columns"]].index(unit)
     assert table["rows"][0][column] == "3.00"

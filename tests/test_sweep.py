@@ -6,6 +6,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from data.report_samples import document, record, write
 
+from lockstep.campaign import campaign
 from lockstep.campaign.sweep import load_with
 from lockstep.cli import lockstep
 from lockstep.report.compute.ranking import rank
@@ -126,3 +127,10 @@ def test_a_shell_completes(words, incomplete, offered):
     shell = ShellComplete(lockstep, {}, "lockstep", "_LOCKSTEP_COMPLETE")
     found = [item.value for item in shell.get_completions(words.split(), incomplete)]
     assert offered in found
+
+
+def test_other_studies_or_own_tests_leave_a_built_in_campaign_s_factors_out(tmp_path):
+    (tmp_path / "test_own.py").touch()
+    assert campaign.load("laptop").factors
+    assert campaign.load("laptop", studies=("strong",)).factors == {}
+    assert campaign.load("laptop", studies=(), tests=(str(tmp_path),)).factors == {}

@@ -339,11 +339,16 @@ def load(source: str, **changes: Any) -> Campaign:
 
     Args:
         source: A TOML file, or the name of a built-in campaign.
-        changes: Keys to set over the file's; None leaves a key as it is.
+        changes: Keys to set over the file's; None leaves a key as it is. Other studies leave out
+            the file's factors that none of them has.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
     """
+    studies = changes.get("studies")
+    if studies is not None and "factors" not in changes:
+        plain = inputs.load(source, Campaign, built_in())
+        changes["factors"] = factors.kept(plain.factors, studies, plain.measured_size())
     campaign = inputs.load(source, Campaign, built_in(), **changes)
     path = built_in().get(source, Path(source))
     _check(campaign, path)

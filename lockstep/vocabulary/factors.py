@@ -115,6 +115,17 @@ def has(study: str, names: Sequence[str], size: Size) -> bool:
     return {*names} <= {*sizes.rows(study, size)[0]}
 
 
+def kept(
+    factors: Mapping[str, tuple[Value, ...]], studies: Sequence[str], size: Size
+) -> dict[str, tuple[Value, ...]]:
+    """Return the factors that a study of these has."""
+    return {
+        name: values
+        for name, values in factors.items()
+        if any(has(study, [name], size) for study in studies)
+    }
+
+
 def _varied(rows: Sequence[sizes.Row]) -> set[str]:
     return {name for name in rows[0] if len({row[name] for row in rows}) > 1}
 

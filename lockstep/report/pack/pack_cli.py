@@ -25,8 +25,8 @@ EXAMPLES = """
 
 --proposal writes a folder that answers a programme's headings: two pages of text as Markdown and
 LaTeX, figures as SVG, PDF and PNG, and all its numbers as JSON; development, paper and slides fill
-a longer proposal, a paper and five slides. It refuses, with exit code 1, what
-lockstep check objects to, flagged points, points of one launch, results of CPUs, the recorded demo
+a longer proposal, a paper and five slides. It refuses, with exit code 1, errors of
+the check, flagged points, points of one launch, results of CPUs, the recorded demo
 and the plans of `example`; --despite writes it and says so in the text. --work names your own TOML
 file of what you apply for, from which the milestones follow:
 

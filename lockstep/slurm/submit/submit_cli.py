@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.slurm.submit.cli_options import (
-    FoundSite,
     as_json_option,
     campaign_options,
     counted,
     dry_run_option,
     job_facts,
     say_dropped,
-    say_site,
     script_options,
-    site_option,
     work_of,
 )
 
@@ -81,16 +78,15 @@ def submit(budget: "Budget | None", *, dry_run: bool, as_json: bool, **options: 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@site_option("changed", "Site file, where it has changed")
+@click.option("--site", "changed", help="Site file, where it has changed.")
 @click.option("--flagged", is_flag=True, help="Also measure again what has a flag.")
 @dry_run_option
 @as_json_option
 def resume(
-    folder: Path, changed: FoundSite | None, *, flagged: bool, dry_run: bool, as_json: bool
+    folder: Path, changed: str | None, *, flagged: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Send jobs for what FOLDER's campaign still lacks, at the site it was sent to.
 
-    A site file that is found, and not named by --site, counts only if it is that site's.
     What is measured again is first moved to launches-set-aside/; nothing is deleted.
 
     \b
@@ -99,30 +95,18 @@ def resume(
       lockstep resume results/campaign --site site.toml
       lockstep resume results/campaign --flagged
     """
+    from lockstep.slurm import site as sites
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit import submission
 
     results = Results(folder.resolve())
     campaign, before = submission.stored(results)
-    todo = submission.Work(campaign, _site_now(changed, before), results)
+    todo = submission.Work(campaign, sites.load(changed) if changed else before, results)
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))
         click.echo(f"{counted(len(again), 'flagged launch', 'flagged launches')}.", err=True)
     _send(todo, dry_run=dry_run, as_json=as_json)
-
-
-def _site_now(changed: FoundSite | None, before: "Site") -> "Site":
-    """Return the site as its file says it now, or as it was sent to."""
-    from lockstep.slurm import site as sites
-
-    if changed is None:
-        return before
-    now = sites.load(changed.source)
-    if changed.kind != "option" and now.name != before.name:
-        return before
-    say_site(changed)
-    return now
 
 
 def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
