@@ -29,6 +29,7 @@ def _one_of(*names: str) -> tuple[str, Callable[[Value], bool]]:
 
 
 _COUNT = (f"a whole number from 1 to {sizes.MAX_COUNT}", _count)
+_WHOLE = ("a whole number from 0", lambda value: value == 0 or _count(value))
 _SWITCH = ("true or false", lambda value: isinstance(value, bool))
 # factor -> what it may be, and whether a value is that
 KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
@@ -40,12 +41,24 @@ KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
     "accumulation": _COUNT,
     "no_sync": _SWITCH,
     "dataset": _one_of(*DATASETS),
-    "num_workers": ("a whole number from 0", lambda value: value == 0 or _count(value)),
+    "num_workers": _WHOLE,
     "pin_memory": _SWITCH,
     "persistent_workers": _SWITCH,
     "prefetch_factor": _COUNT,
     "collective": _one_of(*sizes.COLLECTIVES),
     "message_bytes": _COUNT,
+    "data": _one_of(*sizes.DATA),
+    "optimizer": _one_of(*sizes.OPTIMIZERS),
+    "lr": ("a number above 0", _number),
+    "lr_scale": _one_of(*sizes.LR_SCALES),
+    "weight_decay": ("a number from 0", lambda value: value == 0 or _number(value)),
+    "scheduler": _one_of(*sizes.SCHEDULERS),
+    "warmup_epochs": _WHOLE,
+    "epochs": _COUNT,
+    "augment": _SWITCH,
+    "checkpoint_every": _COUNT,
+    "target_accuracy": ("above 0 and at most 1", lambda v: _number(v) and float(v) <= 1),
+    "seed": _WHOLE,
 }
 
 
@@ -100,9 +113,12 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
         ValueError: No study's cases have all of them.
     """
 
-    def merit(study: str) -> tuple[int, int, bool]:
+    def merit(study: str) -> tuple[bool, int, int, bool]:
         varied = _varied(sizes.rows(study, size))
-        return len(varied - {*names}), -len(varied & {*names}), study not in offered
+        is_offered = study in offered
+        # Whole epochs are no answer to a question about a step.
+        is_far = study == "train" and not is_offered
+        return is_far, len(varied - {*names}), -len(varied & {*names}), not is_offered
 
     having = [study for study in sizes.STUDIES if has(study, names, size)]
     if not having:

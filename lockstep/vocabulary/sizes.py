@@ -20,6 +20,10 @@ Item = TypeVar("Item")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 BUCKET_CAPS_MB = (1, 25, 50, 100)
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+DATA = ("digits", "synthetic", "mnist", "cifar10")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULERS = ("none", "cosine", "step", "multistep")
+LR_SCALES = ("none", "linear", "sqrt")
 KIB, MIB = 1024, 1024**2
 # Of rounds, steps, batches and ranks: beyond it stands a slip, and no measurement.
 MAX_COUNT = 1_000_000
@@ -42,6 +46,9 @@ class Size:
         collective_steps_per_round: Steps in a round of that study, whose steps are short.
         num_workers: DataLoader workers of the loader study.
         loader_samples: Samples in the loader study's data set.
+        epochs: Epochs of the training study.
+        train_workload: The model of the training study, which fits the data that ship.
+        train_batch: Batch over all ranks of the training study, which divides its data.
         precision: Of the studies that do not ask about it.
         factors: Values that take the place of a study's own, see `factors`.
     """
@@ -58,6 +65,9 @@ class Size:
     collective_steps_per_round: int
     num_workers: tuple[int, ...]
     loader_samples: int
+    epochs: int = 10
+    train_workload: str = "mlp:width=64,depth=2"
+    train_batch: int = 96
     precision: str = "fp32"
     factors: Factors = ()
 
@@ -76,6 +86,7 @@ SIZES = {
         collective_steps_per_round=2,
         num_workers=(0, 1),
         loader_samples=256,
+        epochs=3,
     ),
     "laptop": Size(
         rounds=8,
@@ -159,7 +170,10 @@ def adapt(size: Size, **changes: Any) -> Size:
         if isinstance(value, int) and value > MAX_COUNT:
             raise ValueError(f"{name}={value} is not {MAX_COUNT} or less")
     if "workload" in given:
-        given |= {"bucket_workload": given["workload"], "sensitivity_workload": given["workload"]}
+        models = ("bucket_workload", "sensitivity_workload", "train_workload")
+        given |= dict.fromkeys(models, given["workload"])
+    if "global_batch" in given:
+        given["train_batch"] = given["global_batch"]
     return replace(size, **given)
 
 
@@ -263,6 +277,31 @@ def _collective(size: Size) -> list[Row]:
     ]
 
 
+def _train(size: Size) -> list[Row]:
+    is_local = "local_batch" in dict(size.factors)  # whose values take the place of None
+    return [
+        {
+            "workload": size.train_workload,
+            "data": "digits",
+            "precision": size.precision,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "lr_scale": "none",
+            "weight_decay": 0.0,
+            "scheduler": "none",
+            "warmup_epochs": 0,
+            "epochs": size.epochs,
+            "augment": False,
+            "accumulation": 1,
+            "global_batch": None if is_local else size.train_batch,
+            "local_batch": None,
+            "checkpoint_every": None,
+            "target_accuracy": None,
+            "seed": None,
+        }
+    ]
+
+
 _ROWS: dict[str, Callable[[Size], list[Row]]] = {
     "strong": _strong,
     "weak": _weak,
@@ -272,6 +311,7 @@ _ROWS: dict[str, Callable[[Size], list[Row]]] = {
     "accumulation": _accumulation,
     "loader": _loader,
     "collective": _collective,
+    "train": _train,
 }
 STUDIES = tuple(_ROWS)
 

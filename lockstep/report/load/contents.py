@@ -142,5 +142,5 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "required": derived["required"] + case["required"],
         "properties": derived["properties"] | case["properties"],
-        "$defs": launch.pop("$defs") | {"launch": launch},
+        "$defs": case["$defs"] | launch.pop("$defs") | {"launch": launch},
     }

@@ -13,12 +13,21 @@ from typing import Annotated, Any, Literal, get_args
 
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.described import About, Amount, Count, Positive, Whole
+from lockstep.vocabulary.records.training_record import Training
 
 KEY = "lockstep"
 SCHEMA_VERSION = 1
 
 Study = Literal[
-    "strong", "weak", "precision", "bucket", "sensitivity", "accumulation", "loader", "collective"
+    "strong",
+    "weak",
+    "precision",
+    "bucket",
+    "sensitivity",
+    "accumulation",
+    "loader",
+    "collective",
+    "train",
 ]
 STUDIES = get_args(Study)
 # What a launch of a user's own tests is asked for; each says itself how it scales.
@@ -106,6 +115,9 @@ class CaseRecord:
     ] = None
     position: Annotated[
         Whole | None, About("Place in the order in which the launch runs its cases, from 0.")
+    ] = None
+    training: Annotated[
+        Training | None, About("How a training went; null where the case trains nothing.")
     ] = None
 
     @property
