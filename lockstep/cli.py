@@ -56,6 +56,23 @@ COMMANDS = {
         "lockstep.slurm.status.jobs_cli:collect",
         "Gather what a campaign's jobs have measured.",
     ),
+    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
+    "why": (
+        "lockstep.slurm.any_job.any_job_cli:why",
+        "Say why a job waits, when it may start, or how it ended.",
+    ),
+    "eff": (
+        "lockstep.slurm.any_job.any_job_cli:eff",
+        "Say how well a job used CPUs, memory and time.",
+    ),
+    "top": (
+        "lockstep.slurm.any_job.any_job_cli:top",
+        "Show what the nodes of a running job do now.",
+    ),
+    "shell": (
+        "lockstep.slurm.any_job.any_job_cli:shell",
+        "Open a shell in an allocation like a point's.",
+    ),
     "report": (
         "lockstep.report.report_cli:report",
         "Make the scaling report of measured or imported results.",

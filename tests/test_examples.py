@@ -38,6 +38,7 @@ JUDGES = ("check", "compare", "gate", "predict", "screen")
 ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
     *("lockstep resume", "lockstep cancel", "lockstep collect"),
+    *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
     "lockstep compare results/campaign results/spread",
     *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),
     *("sbatch", "srun", "apptainer"),

@@ -239,6 +239,26 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
         raise
 
 
+def would_start(script: str) -> str | None:
+    """Return when a script would start if it were sent now, as Slurm writes times; it is not sent.
+
+    Args:
+        script: The text of a batch script.
+
+    Raises:
+        RuntimeError: sbatch is not installed, or does not answer.
+    """
+    ended = commands.run(
+        ("sbatch", "--test-only"),
+        TIMEOUT_S,
+        environ=environment() | ENVIRONMENT,
+        text=script,
+        merge_errors=True,
+    )
+    match = re.search(r" to start at (\S+)", ended.output)
+    return None if ended.code or match is None else match[1]
+
+
 def _job_id(answer: str) -> str:
     """Return the id in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
     ids = re.findall(r"^([0-9]+)(?:;.*)?$", answer, re.MULTILINE)

@@ -19,7 +19,7 @@ from lockstep.vocabulary.text.durations import parse
 
 FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Elapsed", "Submit", "Eligible", "Start"),
-    *("End", "MaxRSS"),
+    *("End", "Timelimit", "MaxRSS"),
     *("MaxVMSize", "AveCPU", "TotalCPU", "ReqMem", "AllocTRES", "AllocCPUS", "NNodes", "NTasks"),
     *("TRESUsageInTot", "NodeList", "User", "JobName"),  # the last may hold any character
 )
@@ -43,7 +43,16 @@ def ask(job_ids: Sequence[str]) -> dict[str, Account]:
     Raises:
         RuntimeError: sacct fails.
     """
-    return read(slurm.ask(*COMMAND, f"--jobs={','.join(job_ids)}")) if job_ids else {}
+    return matching(f"--jobs={','.join(job_ids)}") if job_ids else {}
+
+
+def matching(*selection: str) -> dict[str, Account]:
+    """Return what sacct knows of the jobs that its options select.
+
+    Raises:
+        RuntimeError: sacct fails.
+    """
+    return read(slurm.ask(*COMMAND, *selection))
 
 
 def read(text: str) -> dict[str, Account]:
@@ -103,6 +112,7 @@ def _account(row: Row, steps: Sequence[Row]) -> Account:
         "state": _word(row["State"]),
         "exit_code": row["ExitCode"] or None,
         "elapsed_s": parse(row["Elapsed"]),
+        "limit_s": parse(row["Timelimit"]),
         "submitted": times["Submit"],
         "eligible": times["Eligible"],
         "started": times["Start"],
@@ -126,14 +136,16 @@ def _ratios(facts: Account) -> Account:
     """Return the shares that were used, as seff 2.1 (contribs/seff of Slurm) computes them.
 
     CPU time of all steps over CPUs x elapsed time, and the largest memory that a step's tasks had
-    together over what was allocated. Hours are of what was allocated; those of `billing` are
-    Slurm's own (slurm.conf(5), TRESBillingWeights), before a QOS's usage factor.
+    together over what was allocated; and elapsed time over its limit. Hours are of what was
+    allocated; those of `billing` are Slurm's own (slurm.conf(5), TRESBillingWeights), before a
+    QOS's usage factor.
     """
     cpus, elapsed = facts["alloc_cpus"], facts["elapsed_s"]
     tres = facts["alloc_tres"] or {}
     return {
         "cpu_efficiency": _ratio(facts["total_cpu_s"], cpus and elapsed and cpus * elapsed),
         "memory_efficiency": _ratio(facts["memory_bytes"], facts["requested_bytes"]),
+        "time_efficiency": _ratio(elapsed, facts["limit_s"]),
         "gpu_hours": _hours(_num_gpus(tres), elapsed),
         "node_hours": _hours(facts["num_nodes"], elapsed),
         "cpu_hours": _hours(cpus, elapsed),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.campaign.campaign import Campaign
+    from lockstep.slurm.any_job.occupancy import Occupancy, Start
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
     from lockstep.slurm.submit.excess import Excess
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: Any) -> None:
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
-    On a login node also which of them a limit of the QOS or the account would hold or refuse.
+    On a login node also which of them a limit of the QOS or the account would hold or refuse,
+    how full the partitions are and when its jobs would start.
 
     \b
     Examples:
@@ -60,8 +62,9 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     todo = work_of(**options, budget=budget)
     say_dropped(todo, budget)
     over = _over_limits(todo)
+    prospects = _prospects(todo) if over is not None else None
     if as_json:
-        click.echo(json.dumps(_facts(todo, overhead, over), indent=1, allow_nan=False))
+        click.echo(json.dumps(_facts(todo, overhead, over, prospects), indent=1, allow_nan=False))
         return
     from rich.console import Console
 
@@ -70,7 +73,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
     console.print(points, "")
     console.print(table, "")
-    for line in [*summary, *(excess.text for excess in over or ())]:
+    for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
         console.print(line, markup=False)
     if todo.jobs:
         click.echo(f"Next: {_submission(budget=budget, **options)}")
@@ -90,6 +93,26 @@ def _over_limits(todo: "Work") -> "list[Excess] | None":
     return excesses(jobs, site, limits)
 
 
+def _prospects(todo: "Work") -> "tuple[list[Occupancy], list[Start]] | None":
+    """Return how full the site's partitions are, and when its jobs would start if sent now."""
+    from lockstep.slurm.any_job import occupancy
+
+    ours = {todo.site.partition, *todo.site.partitions}
+    try:
+        full = [one for one in occupancy.occupancy() if one.partition in ours]
+        return full, occupancy.starts(todo.jobs, todo.scripts())
+    except RuntimeError as error:
+        click.echo(f"How full the partitions are is not known: {error}", err=True)
+        return None
+
+
+def _prospect_lines(prospects: "tuple[list[Occupancy], list[Start]] | None") -> list[str]:
+    from lockstep.slurm.any_job import answers
+
+    full, starts = prospects or ([], [])
+    return [*answers.occupancy_lines(full), *map(answers.start_line, starts)]
+
+
 def _submission(
     campaign: str, site: FoundSite, root: Path, budget: "Budget | None", **options: Any
 ) -> str:
@@ -100,7 +123,12 @@ def _submission(
     return shlex.join(["lockstep", "submit", campaign, "--site", site.source, *more])
 
 
-def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[str, Any]:
+def _facts(
+    todo: "Work",
+    overhead: float,
+    over: "list[Excess] | None",
+    prospects: "tuple[list[Occupancy], list[Start]] | None",
+) -> dict[str, Any]:
     amounts = {
         "node_hours": _node_hours(todo.jobs),
         "gpu_hours": _gpu_hours(todo.jobs),
@@ -114,6 +142,8 @@ def _facts(todo: "Work", overhead: float, over: "list[Excess] | None") -> dict[s
         "jobs": [job_facts(spec) for spec in todo.jobs],
         "points": [_point(todo, size) for size in sorted(todo.campaign.world_sizes)],
         "over_limits": None if over is None else [asdict(excess) for excess in over],
+        "occupancy": None if prospects is None else [asdict(one) for one in prospects[0]],
+        "starts": None if prospects is None else [asdict(one) for one in prospects[1]],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
         "overhead": overhead,

@@ -1,0 +1,188 @@
+"""The answers about any job in words."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.any_job.held import Held, Wait
+from lockstep.slurm.any_job.nodes_now import Gpu, NodeNow, StepNow
+from lockstep.slurm.any_job.occupancy import Occupancy, Start
+from lockstep.slurm.any_job.used import Hint, hints
+from lockstep.slurm.scheduler import State
+from lockstep.vocabulary.text.durations import clock, in_words
+from lockstep.vocabulary.text.formats import DASH, listed, size_of
+
+# how a job waits for another -> in words
+WAITS = {
+    "after": "job {} has begun",
+    "afterany": "job {} has ended",
+    "afterok": "job {} has ended well",
+    "afternotok": "job {} has ended badly",
+    "aftercorr": "the same element of job {} has ended well",
+    "afterburstbuffer": "the data of job {} have been copied",
+    "singleton": "your earlier jobs of the same name have ended",
+}
+# exit code and signal of a script as sacct writes them -> what they mostly mean; a shell reports a
+# signal as 128 and its number
+ENDS = {
+    "0:53": "its node could not open its output file, or its folder was not there",
+    "126:0": "a command was found but may not be executed",
+    "127:0": "a command was not found: a module, an environment or a path is missing",
+    "134:0": "a program aborted (SIGABRT)",
+    "135:0": "a program died of a bus error (SIGBUS), as where /dev/shm is full",
+    "137:0": "a program was killed (SIGKILL), mostly for memory",
+    "0:9": "it was killed (SIGKILL), mostly for memory",
+    "139:0": "a program died of a segmentation fault (SIGSEGV)",
+    "143:0": "a program was ended by SIGTERM, as by scancel",
+    "0:15": "it was ended by SIGTERM, as by scancel",
+}
+
+
+def job_line(job: Held) -> str:
+    """Return one line about a job."""
+    return f"{job.job_id} {job.name}: {'; '.join(_doing(job))}"
+
+
+def _doing(job: Held) -> Iterator[str]:
+    if job.is_waiting:
+        yield job.state.meaning.replace("{id}", job.job_id)
+        if job.starts is not None:
+            yield f"expected to start {_moment(job.starts)}"
+        return
+    if job.state.name != "RUNNING":
+        yield job.state.meaning
+        return
+    yield f"runs since {in_words(job.elapsed_s)} on {job.nodes}"
+    if job.limit_s is not None and job.elapsed_s is not None:
+        yield f"{in_words(max(0.0, job.limit_s - job.elapsed_s))} left"
+
+
+def _moment(at: int) -> str:
+    """Return a time as the clock here has it, and how far it is."""
+    ahead_s = at - time.time()
+    far = f"in {in_words(ahead_s)}" if ahead_s > 0 else "now"
+    return f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}, {far}"
+
+
+def wait_lines(job: Held, wait: Wait) -> Iterator[str]:
+    """Yield why a job waits, and what may be done about it."""
+    yield f"{job.job_id} {job.name} of {job.user}, partition {job.partition}"
+    yield f"  {job.state.meaning.replace('{id}', job.job_id)}"
+    for how, other in job.waits_for:
+        yield f"  begins once {WAITS.get(how, how + ' {}').format(other)}"
+    if wait.num_ahead is not None:
+        yield f"  jobs ahead of it in the partition: {wait.num_ahead}"
+    if job.starts is not None:
+        yield f"  expected to start: {_moment(job.starts)}; earlier if others end early"
+    elif wait.num_ahead is not None:
+        yield "  expected to start: Slurm has not planned it yet; it plans the first in line"
+    if wait.factors:
+        parts = ", ".join(f"{name} {part:,}" for name, part in wait.factors.items())
+        yield f"  priority {job.priority or 0:,}: {parts}"
+    if wait.num_ahead is not None and job.limit_s:
+        less = clock(int(job.limit_s) // 2)
+        yield f"Next: scontrol update JobId={job.job_id} TimeLimit={less}  # may fit in earlier"
+
+
+def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a job ended."""
+    state = State(account["state"])
+    yield f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"
+    if account["elapsed_s"] is not None:
+        limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"
+        yield f"  ran {in_words(account['elapsed_s'])}{limit} on {account['nodes'] or 'no node'}"
+    code = account["exit_code"]
+    if code not in (None, "0:0"):
+        means = f": {ENDS[code]}" if code in ENDS else ""
+        yield f"  exit code {code}{means}"
+    yield f"Next: lockstep eff {job_id}"
+
+
+def use_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how well a job used what it was given."""
+    yield f"{job_id} {account['name']}: {account['state']}"
+    yield _share(
+        "CPUs", account["cpu_efficiency"], in_words(account["total_cpu_s"]),
+        f"{account['alloc_cpus']} CPUs x {in_words(account['elapsed_s'])}",
+    )  # fmt: skip
+    yield _share(
+        "memory", account["memory_efficiency"], _size(account["memory_bytes"]),
+        _size(account["requested_bytes"]),
+    )  # fmt: skip
+    yield _share(
+        "time", account["time_efficiency"], in_words(account["elapsed_s"]),
+        in_words(account["limit_s"]),
+    )  # fmt: skip
+    if account["gpu_hours"]:
+        hours = f"{account['gpu_hours']:.3g} GPU-hours"
+        yield f"  GPUs    {hours}; how busy they were, Slurm does not say"
+    if account["state"] not in slurm.ENDED:
+        yield f"  It has not ended, so this is what sacct knows so far; lockstep top {job_id}"
+    yield from (f"  Next time: {_suggested(hint)}" for hint in hints(account))
+
+
+def _share(what: str, fraction: float | None, used: str, given: str) -> str:
+    part = DASH if fraction is None else f"{fraction:.0%}"
+    return f"  {what:7} {part:>5}   {used} of {given}"
+
+
+def _size(num_bytes: float | None) -> str:
+    return DASH if num_bytes is None else size_of(num_bytes)
+
+
+def _suggested(hint: Hint) -> str:
+    mem, span = f"--mem={_mebibytes(hint.amount)}", f"--time={clock(hint.amount)}"
+    return {
+        "memory_ample": f"{mem} for the job would do, and it may start earlier",
+        "memory_near": f"{mem} for the job or more; it was near its limit",
+        "time_ample": f"{span} would do, and it may start earlier",
+        "time_near": f"{span} or more; it was near its limit",
+        "cpus_idle": f"{hint.amount} CPUs would do",
+    }[hint.kind]
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{-(-num_bytes // 1024**2)}M"
+
+
+def node_lines(node: NodeNow) -> Iterator[str]:
+    """Yield what a node does now."""
+    busy = DASH if node.busy is None else f"{node.busy:.0%}"
+    memory = f"{_size(node.used_bytes)} of {_size(node.total_bytes)}"
+    yield f"{node.name}: {node.cores or DASH} CPUs {busy} busy, load {node.load}, memory {memory}"
+    yield from (f"  {_gpu(gpu)}" for gpu in node.gpus)
+    for one in node.processes:
+        yield f"  {one.pid:>8} {one.name:16} {one.cpus:5.2f} CPUs  {_size(one.rss_bytes)}"
+
+
+def _gpu(gpu: Gpu) -> str:
+    busy = DASH if gpu.busy is None else f"{gpu.busy:.0%}"
+    more = [f"{_size(gpu.used_bytes)} of {_size(gpu.total_bytes)}"]
+    more += [] if gpu.power_w is None else [f"{gpu.power_w:.0f} W"]
+    more += [] if gpu.temperature_c is None else [f"{gpu.temperature_c:.0f} C"]
+    return f"GPU {gpu.index} {gpu.name}: {busy} busy, {', '.join(more)}"
+
+
+def step_line(step: StepNow) -> str:
+    """Return what a step has used until now."""
+    return (
+        f"step {step.step_id}: {step.num_tasks or DASH} tasks, CPU time {in_words(step.cpu_s)} "
+        f"each, at most {_size(step.rss_bytes)} in one, on {step.node or DASH}"
+    )
+
+
+def occupancy_lines(found: Sequence[Occupancy]) -> Iterator[str]:
+    """Yield how full each partition is."""
+    for one in found:
+        yield (
+            f"Partition {one.partition}: {one.num_idle:,} of {one.num_nodes:,} nodes idle, "
+            f"{one.num_used:,} in use, {one.num_other:,} not in service; "
+            f"{one.num_waiting:,} jobs wait."
+        )
+
+
+def start_line(start: Start) -> str:
+    """Return when jobs of one shape would start."""
+    nodes = f"{start.num_nodes:,} node{'s' if start.num_nodes != 1 else ''}"
+    return f"Sent now, {listed(start.jobs, 3)} ({nodes}) would start {_moment(start.at)}."

@@ -1,0 +1,252 @@
+"""The commands about any job: jobs, why, eff, top and shell."""
+
+import json
+import os
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.campaign import completing
+from lockstep.slurm.submit.cli_options import (
+    FoundSite,
+    as_json_option,
+    dry_run_option,
+    say_site,
+    site_option,
+)
+
+if TYPE_CHECKING:
+    from lockstep.slurm.any_job.held import Held
+
+
+@click.command()
+@click.option("--user", metavar="NAME", help="Another user's, where the cluster shows them.")
+@click.option(
+    "--ended",
+    type=click.FloatRange(min=0, min_open=True, max=24 * 366),
+    metavar="HOURS",
+    help="Also those that ended within so many hours.",
+)
+@as_json_option
+def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
+    """Say what your jobs do, whoever sent them: why they wait, until when they run.
+
+    \b
+    Examples:
+      lockstep jobs
+      lockstep jobs --ended 24
+      lockstep jobs --json
+    """
+    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm.any_job import answers, held, used
+
+    whose = user or slurm.own_name()
+    found = held.of_user(whose)
+    there = {job.job_id for job in found}
+    over = used.lately(whose, ended) if ended else {}
+    over = {job_id: account for job_id, account in over.items() if job_id not in there}
+    if as_json:
+        click.echo(json.dumps({"jobs": [job.facts() for job in found], "ended": over}, indent=1))
+        return
+    for job in found:
+        click.echo(answers.job_line(job))
+    for job_id, account in over.items():
+        click.echo(
+            "; ".join(line.strip() for line in list(answers.end_lines(job_id, account))[:-1])
+        )
+    if not found and not over:
+        click.echo(f"No job of {whose} is waiting or running; --ended 24 shows those of a day.")
+    waiting = next((job for job in found if job.is_waiting), None)
+    if waiting is not None:
+        click.echo(f"Next: lockstep why {waiting.job_id.partition('_')[0]}")
+
+
+@click.command()
+@click.argument("job")
+@as_json_option
+def why(job: str, *, as_json: bool) -> None:
+    """Say why JOB waits and when it may start, what it does, or how it ended.
+
+    \b
+    Examples:
+      lockstep why 4711
+      lockstep why 4711_3
+    """
+    from lockstep.slurm.any_job import answers, held
+
+    found = held.of_job(held.checked(job))
+    if not found:
+        _say_end(job, as_json=as_json)
+        return
+    waits = [(one, held.wait(one) if one.is_waiting else None) for one in found]
+    if as_json:
+        rows = [one.facts() | {"wait": wait and asdict(wait)} for one, wait in waits]
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+        return
+    for one, wait in waits:
+        lines = [answers.job_line(one)] if wait is None else answers.wait_lines(one, wait)
+        click.echo("\n".join(lines))
+
+
+def _say_end(job: str, *, as_json: bool) -> None:
+    from lockstep.slurm.any_job import answers
+
+    accounts = _accounts((job,))
+    if as_json:
+        click.echo(json.dumps({"ended": accounts}, indent=1))
+        return
+    for job_id, account in accounts.items():
+        click.echo("\n".join(answers.end_lines(job_id, account)))
+
+
+def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return what sacct knows of jobs.
+
+    Raises:
+        ValueError: It knows none of them.
+    """
+    from lockstep.slurm.any_job import held, used
+
+    found = used.of_jobs([held.checked(job_id) for job_id in job_ids])
+    if not found:
+        raise ValueError(
+            f"Slurm knows nothing of job {', '.join(job_ids)}: squeue holds it no more, and "
+            "accounting has no record of it; lockstep jobs --ended 24 lists what it knows of yours"
+        )
+    return found
+
+
+@click.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@as_json_option
+def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
+    """Say how well each JOB used its CPUs, memory and time, as seff does, and what to ask for.
+
+    \b
+    Examples:
+      lockstep eff 4711
+      lockstep eff 4711 4712_3 --json
+    """
+    from lockstep.slurm.any_job import answers, used
+
+    accounts = _accounts(job_ids)
+    if as_json:
+        rows = {
+            job_id: account | {"hints": [asdict(hint) for hint in used.hints(account)]}
+            for job_id, account in accounts.items()
+        }
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+        return
+    for job_id, account in accounts.items():
+        click.echo("\n".join(answers.use_lines(job_id, account)))
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=2, max=3600),
+    metavar="SECONDS",
+    help="Look again and again, until the job has ended.",
+)
+@as_json_option
+def top(job: str, every: float | None, *, as_json: bool) -> None:
+    """Show what the nodes of a running JOB do now: GPUs, CPUs, memory, your processes.
+
+    A step of srun --overlap looks, and takes nothing from the job's own; where none can be started
+    the figures are sstat's.
+
+    \b
+    Examples:
+      lockstep top 4711
+      lockstep top 4711 --every 10
+    """
+    from lockstep.slurm.any_job import held
+
+    running: Held | None = _running(held.of_job(held.checked(job)), job)
+    while running is not None:
+        _show_now(running, as_json=as_json)
+        if every is None:
+            return
+        time.sleep(every)
+        left = [one for one in held.of_job(job) if one.state.name == "RUNNING"]
+        running = left[0] if left else None
+
+
+def _running(found: "list[Held]", job: str) -> "Held":
+    """Return the job, of an array its first element, that runs.
+
+    Raises:
+        ValueError: None does.
+    """
+    running = [one for one in found if one.state.name == "RUNNING"]
+    if not running:
+        does = f"it {found[0].state.meaning}" if found else "squeue does not hold it"
+        raise ValueError(f"job {job} does not run: {does}; lockstep why {job} says more")
+    return running[0]
+
+
+def _show_now(job: "Held", *, as_json: bool) -> None:
+    from lockstep.slurm.any_job import answers, nodes_now
+
+    nodes, steps = [], []
+    try:
+        nodes = nodes_now.look(job.job_id, job.num_nodes or 1)
+    except RuntimeError as error:
+        click.echo(f"No look at the nodes: {error}", err=True)
+        steps = nodes_now.steps(job.job_id)
+    if as_json:
+        seen = {"nodes": [asdict(node) for node in nodes], "steps": [asdict(s) for s in steps]}
+        click.echo(json.dumps(seen, indent=1))
+        return
+    click.echo(f"{time.strftime('%H:%M:%S')} {answers.job_line(job)}")
+    for line in (line for node in nodes for line in answers.node_lines(node)):
+        click.echo(line)
+    for step in steps:
+        click.echo(answers.step_line(step))
+
+
+@click.command()
+@click.argument("campaign", shell_complete=completing.campaigns)
+@site_option("site", "Site file, or a built-in one: example, testbed")
+@click.option("--partition", help="Another partition of the site.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), help="The point's; the smallest by default."
+)
+@click.option("--time", "limit", metavar="HH:MM:SS", help="Time limit; an hour by default.")
+@dry_run_option
+def shell(
+    campaign: str,
+    site: FoundSite,
+    partition: str | None,
+    world_size: int | None,
+    limit: str | None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Open a shell in an allocation like that of a point of CAMPAIGN, in the site's image.
+
+    \b
+    Examples:
+      lockstep shell ladder --site example --world-size 8 --dry-run
+    """
+    from lockstep.campaign import campaign as campaigns
+    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm import site as sites
+    from lockstep.slurm.any_job import point_shell
+    from lockstep.vocabulary.text.durations import parse_limit
+
+    say_site(site)
+    chosen, where = campaigns.load(campaign), sites.load(site.source)
+    where = where.in_partition(partition) if partition else where
+    size = world_size or min(chosen.world_sizes)
+    time_s = None if limit is None else parse_limit(limit)
+    command = point_shell.command(chosen, where, size, time_s, Path.cwd())
+    click.echo(shlex.join(command), err=not dry_run)
+    if not dry_run:
+        slurm.require("salloc")
+        os.execvpe(command[0], command, slurm.environment())  # noqa: S606, without a shell

@@ -1,0 +1,190 @@
+"""What squeue holds of any job, and why one of them waits: facts, no sentences."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.scheduler import State
+from lockstep.slurm.status.accounting import instant
+from lockstep.vocabulary.text.durations import parse
+
+# squeue(1), --format; the name is last, for it may hold any character.
+FORMAT = "%i|%T|%r|%u|%P|%D|%M|%l|%V|%S|%E|%Q|%N|%j"
+# sprio(1), --format: the weighted factors, which add up to the priority.
+FACTORS = {
+    "A": "age",
+    "F": "fairshare",
+    "J": "size of the job",
+    "P": "partition",
+    "Q": "QOS",
+    "N": "nice",
+}
+# Reasons with which a job waits for others that Slurm would rather start.
+IN_LINE = ("Priority", "Resources", "None")
+_JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
+_DEPENDENCY = re.compile(r"(after\w+|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A job, or elements of an array, as squeue shows it.
+
+    Attributes:
+        job_id: Its id as squeue spells it: `7`, `7_3`, or `7_[4-9%2]` for elements that wait.
+        name: Its name.
+        user: Whose it is.
+        state: Its state, with the reason for which it waits.
+        partition: Where it runs or is to run; several with commas between.
+        num_nodes: Nodes that it has or asks for.
+        nodes: Their names; empty for a job that waits.
+        elapsed_s: Seconds that it has run.
+        limit_s: Its time limit; None without one.
+        submitted: When it was sent, in seconds of the epoch.
+        starts: When it began; of one that waits, when Slurm expects to start it, if it says.
+        waits_for: (how, job id) of what it waits for, such as `("afterok", "12")`.
+        priority: Slurm's number, by which the waiting jobs are ordered.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    state: State
+    partition: str
+    num_nodes: int | None
+    nodes: str
+    elapsed_s: float | None
+    limit_s: float | None
+    submitted: int | None
+    starts: int | None
+    waits_for: tuple[tuple[str, str], ...]
+    priority: int | None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has not begun."""
+        return self.state.name == "PENDING"
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self) | {"state": self.state.name, "reason": self.state.reason}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a job waits.
+
+    Attributes:
+        factors: Weighted factor -> its part of the priority; None where sprio gives no answer.
+        num_ahead: Jobs of a higher priority that wait in the same partition; None where that is
+            not what it waits for.
+    """
+
+    factors: Mapping[str, int] | None
+    num_ahead: int | None
+
+
+def checked(job_id: str) -> str:
+    """Return a job's id as it was typed.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not _JOB.fullmatch(job_id):
+        raise ValueError(
+            f"{job_id[:80]!r} is no id of a job; give one such as 4711, of an array's element "
+            "4711_3; lockstep jobs lists yours"
+        )
+    return job_id
+
+
+def of_user(user: str) -> list[Held]:
+    """Return what a user's jobs do, those that run first, then by the expected start.
+
+    Raises:
+        RuntimeError: squeue fails.
+    """
+    jobs = _ask(f"--user={user}")
+    far = max((job.starts or 0 for job in jobs), default=0) + 1
+    return sorted(jobs, key=lambda job: (job.is_waiting, job.starts or far))
+
+
+def of_job(job_id: str) -> list[Held]:
+    """Return what squeue holds of a job, of an array its elements; nothing once it forgot it.
+
+    Raises:
+        RuntimeError: squeue fails.
+    """
+    try:
+        return _ask(f"--jobs={job_id}")
+    except slurm.FailedError as error:
+        if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never was
+            return []
+        raise
+
+
+def wait(job: Held) -> Wait:
+    """Ask why a waiting job does not run yet."""
+    return Wait(_factors(job), _num_ahead(job) if job.state.reason in IN_LINE else None)
+
+
+def _ask(selection: str) -> list[Held]:
+    listing = slurm.ask("squeue", selection, "--noheader", f"--format={FORMAT}")
+    most = FORMAT.count("|")
+    rows = [line.split("|", most) for line in listing.splitlines() if line.count("|") >= most]
+    return [_held(row) for row in rows]
+
+
+def _held(row: Sequence[str]) -> Held:
+    job_id, state, reason, user, partition, num_nodes, elapsed, limit, *rest = row
+    submitted, starts, waits_for, priority, nodes, name = rest
+    return Held(
+        job_id=job_id,
+        name=name,
+        user=user,
+        state=State(state, reason),
+        partition=partition,
+        num_nodes=slurm.count(num_nodes.partition("-")[0]),
+        nodes=nodes,
+        elapsed_s=parse(elapsed),
+        limit_s=parse(limit),
+        submitted=instant(submitted),
+        starts=instant(starts),
+        waits_for=tuple(_DEPENDENCY.findall(waits_for)),
+        priority=slurm.count(priority),
+    )
+
+
+def _factors(job: Held) -> dict[str, int] | None:
+    """Return factor -> its part of the priority, those that add nothing left out."""
+    spelt = "|".join(f"%{letter}" for letter in FACTORS)
+    single = job.job_id.partition("_")[0]
+    try:
+        said = slurm.ask("sprio", "--noheader", f"--jobs={single}", f"--format={spelt}")
+    except RuntimeError:  # priority/basic has no factors, and some centres forbid the question
+        return None
+    for line in said.splitlines():
+        cells = line.replace(" ", "").split("|")
+        if len(cells) == len(FACTORS):
+            parts = {n: _signed(cell) for n, cell in zip(FACTORS.values(), cells, strict=True)}
+            return {name: part for name, part in parts.items() if part}
+    return None
+
+
+def _signed(text: str) -> int:
+    number = slurm.count(text.removeprefix("-")) or 0
+    return -number if text.startswith("-") else number
+
+
+def _num_ahead(job: Held) -> int | None:
+    """Return how many jobs of a higher priority wait in its partition, an array counted once."""
+    where = f"--partition={job.partition}"
+    pending = ("--states=PENDING", "--noheader", "--format=%Q|%r")
+    try:
+        listing = slurm.ask("squeue", where, *pending)
+    except RuntimeError:
+        return None
+    rows = [line.split("|", 1) for line in listing.splitlines() if "|" in line]
+    in_line = [slurm.count(priority) or 0 for priority, reason in rows if reason in IN_LINE]
+    return sum(priority > (job.priority or 0) for priority in in_line)

@@ -1,0 +1,87 @@
+"""How well a job used what it was given, and what to ask for next time: facts, no sentences."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lockstep.slurm.status import accounting
+
+# Under so much of what was asked for, less would have done; over the other, more may be needed.
+AMPLE = 0.5
+NEAR = 0.9
+# What is suggested is larger than what was used by so much.
+MARGIN = 1.25
+# Requests under these are not worth a change.
+SMALL_BYTES = 2 * 1024**3
+SMALL_S = 600
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the next job of this kind might ask for.
+
+    Attributes:
+        kind: `memory_ample`, `memory_near` its limit, `time_ample`, `time_near`, `cpus_idle`.
+        amount: So much would do, with a margin: bytes, seconds or CPUs; of what is near its limit
+            so much would be safer.
+    """
+
+    kind: Literal["memory_ample", "memory_near", "time_ample", "time_near", "cpus_idle"]
+    amount: int
+
+
+def of_jobs(job_ids: list[str]) -> dict[str, accounting.Account]:
+    """Return what sacct knows of jobs; of an array, of each element.
+
+    Raises:
+        RuntimeError: sacct fails.
+    """
+    return accounting.ask(job_ids)
+
+
+def lately(user: str, hours: float) -> dict[str, accounting.Account]:
+    """Return a user's jobs that ended within the last hours.
+
+    Raises:
+        RuntimeError: sacct fails.
+    """
+    since = f"--starttime=now-{math.ceil(hours * 60)}minutes"
+    known = accounting.matching(f"--user={user}", "--allocations", since, "--endtime=now")
+    return {job_id: one for job_id, one in known.items() if accounting.has_ended(one)}
+
+
+def hints(account: Mapping[str, Any]) -> list[Hint]:
+    """Return what the next job might ask for; nothing of one that has not ended well."""
+    if account["state"] not in ("COMPLETED", "TIMEOUT", "OUT_OF_MEMORY"):
+        return []
+    return [*_of_memory(account), *_of_time(account), *_of_cpus(account)]
+
+
+def _of_memory(account: Mapping[str, Any]) -> Iterator[Hint]:
+    share, used = account["memory_efficiency"], account["memory_bytes"]
+    if share is None or used is None:
+        return
+    if account["state"] == "OUT_OF_MEMORY" or share >= NEAR:
+        yield Hint("memory_near", math.ceil(MARGIN * max(used, account["requested_bytes"])))
+    elif share < AMPLE and account["requested_bytes"] > SMALL_BYTES:
+        yield Hint("memory_ample", math.ceil(MARGIN * used))
+
+
+def _of_time(account: Mapping[str, Any]) -> Iterator[Hint]:
+    share, elapsed_s = account["time_efficiency"], account["elapsed_s"]
+    if share is None:
+        return
+    if share >= NEAR:
+        yield Hint("time_near", math.ceil(MARGIN * elapsed_s))
+    elif share < AMPLE and account["limit_s"] > SMALL_S:
+        yield Hint("time_ample", max(SMALL_S, math.ceil(MARGIN * elapsed_s)))
+
+
+def _of_cpus(account: Mapping[str, Any]) -> Iterator[Hint]:
+    share, cpus = account["cpu_efficiency"], account["alloc_cpus"]
+    if share is None or account["gpu_hours"] or cpus < 2:  # of GPU jobs CPUs wait, by rights
+        return
+    enough = max(1, math.ceil(MARGIN * share * cpus))
+    if share < AMPLE and enough < cpus:
+        yield Hint("cpus_idle", enough)

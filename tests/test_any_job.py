@@ -1,0 +1,228 @@
+"""Questions about any job: what Slurm's own answers become, and every example of their help."""
+
+import json
+import time
+
+import pytest
+import stand_ins
+from stand_ins import sacct
+
+from examples import collected
+from lockstep.slurm.any_job import nodes_now
+from lockstep.slurm.any_job.held import FORMAT
+
+GIB = 1024**3
+NAMES = ("job_id", "state", "reason", "user", "partition", "num_nodes", "elapsed", "limit")
+REST = ("submitted", "starts", "waits_for", "priority", "nodes", "name")
+RUNS = {
+    "job_id": "4711",
+    "state": "RUNNING",
+    "reason": "None",
+    "elapsed": "2:00",
+    "nodes": "n1",
+    "limit": "1:00:00",
+    "name": "train|x",
+}
+WAITS = {
+    "job_id": "4712",
+    "state": "PENDING",
+    "reason": "Priority",
+    "elapsed": "0:00",
+    "priority": "100",
+    "waits_for": "afterok:12(unfulfilled),singleton",
+    "name": "eval",
+    "limit": "1:00:00",
+}
+ENDED = {
+    "JobID": "4711",
+    "JobIDRaw": "4711",
+    "State": "COMPLETED",
+    "ExitCode": "0:0",
+    "User": "me",
+    "Elapsed": "00:10:00",
+    "Timelimit": "01:00:00",
+    "AllocCPUS": "8",
+    "NNodes": "1",
+    "AllocTRES": "cpu=8,mem=64G,node=1",
+    "JobName": "train",
+    "NodeList": "n1",
+}
+STEP = {"JobID": "4711.0", "TotalCPU": "00:20:00", "MaxRSS": "8G", "NTasks": "1"}
+
+
+def squeue(*rows):
+    """Return what squeue prints of jobs."""
+    usual = {"user": "me", "partition": "gpu", "num_nodes": "1", "submitted": "5", "starts": "N/A"}
+    known = [*NAMES, *REST]
+    assert len(known) == FORMAT.count("|") + 1
+    return "".join("|".join((usual | row).get(name, "") for name in known) + "\n" for row in rows)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return stand_ins.StandIns(tmp_path / "slurm")
+
+
+def ask(line, slurm):
+    return stand_ins.lockstep(line, slurm.folder.parent, slurm.folder)
+
+
+def asked(line, slurm):
+    ended = ask(f"{line} --json", slurm)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_my_jobs_are_listed_by_when_they_start(slurm):
+    soon = WAITS | {"job_id": "4713", "starts": str(int(time.time()) + 3600)}
+    slurm.say("squeue", squeue(WAITS, soon, RUNS))
+    found = asked("jobs", slurm)["jobs"]
+    assert [job["job_id"] for job in found] == ["4711", "4713", "4712"]
+    assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
+    assert found[2]["waits_for"] == [["afterok", "12"], ["singleton", ""]]
+    said = ask("jobs", slurm).stdout
+    assert "4711 train|x: runs since 2 min on n1; 58 min left" in said
+
+
+def test_why_a_job_waits_has_its_rank_and_its_factors(slurm):
+    queue = "100|Priority\n200|Resources\n300|Dependency\n150|Priority\n"
+    slurm.say("squeue", squeue(WAITS), queue)
+    slurm.say("sprio", "  1000|  500|0|0|0|  -100\n")
+    (job,) = asked("why 4712", slurm)["jobs"]
+    assert (job["reason"], job["wait"]["num_ahead"]) == ("Priority", 2)
+    assert job["wait"]["factors"] == {"age": 1000, "fairshare": 500, "nice": -100}
+
+
+def test_without_factors_and_for_another_reason_nothing_is_made_up(slurm):
+    slurm.say("squeue", squeue(WAITS | {"reason": "Dependency"}))
+    slurm.say("sprio", rc=1, error="sprio: error: not running a supported priority plugin")
+    (job,) = asked("why 4712", slurm)["jobs"]
+    assert job["wait"] == {"factors": None, "num_ahead": None}
+
+
+def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
+    slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
+    slurm.say("sacct", sacct(ENDED | {"State": "FAILED", "ExitCode": "127:0"}))
+    assert asked("why 4711", slurm)["ended"]["4711"]["exit_code"] == "127:0"
+    assert "a command was not found" in ask("why 4711", slurm).stdout
+    slurm.say("sacct", sacct())
+    assert ask("why 4711", slurm).returncode == 2
+    assert ask("why laptop", slurm).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "shares", "hints"),
+    [
+        # CPUs, memory, time; what would do with a margin of a quarter
+        (
+            {}, {}, (0.25, 0.125, 1 / 6),
+            {"memory_ample": 10 * GIB, "time_ample": 750, "cpus_idle": 3},
+        ),
+        ({"AllocTRES": "cpu=8,mem=64G,gres/gpu=1"}, {"MaxRSS": "40G"}, (0.25, 0.625, 1 / 6),
+         {"time_ample": 750}),
+        ({"State": "OUT_OF_MEMORY", "Elapsed": "00:40:00"},
+         {"MaxRSS": "63G", "TotalCPU": "4:00:00"},
+         (0.75, 63 / 64, 2 / 3), {"memory_near": 80 * GIB}),
+        ({"State": "TIMEOUT", "Elapsed": "01:00:00"}, {"MaxRSS": "40G", "TotalCPU": "8:00:00"},
+         (1.0, 0.625, 1.0), {"time_near": 4500}),
+        ({"State": "CANCELLED by 1"}, {}, (0.25, 0.125, 1 / 6), {}),
+    ],
+)  # fmt: skip
+def test_what_a_job_used_and_what_would_do(slurm, change, step, shares, hints):
+    slurm.say("sacct", sacct(ENDED | change, STEP | step))
+    job = asked("eff 4711", slurm)["jobs"]["4711"]
+    used = (job["cpu_efficiency"], job["memory_efficiency"], job["time_efficiency"])
+    assert used == pytest.approx(shares)
+    assert {hint["kind"]: hint["amount"] for hint in job["hints"]} == hints
+
+
+NOW = """cores|n1|8
+load|n1|3.2
+memory|n1|MemTotal:       65536 kB
+memory|n1|MemAvailable:   16384 kB
+cpu1|n1|cpu  1000 0 0 1000 0 0 0 0 0 0
+process1|n1|77 (py (x) y) S 1 1 1 0 -1 0 0 0 0 0 100 50 0 0 20 0 1 0 5 0 256 0
+cpu2|n1|cpu  1150 0 0 1050 0 0 0 0 0 0
+process2|n1|77 (py (x) y) S 1 1 1 0 -1 0 0 0 0 0 300 150 0 0 20 0 1 0 5 0 256 0
+process2|n1|78 (cat) R 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 5 0 9 0
+gpu|n1|0, NVIDIA H100, 97, 40960, 81559, 612.50, [N/A]
+"""
+
+
+def test_what_nodes_do_is_computed_from_two_looks(slurm):
+    slurm.say("squeue", squeue(RUNS))
+    slurm.say("srun", NOW)
+    (node,) = asked("top 4711", slurm)["nodes"]
+    assert (node["cores"], node["load"], node["busy"]) == (8, 3.2, 0.75)
+    assert (node["used_bytes"], node["total_bytes"]) == (48 * 1024**2, 64 * 1024**2)
+    (process,) = node["processes"]  # not the one that only the second look has
+    assert process == {"pid": 77, "name": "py (x) y", "cpus": 3.0, "rss_bytes": 1024**2}
+    (gpu,) = node["gpus"]
+    assert (gpu["busy"], gpu["used_bytes"], gpu["temperature_c"]) == (0.97, 40 * GIB, None)
+    (call,) = slurm.calls("srun")
+    assert "--jobid=4711 --overlap --nodes=1 --ntasks=1" in call
+
+
+def test_the_script_of_a_look_runs_here(tmp_path):
+    import subprocess
+
+    said = subprocess.run(
+        ["sh", "-c", nodes_now.SCRIPT], capture_output=True, text=True, check=False, timeout=60
+    ).stdout
+    (node,) = nodes_now.read(said)
+    assert node.cores
+    assert node.total_bytes > node.used_bytes > 0
+    assert 0 <= node.busy <= 1
+    assert node.processes
+
+
+def test_where_no_step_can_look_sstat_answers(slurm):
+    slurm.say("squeue", squeue(RUNS))
+    slurm.say("srun", rc=1, error="srun: error: Unable to create step: Access/permission denied")
+    slurm.say("sstat", "4711.0|2|00:01:40|2G|n1\n")
+    (step,) = asked("top 4711", slurm)["steps"]
+    assert (step["num_tasks"], step["cpu_s"], step["rss_bytes"]) == (2, 100, 2 * GIB)
+    slurm.say("squeue", squeue(WAITS))
+    assert ask("top 4712", slurm).returncode == 2
+
+
+def test_a_shell_has_the_allocation_of_a_point(slurm):
+    line = ask("shell ladder --site example --world-size 8 --dry-run", slurm).stdout
+    head, _, step = line.partition(" srun ")
+    assert head.startswith("salloc ")
+    for option in ("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=h100:4", "--time=01:00:00"):
+        assert option in head.split()
+    assert step.startswith("--overlap --pty --nodes=1 --ntasks=1 ")
+    assert step.endswith("/path/to/lockstep.sif bash\n")
+
+
+def test_a_plan_says_how_full_the_partition_is_and_when_it_would_start(slurm):
+    text = "sbatch: Job 9 to start at 1800000000 using 4 processors on nodes n1 in partition gpu"
+    slurm.say("sbatch", error=text)
+    slurm.say("sinfo", "gpu|3/4/1/8\ndebug|0/1/0/1\n")
+    slurm.say("squeue", "gpu\ngpu,debug\n")
+    slurm.say("scontrol", CONFIG, PARTITION, NODE)
+    found = asked("plan ladder --site example", slurm)
+    (gpu,) = found["occupancy"]
+    assert (gpu["num_idle"], gpu["num_used"], gpu["num_other"], gpu["num_waiting"]) == (4, 3, 1, 2)
+    assert found["starts"][0]["at"] == 1800000000
+
+
+CONFIG = "ClusterName = c\nAccountingStorageType = (null)\n"
+PARTITION = "PartitionName=gpu Default=YES State=UP MaxTime=1-00:00:00 MaxNodes=UNLIMITED\n"
+NODE = "NodeName=n1 CPUTot=64 RealMemory=1000 Gres=gpu:h100:4 State=IDLE Partitions=gpu\n"
+ASKED = ("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell")
+
+
+@pytest.mark.parametrize("line", sorted({one for _, one in collected() if one.startswith(ASKED)}))
+def test_an_example_runs_as_it_is_given(slurm, line):
+    elements = ENDED | {"JobID": "4712_3"}
+    slurm.say("squeue", squeue(RUNS))
+    slurm.say("sacct", sacct(ENDED, STEP, elements))
+    slurm.say("srun", NOW)
+    if "--every" in line:
+        slurm.say("squeue", squeue(RUNS), "")
+        line = line.replace("--every 10", "--every 2")
+    ended = ask(line.removeprefix("lockstep "), slurm)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
