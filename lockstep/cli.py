@@ -103,6 +103,7 @@ COMMANDS = {
         "Check that DDP trains alike at two world sizes.",
     ),
     "train": ("lockstep.trainer.train_cli:train", "Train a workload with DDP and keep its curves."),
+    "data": ("lockstep.trainer.data_cli:data", "List data sets to train on, or fetch one."),
     "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
     "system": (
         "lockstep.machine.system_cli:system",

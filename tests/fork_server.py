@@ -78,7 +78,7 @@ def serving(folder: Path) -> Iterator[Path]:
     text = STAND_IN.format(
         python=sys.executable,
         address=address,
-        served=(*COMMANDS.values(), "lockstep.trainer.trainer"),
+        served=(*COMMANDS.values(), "lockstep.trainer.rank"),
         forwarded=FORWARDED,
     )
     _write(stand_in, text)

@@ -55,7 +55,9 @@ def test_the_published_schema_is_the_models():
 
 def test_the_schema_takes_what_we_ship_and_refuses_what_we_refuse():
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
-    assert set(campaign.built_in()) == {"ladder", "laptop", "nodes", "sensitivity", "smoke"}
+    assert set(campaign.built_in()) == {
+        *("ladder", "laptop", "nodes", "sensitivity", "smoke", "train")
+    }
     for name in campaign.built_in():
         loaded = campaign.load(name)
         assert loaded.name == name

@@ -13,8 +13,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,20 +23,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torchvision import datasets
 
 from lockstep import workloads
-from lockstep.measure import data
+from lockstep.measure import data, download
 from lockstep.measure.data import ImageDataset, MemmapImages
 
 # A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
+from typing import ClassVar
 from torchvision import datasets
-from lockstep.measure import data
+from lockstep.measure import data, download
 
 root, mirror, log, resources = sys.argv[1:5]
-datasets.MNIST.mirrors = [mirror]
+download.SOURCES["mnist"] = tuple(
+    download.Archive(f"MNIST/raw/{name}", (mirror + name,), md5)
+    for name, md5 in json.loads(resources)
+)
 datasets.MNIST.resources = [tuple(pair) for pair in json.loads(resources)]
 fetch = datasets.mnist.download_and_extract_archive
 
@@ -149,7 +155,7 @@ def test_one_of_three_processes_downloads_and_all_find_it_complete(
 
 
 @pytest.mark.slow
-def test_a_wrong_checksum_is_refused_and_leaves_nothing(
+def test_a_wrong_checksum_is_refused_and_leaves_what_is_right(
     tmp_path: Path, files: Path, mirror: str
 ) -> None:
     root = tmp_path / "data"
@@ -158,7 +164,8 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(
     (answer,) = fetch(1, root, mirror, resources)
     assert answer.startswith("refused: train-images-idx3-ubyte.gz has the MD5 checksum ")
     assert "instead of 00000000000000000000000000000000" in answer
-    assert files_below(root) == {data.LOCK_NAME}
+    right = {f"MNIST/raw/{name}" for name, _ in resources[:2]}
+    assert files_below(root) == right | {data.LOCK_NAME}
 
 
 @pytest.mark.slow
@@ -189,6 +196,58 @@ def test_archives_put_there_by_hand_need_no_network(
     (answer,) = fetch(1, tmp_path / "data", mirror, checksums(files))
     assert answer.startswith("refused: t10k-labels-idx1-ubyte.gz has the MD5 checksum ")
     assert (raw / "t10k-labels-idx1-ubyte.gz").read_bytes() == b"altered"
+
+
+CONTENT = bytes(range(256)) * 4000
+
+
+class BreakingHandler(BaseHTTPRequestHandler):
+    """Serves a file, and breaks off half-way where it is asked for from its beginning."""
+
+    asked: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        first = int(self.headers.get("Range", "bytes=0-")[len("bytes=") : -1])
+        self.asked.append(first)
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Length", str(len(CONTENT) - first))
+        self.end_headers()
+        self.wfile.write(CONTENT[first:] if first else CONTENT[: len(CONTENT) // 2])
+
+    def log_message(self, *args: object) -> None:
+        """Keep requests out of the test's output."""
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_broken_download_goes_on_and_its_checksum_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_right: bool
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    BreakingHandler.asked.clear()
+    md5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest() if is_right else "0" * 32
+    with ThreadingHTTPServer(("127.0.0.1", 0), BreakingHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.gz"
+        archives = (download.Archive("set/a.gz", (url,), md5),)
+        with pytest.raises(RuntimeError, match=r"broke after 512000 of 1024000 bytes.* goes on"):
+            download.fetch(archives, tmp_path)
+        if is_right:
+            assert download.fetch(archives, tmp_path) == list(archives)
+            assert (tmp_path / "set" / "a.gz").read_bytes() == CONTENT
+            assert download.fetch(archives, tmp_path) == []
+        else:
+            with pytest.raises(RuntimeError, match="instead of 0000"):
+                download.fetch(archives, tmp_path)
+        server.shutdown()
+    assert BreakingHandler.asked == [0, 512000]
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_archives_are_those_that_torchvision_looks_for() -> None:
+    (cifar,), mnist = download.SOURCES["cifar10"], download.SOURCES["mnist"]
+    assert (cifar.path, cifar.md5) == (datasets.CIFAR10.filename, datasets.CIFAR10.tgz_md5)
+    assert [(one.name, one.md5) for one in mnist] == datasets.MNIST.resources
 
 
 def test_a_dead_process_leaves_a_lock_and_a_stage_that_do_not_matter(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def test_what_a_batch_keeps_for_the_next_one_has_memory():
 def test_a_model_takes_its_parameters_four_times_with_momentum():
     workload = workloads.make("mlp:width=1000,depth=1")
     num_parameters = 1000 * 1000 + 1000 + 10 * 1000 + 10
-    assert model_bytes(workload, has_momentum=True) == 4 * 4 * num_parameters
-    assert model_bytes(workload, has_momentum=False) == 3 * 4 * num_parameters
+    assert model_bytes(workload, num_moments=1) == 4 * 4 * num_parameters
+    assert model_bytes(workload, num_moments=0) == 3 * 4 * num_parameters
     assert batch_bytes(workload, 5) == 5 * (4 * 1000 + 8)
 
 
@@ -141,5 +141,5 @@ def test_a_model_that_cannot_be_made_without_memory_is_not_judged():
         raise AttributeError("needs data")
 
     workload = workloads.Workload("own", refuse, refuse, torch.nn.functional.cross_entropy)
-    assert (model_bytes(workload, has_momentum=True), batch_bytes(workload, 5)) == (0, 0)
+    assert (model_bytes(workload, num_moments=1), batch_bytes(workload, 5)) == (0, 0)
     assert flop_per_item(workload) is None

@@ -21,7 +21,7 @@ from launched import ROOT, environ, inside, until
 from lockstep import workloads
 from lockstep.measure import data
 from lockstep.trainer import epoch_progress as progress
-from lockstep.trainer import epochs, plan, trainer
+from lockstep.trainer import epochs, plan, rank, trainer
 from lockstep.trainer import train_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.verification import compare
@@ -183,10 +183,11 @@ def test_the_learning_rate_falls_over_the_epochs(scheduler: str, factors: list[f
 
 def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, name="full")
-    summary = trainer.run(run)
+    summary = rank.run(run)
     assert summary == json.loads((run.folder / "summary.json").read_text())
     assert {path.name for path in run.folder.iterdir()} == {
-        ".lock", "checkpoint.pt", "epochs.csv", "final.csv", "summary.json"
+        ".lock", "best.pt", "checkpoint.pt", "epochs.csv", "final.csv", "steps.jsonl",
+        "summary.json",
     }  # fmt: skip
     rows = read_rows(run)
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
@@ -215,7 +216,7 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
 def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
     def losses(name: str, **changes: Any) -> list[float]:
         options: dict[str, Any] = {"name": name, "epochs": 1, "augment": True} | changes
-        return list(trainer.run(config(tmp_path, **options))["step_losses"])
+        return list(rank.run(config(tmp_path, **options))["step_losses"])
 
     assert losses("one") == losses("two")
     assert losses("workers", workers=1) == losses("workers-again", workers=1)
@@ -223,9 +224,9 @@ def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    whole = trainer.run(config(tmp_path, name="whole", augment=True))
-    trainer.run(config(tmp_path, name="parts", augment=True, epochs=1))
-    resumed = trainer.run(config(tmp_path, name="parts", augment=True, resume=True))
+    whole = rank.run(config(tmp_path, name="whole", augment=True))
+    rank.run(config(tmp_path, name="parts", augment=True, epochs=1))
+    resumed = rank.run(config(tmp_path, name="parts", augment=True, resume=True))
     assert resumed["step_losses"] == whole["step_losses"]
     assert resumed["parameter_checksums"] == whole["parameter_checksums"]
     assert [row["is_warmup"] for row in resumed["epochs"]] == [True, True, False]
@@ -233,15 +234,15 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) ->
 
 
 def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> None:
-    trainer.run(config(tmp_path, epochs=1))
+    rank.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match="already holds a run; pass --resume or another --name"):
-        trainer.run(config(tmp_path, epochs=1))
+        rank.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
-        trainer.run(config(tmp_path, lr=0.1, resume=True))
+        rank.run(config(tmp_path, lr=0.1, resume=True))
     with pytest.raises(ValueError, match="trained with epochs=6, not 7"):
         falling = {"name": "falling", "scheduler": "cosine", "max_steps": 1}
-        trainer.run(config(tmp_path, epochs=6, **falling))
-        trainer.run(config(tmp_path, epochs=7, resume=True, **falling))
+        rank.run(config(tmp_path, epochs=6, **falling))
+        rank.run(config(tmp_path, epochs=7, resume=True, **falling))
     assert not torch.distributed.is_initialized()
 
 
@@ -249,7 +250,7 @@ def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) 
     (tmp_path / "file").touch()
     error_file = tmp_path / "error.json"
     with pytest.raises(RuntimeError, match=r"Not a directory: .*/file/run.*; mend this and go on"):
-        trainer.run(config(tmp_path / "file", epochs=1), error_file)
+        rank.run(config(tmp_path / "file", epochs=1), error_file)
     report = json.loads(error_file.read_text())
     assert report["kind"] == "machine"
     assert report["message"].startswith("rank 0 on ")
@@ -257,16 +258,16 @@ def test_results_that_cannot_be_written_end_a_run_in_a_sentence(tmp_path: Path) 
 
 
 def test_a_run_stopped_within_an_epoch_is_kept_and_not_gone_on_from(tmp_path: Path) -> None:
-    stopped = trainer.run(config(tmp_path, max_steps=15))
+    stopped = rank.run(config(tmp_path, max_steps=15))
     assert [row["samples"] for row in stopped["epochs"]] == [1440, 3 * 120]
-    kept = trainer.run(config(tmp_path, max_steps=15, resume=True))
+    kept = rank.run(config(tmp_path, max_steps=15, resume=True))
     assert kept["step_losses"] == stopped["step_losses"]
     # 35 of 36 updates: all epochs were begun, so only the count of updates shows what is missing.
-    trainer.run(config(tmp_path, name="nearly", max_steps=35))
+    rank.run(config(tmp_path, name="nearly", max_steps=35))
     sentence = "nearly stopped after 35 updates, within an epoch of 12, .*--max-steps 35 to keep"
     for more in (36, None):
         with pytest.raises(ValueError, match=sentence):
-            trainer.run(config(tmp_path, name="nearly", max_steps=more, resume=True))
+            rank.run(config(tmp_path, name="nearly", max_steps=more, resume=True))
 
 
 def test_an_epoch_counts_its_samples_about_once_a_second() -> None:
@@ -290,9 +291,9 @@ def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
 
 def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(1, 8, 8\) do not fit a model that takes \(1024,\)"):
-        trainer.run(config(tmp_path, workload="mlp"))
+        rank.run(config(tmp_path, workload="mlp"))
     with pytest.raises(RuntimeError, match="tf32 needs an NVIDIA GPU"):
-        trainer.run(config(tmp_path, precision="tf32"))
+        rank.run(config(tmp_path, precision="tf32"))
 
 
 def test_ranks_that_drifted_apart_are_named() -> None:
@@ -328,7 +329,7 @@ def test_two_ranks_validate_exactly_and_rank_0_alone_writes(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
-    whole = trainer.run(config(tmp_path, name="whole", epochs=60))
+    whole = rank.run(config(tmp_path, name="whole", epochs=60))
     run = config(tmp_path, name="killed", epochs=60)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(vars(run)))
@@ -342,7 +343,7 @@ def test_a_killed_run_resumes_to_the_same_loss(tmp_path: Path) -> None:
     process.kill()
     assert process.wait() == -9
     assert not (run.folder / "summary.json").exists()
-    resumed = trainer.run(config(tmp_path, name="killed", epochs=60, resume=True))
+    resumed = rank.run(config(tmp_path, name="killed", epochs=60, resume=True))
     assert resumed["final"]["train_loss"] == whole["final"]["train_loss"]
     assert resumed["parameter_checksums"] == whole["parameter_checksums"]
     assert [row["is_warmup"] for row in resumed["epochs"]].count(True) == 2
@@ -529,7 +530,7 @@ def test_a_failed_verification_names_the_check_and_exits_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = {1: summary_of(1), 2: summary_of(2, parameter_checksums=["same", "other"])}
-    monkeypatch.setattr(cli, "_verification_run", lambda folder, size, device: broken[size])
+    monkeypatch.setattr(cli, "_verification_run", lambda asked, folder, size, device: broken[size])
     done = CliRunner().invoke(cli.verify, [], catch_exceptions=False)
     assert done.exit_code == 1
     assert "FAILED: parameters at world size 2" in done.stderr

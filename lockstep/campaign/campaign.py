@@ -367,10 +367,11 @@ def _absolute(test: str, path: Path) -> str:
 def _check(campaign: Campaign, path: Path) -> None:
     """Refuse before the first launch what a launch would refuse."""
     try:
-        if "strong" in campaign.studies:
-            rows = sizes.rows("strong", campaign.measured_size())
-            for row, world_size in product(rows, campaign.world_sizes):
-                sizes.local_batch_of(row["global_batch"], world_size)
+        for study in (one for one in campaign.studies if one in ("strong", "train")):
+            rows = sizes.rows(study, campaign.measured_size())
+            for batch in {row["global_batch"] for row in rows} - {None}:
+                for world_size in campaign.world_sizes:
+                    sizes.local_batch_of(batch, world_size)
         for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):
             _check_workload(str(spec))
     except ValueError as error:

@@ -29,6 +29,7 @@ class Keeper:
         where: Rank -> the rank with its host, in words.
         journal: Open on rank 0, once the ranks have agreed on it.
         broken: Why rank 0 could not write the journal; empty while it can.
+        folder: Of the journal, as this host sees it; None where nothing is kept.
     """
 
     settings: Settings
@@ -36,6 +37,7 @@ class Keeper:
     where: Callable[[int], str]
     journal: Journal | None = None
     broken: str = ""
+    folder: Path | None = None
 
     @property
     def is_voice(self) -> bool:
@@ -62,6 +64,7 @@ class Keeper:
         there = Path(self.control.exchange_all("journal path", str(path.absolute()))[0])
         seen: list[Path] = []
         self._agree("stacks beside --journal", path, lambda: seen.append(self._shared(path, there)))
+        self.folder = seen[0].parent
         return stacks_file(seen[0], self.control.rank)
 
     def begin(

@@ -4,9 +4,11 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from lockstep.launch import verdict
 from lockstep.launch.blame import EXIT_LOST
@@ -72,17 +74,44 @@ class Cases:
             # is timed; going through a million imported objects each time would cost more than it.
             gc.collect()
             gc.freeze()
-        self.name, self.current = name, Case()
+        self.name = name
+        self.current = Case(folder=self.launch.keeper.folder, go_on=self.go_on)
         self.has_failed = self.is_in_step = False
         self._kept = CaseEnd(self.launch.keeper, name)
+        self._give_time()
+        self._state = State(is_first=self.number == 1)
+        self.launch.keeper.note_begin(name)
+
+    def _give_time(self) -> None:
+        """Give the case all of its time, from now."""
         budget_s = self.launch.settings.budget_s
         self.launch.control.deadline = time.monotonic() + budget_s
         # Rank 0 names other ranks that are late in its verdict. If it is late itself, only its own
         # watchdog can say so, and needs the words now.
         late = self._facts().late([self.launch.world.rank]) if self.launch.is_voice else ""
         self.launch.watchdog.arm(budget_s, late)
-        self._state = State(is_first=self.number == 1)
-        self.launch.keeper.note_begin(name)
+
+    def go_on(self, facts: Mapping[str, Any]) -> None:
+        """Note how far a long case has come, and give it its time again; every rank calls it.
+
+        Args:
+            facts: A line for the journal, with its kind.
+
+        Raises:
+            pytest.Session.Interrupted: The stop file is there; the next session goes on from here.
+        """
+        launch = self.launch
+
+        def note_and_look(_: list[Any]) -> bool:
+            launch.keeper.keep({**facts, "case": self.name})
+            return _is_stop_asked(launch.settings)
+
+        if launch.control.settle_all(f"{self.number}/on", "here", note_and_look):
+            stopped = _progress(launch.settings, self.num_expected, self.num_left)
+            launch.end(EXIT_STOPPED, stopped)
+            self.is_in_step = True  # so that they leave together
+            raise pytest.Session.Interrupted(stopped)
+        self._give_time()
 
     def end_set_up(self, ended: Ended) -> Verdict:
         """Return what set-up comes to on all ranks; the argument is this rank's."""

@@ -268,7 +268,7 @@ def _problem(items: list[pytest.Item], world_size: int) -> str:
     """Return what a rank cannot measure, and why; empty where it can measure all."""
     rows = [params_of(item) for item in items if has_size(item)]
     try:
-        for batch in {row["global_batch"] for row in rows if "global_batch" in row}:
+        for batch in {row["global_batch"] for row in rows if row.get("global_batch")}:
             sizes.local_batch_of(batch, world_size)
         for spec in {row["workload"] for row in rows if "workload" in row}:
             workloads.make(spec)

@@ -6,7 +6,6 @@ Letters: N images, C channels, H height, W width.
 """
 
 import contextlib
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,11 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from lockstep.vocabulary.system import locks
+from lockstep.measure import download
+from lockstep.measure.download import LOCK_NAME, Archive, locked
+from lockstep.vocabulary.sizes import DATA
 from lockstep.workloads import Workload
 
-NAMES = ("digits", "synthetic", "mnist", "cifar10")
-LOCK_NAME = ".lockstep.lock"
+__all__ = ["LOCK_NAME", "locked"]
+
 STAGING_PREFIX = ".lockstep-staging-"
 
 # Real handwritten digits, 1,797 images; 357 held out leaves 1,440, which many batches divide. The
@@ -195,7 +196,7 @@ def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic
     """Return a data set for a workload, fetched first if it must be.
 
     Args:
-        name: One of `NAMES`; `synthetic` is made by the workload itself.
+        name: One of `sizes.DATA`; `synthetic` is made by the workload itself.
         root: Where downloads go, a folder that all ranks see.
         workload: Its batches give the shape of an input.
         augment: Whether training images are augmented.
@@ -205,8 +206,8 @@ def load(name: str, root: Path, workload: Workload, augment: bool, num_synthetic
         ValueError: No such data set, or its images do not fit the workload.
         RuntimeError: It is not there and cannot be downloaded, or its checksum is wrong.
     """
-    if name not in NAMES:
-        raise ValueError(f"no data set {name!r}; choose from {', '.join(NAMES)}")
+    if name not in DATA:
+        raise ValueError(f"no data set {name!r}; choose from {', '.join(DATA)}")
     if name == "synthetic":
         return _synthetic(workload, num_synthetic)
     inputs, _ = workload.make_batch(1, torch.device("cpu"), None)
@@ -221,6 +222,11 @@ Arrays = tuple[np.ndarray, np.ndarray]
 def _synthetic(workload: Workload, num_items: int) -> Splits:
     generator = torch.Generator().manual_seed(_SPLIT_SEED)
     cpu = torch.device("cpu")
+    if not all(isinstance(part, torch.Tensor) for part in workload.make_batch(1, cpu, None)):
+        raise ValueError(
+            f"workload {workload.name} makes batches that are no tensors, which training runs "
+            "take; return inputs and targets as one tensor each"
+        )
     train, validation = (
         TensorDataset(*workload.make_batch(number, cpu, generator))
         for number in synthetic_sizes(num_items)
@@ -250,18 +256,19 @@ def torchvision_arrays(name: str, root: Path) -> tuple[Arrays, Arrays]:
     """
     source = _source(name)
     if not source.is_complete(root):
+        download.fetch(source.archives, root)
         with locked(root):
             if not source.is_complete(root):
-                _fetch(source, root)
+                _unpack(source, root)
     return source.arrays(root, True), source.arrays(root, False)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A torchvision data set: its class, and its archives as (path below the root, MD5)."""
+    """A torchvision data set: its class, and its archives."""
 
     dataset: Callable[..., Any]
-    archives: tuple[tuple[str, str], ...]
+    archives: tuple[Archive, ...]
 
     def is_complete(self, root: Path) -> bool:
         """Return whether torchvision finds all its files, by checksum where it has one."""
@@ -282,68 +289,16 @@ class Source:
 def _source(name: str) -> Source:
     from torchvision.datasets import CIFAR10, MNIST
 
-    if name == "cifar10":
-        return Source(CIFAR10, ((CIFAR10.filename, CIFAR10.tgz_md5),))
-    return Source(MNIST, tuple((f"MNIST/raw/{file}", md5) for file, md5 in MNIST.resources))
+    return Source(CIFAR10 if name == "cifar10" else MNIST, download.SOURCES[name])
 
 
-def _fetch(source: Source, root: Path) -> None:
-    """Download into a staging folder, starting from the archives the user put there."""
-    _check_archives(source, root)
+def _unpack(source: Source, root: Path) -> None:
+    """Let torchvision unpack the archives in a staging folder."""
     with staging(root) as stage:
-        for name, _ in source.archives:
-            if (root / name).exists():
-                (stage / name).parent.mkdir(parents=True, exist_ok=True)
-                (stage / name).symlink_to((root / name).resolve())
-        try:
-            source.dataset(stage, train=False, download=True)
-        except (RuntimeError, OSError) as error:
-            _check_archives(source, stage)
-            raise RuntimeError(_missing(source, root, error)) from error
-
-
-def _check_archives(source: Source, folder: Path) -> None:
-    from torchvision.datasets.utils import calculate_md5
-
-    for name, expected in source.archives:
-        if (folder / name).exists() and (found := calculate_md5(folder / name)) != expected:
-            raise RuntimeError(
-                f"{Path(name).name} has the MD5 checksum {found} instead of {expected}: it is "
-                "incomplete or was altered; remove it and download it again"
-            )
-
-
-def _missing(source: Source, root: Path, error: Exception) -> str:
-    names = ", ".join(Path(name).name for name, _ in source.archives)
-    folder = (root / source.archives[0][0]).parent
-    reason = str(error).strip().splitlines()[-1]  # torchvision tells one per mirror
-    return (
-        f"the data set is not in {root} and cannot be downloaded ({reason}); "
-        f"put {names} into {folder}"
-    )
-
-
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of a shared folder: one process of all hosts at a time.
-
-    Raises:
-        RuntimeError: The folder cannot be written, or its file system has no locks.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((root / LOCK_NAME).open("a", encoding="utf-8"))
-        except OSError as error:
-            raise RuntimeError(
-                f"{root} cannot be written ({error.strerror}); choose another data root, "
-                "or put the data there beforehand"
-            ) from error
-        try:
-            locks.take(lock, math.inf)
-        except locks.NoLocksError as error:
-            raise RuntimeError(str(error)) from error
-        yield
+        for archive in source.archives:
+            (stage / archive.path).parent.mkdir(parents=True, exist_ok=True)
+            (stage / archive.path).symlink_to((root / archive.path).resolve())
+        source.dataset(stage, train=False, download=True)
 
 
 @contextlib.contextmanager

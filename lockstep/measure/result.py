@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -54,6 +55,9 @@ class Case:
         peak_bytes: This rank's peak memory of the rounds, where more followed them.
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
+        folder: Where it may keep files of its own; None where nothing is kept.
+        go_on: Notes how far a long case has come, and gives it its time again: every rank calls it
+            with the same, as JSON can hold it.
     """
 
     room: Room | None = None
@@ -62,6 +66,8 @@ class Case:
     peak_bytes: int | None = None
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
+    folder: Path | None = None
+    go_on: Callable[[Mapping[str, Any]], None] | None = None
 
 
 def make(

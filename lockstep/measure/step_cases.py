@@ -55,7 +55,7 @@ def measure_training(
     """
     from lockstep.measure.train_step import StepConfig, buckets
 
-    _skip_unless_supported(harness, precision)
+    skip_unless_supported(harness, precision)
     model = workloads.make(workload)
     if local_batch is None:
         assert global_batch is not None
@@ -78,8 +78,8 @@ def measure_training(
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
         details={**buckets(step.ddp), **_leads(step, variants, variant_s), "basis": _basis(step)},
-        flags=[*_flags(harness.device, precision), *_dtype_flags(step, precision)],
-        **_facts(harness, model, precision, local_batch),
+        flags=[*precision_flags(harness.device, precision), *_dtype_flags(step, precision)],
+        **facts_of(harness, model, precision, local_batch),
     )
 
 
@@ -110,7 +110,7 @@ def _leads(
     return {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
 
 
-def _skip_unless_supported(harness: Harness, precision: str) -> None:
+def skip_unless_supported(harness: Harness, precision: str) -> None:
     """Skip on all ranks what the hardware of one cannot do, or the others would wait for it."""
     import pytest
 
@@ -130,7 +130,9 @@ def _time(
     return round_s, {"first": first, "last": last, "parameters": parameter_checksum(step.ddp)}
 
 
-def _facts(harness: Harness, model: "Workload", precision: str, local_batch: int) -> dict[str, Any]:
+def facts_of(
+    harness: Harness, model: "Workload", precision: str, local_batch: int
+) -> dict[str, Any]:
     """Return what follows from the model, the batch and the device, for `CaseRecord`."""
     items = local_batch * harness.world.world_size
     return {
@@ -154,9 +156,9 @@ def _build(
     from lockstep.workloads import trees
 
     # Of an optimizer of one's own nothing is known: at the least it keeps nothing.
-    has_momentum = model.optimizer is None and config.momentum > 0
+    num_moments = int(model.optimizer is None and config.momentum > 0)
     needed = {
-        f"the model {model.name}": model_bytes(model, has_momentum),
+        f"the model {model.name}": model_bytes(model, num_moments),
         f"its batch of {local_batch}": batch_bytes(model, local_batch),
     }
     if harness.case.room:
@@ -244,7 +246,8 @@ def _dtype_flags(step: "TrainStep", precision: str) -> list[Flag]:
     return [flag("parameter-dtypes", dtypes=found, precision=precision)]
 
 
-def _flags(device: "torch.device", precision: str) -> list[Flag]:
+def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
+    """Return a flag where the device computes a precision in software."""
     from lockstep.measure.train_step import is_emulated
 
     return [flag("bf16-emulated")] if is_emulated(precision, device) else []

@@ -1,7 +1,7 @@
 """The one training step that every case measures and the trainer takes.
 
 A step is one optimizer update over the local batch: forward, backward with DDP's all-reduce, and
-the update, by SGD unless the workload brings an optimizer or a step of its own. Nothing of ours in
+the update, by SGD unless asked otherwise, or the workload brings its own. Nothing of ours in
 it synchronises with the host, so steps run freely until the caller stops the clock.
 """
 
@@ -36,15 +36,17 @@ class StepConfig:
         accumulation: Micro-batches per update.
         no_sync: All-reduce on the last micro-batch only; False synchronises on every one, the
             common mistake, to show its cost.
-        lr: Learning rate of SGD.
+        optimizer: One of `sizes.OPTIMIZERS`.
+        lr: Learning rate.
         momentum: Momentum of SGD.
-        weight_decay: L2 penalty of SGD.
+        weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
     """
 
     precision: str = "fp32"
     bucket_cap_mb: float | None = None
     accumulation: int = 1
     no_sync: bool = True
+    optimizer: str = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -103,7 +105,7 @@ class TrainStep:
             self.ddp.register_comm_hook(None, own.comm_hook)
         parameters = self.ddp.parameters()
         given = own.optimizer if own else None
-        self.optimizer = given(parameters) if given else _sgd(parameters, config, device)
+        self.optimizer = given(parameters) if given else _optimizer(parameters, config, device)
         self.scheduler = own.scheduler(self.optimizer) if own and own.scheduler else None
         self._own_step = own.step if own else None
         if self._own_step and config.accumulation > 1:
@@ -169,17 +171,24 @@ class TrainStep:
         return _autocast(self.config.precision, self.device)
 
 
-def _sgd(
+def _optimizer(
     parameters: Iterable[nn.Parameter], config: StepConfig, device: torch.device
 ) -> torch.optim.Optimizer:
-    # fused: the only SGD that skips a step of overflowed fp16 gradients without asking the host
-    return torch.optim.SGD(
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
+    own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
+    # fused: alone skips a step of overflowed fp16 gradients without asking the host
+    made: torch.optim.Optimizer = kinds[config.optimizer](
         parameters,
         lr=config.lr,
-        momentum=config.momentum,
         weight_decay=config.weight_decay,
         fused=device.type == "cuda",
+        **own,
     )
+    return made
 
 
 def _wrap(

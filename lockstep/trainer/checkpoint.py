@@ -1,10 +1,12 @@
 """The checkpoint of a training run, and which runs may go on from it."""
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig
+from lockstep.trainer.run_files import LAST
 
 
 def trajectory(config: TrainConfig, batch: Batch) -> dict[str, Any]:
@@ -21,17 +23,19 @@ def read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
     Raises:
         ValueError: There is a run already, and it is not to be resumed or had other options.
     """
-    path = config.folder / "checkpoint.pt"
+    path = config.folder / LAST
     if not path.exists():
         return None
     if not config.resume:
         raise ValueError(f"{config.folder} already holds a run; pass --resume or another --name")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     wanted = trajectory(config, batch)
-    for name, value in state["trajectory"].items():
-        if wanted.get(name) != value:
+    usual = {one.name: one.default for one in fields(TrainConfig)}  # of options that came later
+    for name, wants in wanted.items():
+        value = state["trajectory"].get(name, usual.get(name))
+        if wants != value:
             raise ValueError(
-                f"{path} was trained with {name}={value}, not {wanted.get(name)}; "
+                f"{path} was trained with {name}={value}, not {wants}; "
                 "resume with the same options, or choose another --name"
             )
     return state

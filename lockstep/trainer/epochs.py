@@ -95,6 +95,7 @@ class EpochRunner:
         splits: The data sets.
         step: An update.
         score: The loss of `step`, which also counts right predictions.
+        rate: Takes an epoch and an update of it, from 0, and returns the learning rate.
     """
 
     config: TrainConfig
@@ -104,23 +105,26 @@ class EpochRunner:
     splits: Splits
     step: TrainStep
     score: Score
+    rate: Callable[[int, int], float]
 
     @property
     def samples_per_step(self) -> int:
         """Samples of one update, over all ranks."""
         return self.batch.global_batch * self.workload.samples_per_item
 
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Return what the work returns, and the slowest rank's seconds for it."""
+    def timed(self, work: Callable[[], T]) -> tuple[T, list[float]]:
+        """Return what the work returns, and each rank's seconds for it."""
         distributed.barrier()
         start = time.perf_counter()
         result = work()
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         elapsed_s = time.perf_counter() - start
-        slowest_s = torch.tensor(elapsed_s, dtype=torch.float64, device=self.world.device)
-        distributed.all_reduce(slowest_s, distributed.ReduceOp.MAX)
-        return result, slowest_s.item()
+        of_ranks = torch.zeros(self.world.world_size, dtype=torch.float64)
+        of_ranks[self.world.rank] = elapsed_s
+        of_ranks = of_ranks.to(self.world.device)
+        distributed.all_reduce(of_ranks)
+        return result, of_ranks.tolist()
 
     def train(self, epoch: int, num_steps: int) -> tuple[list[float], float | None]:
         """Take the epoch's steps; return each step's loss over all ranks, and the accuracy."""
@@ -128,7 +132,7 @@ class EpochRunner:
         self.score.reset()
         batches = iter(self._train_loader(epoch))
         own = torch.stack(
-            [self.step.run(*self._to_device(next(batches))) for _ in self._steps(epoch, num_steps)]
+            [self._update(epoch, step, next(batches)) for step in self._steps(epoch, num_steps)]
         ).double()
         losses = own.clone()
         distributed.all_reduce(losses)
@@ -136,6 +140,11 @@ class EpochRunner:
             self._refuse_divergence(epoch, own)
         correct, judged = self._sums(self.score.correct, self.score.judged)
         return (losses / self.world.world_size).tolist(), _share(correct, judged)
+
+    def _update(self, epoch: int, step: int, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        for group in self.step.optimizer.param_groups:
+            group["lr"] = self.rate(epoch, step)
+        return self.step.run(*self._to_device(batch))
 
     def _refuse_divergence(self, epoch: int, own: torch.Tensor) -> NoReturn:
         """End a run whose losses, of shape (num_steps,) on each rank, are not all finite."""

@@ -12,16 +12,24 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.vocabulary.sizes import local_batch_of
+from lockstep.vocabulary.sizes import DATA, LR_SCALES, OPTIMIZERS, SCHEDULERS, local_batch_of
 
-SCHEDULERS = ("none", "cosine", "step", "multistep")
-LR_SCALES = ("none", "linear", "sqrt")
 STEP_DECAY = 0.1
 # What a run must share with the one it resumes, or its loss would be another's.
 TRAJECTORY = (
     "workload", "data", "global_batch", "lr", "lr_scale", "base_batch", "momentum", "weight_decay",
-    "scheduler", "precision", "accumulation", "seed", "augment", "num_synthetic",
+    "scheduler", "precision", "accumulation", "seed", "augment", "num_synthetic", "optimizer",
+    "warmup_epochs",
 )  # fmt: skip
+
+_CHOICES = {
+    "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "lr_scale": LR_SCALES
+}  # fmt: skip
+_LEAST = {
+    "epochs": 1, "global_batch": 1, "local_batch": 1, "base_batch": 1, "max_steps": 1,
+    "checkpoint_every": 1, "warmup_epochs": 0,
+}  # fmt: skip
+_NUMBERS = ("lr", "momentum", "weight_decay", "bucket_cap_mb", "target_accuracy", "timeout_s")
 
 
 @dataclass(frozen=True)
@@ -30,18 +38,20 @@ class TrainConfig:
 
     Attributes:
         workload: The model, as `lockstep.workloads.make` takes it.
-        data: One of `lockstep.measure.data.NAMES`.
+        data: One of `sizes.DATA`.
         data_root: Where downloads go, a folder all ranks see.
         num_synthetic: Items of the synthetic data set.
         epochs: How often the training set is gone through.
         global_batch: Samples over all ranks per update; None if `local_batch` is given.
         local_batch: Samples per rank per update; None if `global_batch` is given.
         lr: Learning rate at `base_batch`.
-        lr_scale: How the rate follows the global batch, one of `LR_SCALES`.
+        lr_scale: How the rate follows the global batch, one of `sizes.LR_SCALES`.
         base_batch: The global batch `lr` was chosen for.
+        optimizer: One of `sizes.OPTIMIZERS`.
         momentum: Momentum of SGD.
-        weight_decay: L2 penalty of SGD.
-        scheduler: How the rate falls over the epochs, one of `SCHEDULERS`.
+        weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
+        scheduler: How the rate falls over the epochs, one of `sizes.SCHEDULERS`.
+        warmup_epochs: Epochs over which the rate first rises to `lr`, a little each update.
         precision: One of `sizes.PRECISIONS`.
         accumulation: Micro-batches per update.
         bucket_cap_mb: DDP's bucket size in MiB; None leaves its default.
@@ -50,6 +60,9 @@ class TrainConfig:
         augment: Whether training images are cropped and mirrored at random.
         max_steps: Stop after so many updates; None runs all epochs. A run that this stopped within
             an epoch is not resumed.
+        checkpoint_every: Keep the parameters after every so many epochs; None keeps the last and
+            the best alone.
+        target_accuracy: The validation accuracy whose time is noted; None for none.
         results: Folder of all runs.
         name: Folder of this run below it.
         repeat: Which of several equal runs this is.
@@ -66,12 +79,14 @@ class TrainConfig:
     epochs: int = 1
     global_batch: int | None = None
     local_batch: int | None = None
+    optimizer: str = "sgd"
     lr: float = 0.01
     lr_scale: str = "none"
     base_batch: int = 256
     momentum: float = 0.9
     weight_decay: float = 0.0
     scheduler: str = "none"
+    warmup_epochs: int = 0
     precision: str = "fp32"
     accumulation: int = 1
     bucket_cap_mb: float | None = None
@@ -79,6 +94,8 @@ class TrainConfig:
     seed: int = 0
     augment: bool = False
     max_steps: int | None = None
+    checkpoint_every: int | None = None
+    target_accuracy: float | None = None
     results: str = "results"
     name: str = "run"
     repeat: int = 0
@@ -93,23 +110,33 @@ class TrainConfig:
         Raises:
             ValueError: An option's value is not allowed.
         """
-        for name, allowed in (("scheduler", SCHEDULERS), ("lr_scale", LR_SCALES)):
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"no {name} {getattr(self, name)!r}; choose from {', '.join(allowed)}"
                 )
         if (self.global_batch is None) == (self.local_batch is None):
             raise ValueError("give either the global batch or the local batch, not both or none")
-        for name in ("epochs", "global_batch", "local_batch", "base_batch", "max_steps"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("lr", "momentum", "weight_decay", "bucket_cap_mb", "timeout_s"):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs} leaves none of {self.epochs} epochs; warm up "
+                "over fewer, or train longer"
+            )
+        for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name):
             raise ValueError(f"the name {self.name!r} is not made of letters, digits and . _ -")
+
+    @property
+    def num_moments(self) -> int:
+        """Values that the optimizer keeps of each parameter."""
+        return int(self.momentum > 0) if self.optimizer == "sgd" else 2
 
     @property
     def folder(self) -> Path:
@@ -203,6 +230,18 @@ def scaled_lr(lr: float, rule: str, global_batch: int, base_batch: int) -> float
     return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
+def rate_factor(config: TrainConfig, epoch: int, step: int, num_steps: int) -> float:
+    """Return what the learning rate is multiplied by at an update (both counted from 0).
+
+    Over the warm-up it rises by the same amount each update (Goyal et al., arXiv:1706.02677, 2.2);
+    the schedule spans the epochs after that.
+    """
+    warmup = config.warmup_epochs
+    if epoch < warmup:
+        return (epoch * num_steps + step + 1) / (warmup * num_steps)
+    return lr_factor(config.scheduler, epoch - warmup, config.epochs - warmup)
+
+
 def lr_factor(scheduler: str, epoch: int, epochs: int) -> float:
     """Return what the learning rate is multiplied by in an epoch (counted from 0).
 
@@ -253,6 +292,7 @@ class EpochRow:
             an interruption.
         peak_memory_bytes: Of the rank that used most: on its GPU, or resident on a CPU.
         is_warmup: Whether this is the first epoch of its process.
+        steps: Updates of the epoch; 0 in rows of older runs.
     """
 
     job_id: str | None
@@ -282,6 +322,16 @@ class EpochRow:
     checkpoint_s: float | None
     peak_memory_bytes: int | None
     is_warmup: bool
+    steps: int = 0
+
+
+def best_row(rows: Sequence[EpochRow]) -> EpochRow:
+    """Return the epoch of the best accuracy, without accuracies that of the lowest loss."""
+
+    def merit(row: EpochRow) -> tuple[float, float]:
+        return (-math.inf if row.val_accuracy is None else row.val_accuracy, -row.val_loss)
+
+    return max(rows, key=merit)
 
 
 def final_row(rows: Sequence[EpochRow]) -> dict[str, Any]:

@@ -1,27 +1,23 @@
 """The trainer: whole epochs of data-parallel training whose result can be trusted.
 
-`python -m lockstep.trainer.trainer CONFIG.json` is one rank, started by torchrun, srun, or alone.
 Rank 0 writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (one row per epoch),
 `final.csv` (one row for the run), `summary.json` (both, the configuration and the loss of every
-update) and `checkpoint.pt`.
+update), `steps.jsonl` (a line per update), and parameters: `checkpoint.pt` of the last epoch,
+`best.pt` of the best, and those that were asked for.
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
 """
 
 import contextlib
-import io
-import json
 import os
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import distributed
@@ -35,99 +31,26 @@ from lockstep.measure.train_step import (
     parameter_checksum,
     unsupported_anywhere,
 )
-from lockstep.trainer import failures
+from lockstep.trainer import trained
 from lockstep.trainer.checkpoint import read_checkpoint, trajectory
 from lockstep.trainer.epochs import EpochRunner, Score, seed_everything
-from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import (
     Batch,
     EpochRow,
     TrainConfig,
     final_row,
-    lr_factor,
     plan_epoch,
+    rate_factor,
     scaled_lr,
-    to_csv,
 )
+from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles
 from lockstep.vocabulary.records.errors import RankError
-from lockstep.vocabulary.records.journal import write_atomically
-from lockstep.vocabulary.system import locks
+from lockstep.vocabulary.records.training_record import Training
 from lockstep.vocabulary.system.host import hostname
 from lockstep.workloads.costs import batch_bytes, model_bytes
 from lockstep.world import process_group as world
-from lockstep.world.control import Control
-from lockstep.world.placement import placement
 
 SUMMARY_SCHEMA = 1
-
-
-def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
-    """Train as one rank of the launch this process belongs to; return the summary.
-
-    Args:
-        config: What to train.
-        error_file: Where the first rank to fail says why, for the process that started the ranks.
-
-    Raises:
-        ValueError: The configuration cannot be trained at this world size.
-        DivergedError: The loss of a step is not finite.
-        RuntimeError: A device, the data, the storage or the other ranks failed.
-    """
-    place = placement()
-    try:
-        with _system_errors():
-            joined = world.join(
-                config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
-            )
-            trainer = Trainer(config, joined)
-            with _only_run(config.folder, joined.control):
-                return trainer.train()
-    except Exception as error:
-        # Before this rank leaves, which the others will then report as an error of their own.
-        if error_file is not None:
-            failures.report(error_file, Failure.of(place.rank, error))
-        raise
-    finally:
-        world.leave()
-
-
-@contextlib.contextmanager
-def _system_errors() -> Iterator[None]:
-    """Raise what the system refused, as a full disk, as the machine's failure."""
-    try:
-        yield
-    except OSError as error:
-        raise RuntimeError(f"{error}; mend this and go on with --resume") from error
-
-
-@contextlib.contextmanager
-def _only_run(folder: Path, control: Control) -> Iterator[None]:
-    """Keep other runs out of a folder while this one writes there.
-
-    Raises:
-        ValueError: Another run is in it; on all ranks alike.
-    """
-    with contextlib.ExitStack() as held:
-        problem = ""
-        if control.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context((folder / ".lock").open("a", encoding="utf-8"))
-            if not _take(lock):
-                problem = f"{locks.in_use(folder)}, or choose another --name"
-        if problem := control.exchange_all("folder", [problem])[0][0]:
-            raise ValueError(problem)
-        yield
-
-
-def _take(lock: IO[str]) -> bool:
-    """Take a lock and sign it; return whether it was free, or the file system has none."""
-    try:
-        is_free = locks.take(lock)
-    except locks.NoLocksError:  # other runs cannot be kept out
-        return True
-    if is_free:
-        locks.sign(lock)
-    return is_free
 
 
 class Trainer:
@@ -136,6 +59,12 @@ class Trainer:
     Args:
         config: What to train.
         joined: The process group this rank is in.
+        on_epoch: Called on every rank with each epoch that is safe on disk.
+
+    Attributes:
+        rows: The epochs so far.
+        rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
+        step_losses: Of all updates, the mean of all ranks.
 
     Raises:
         ValueError: The configuration cannot be trained, or the run exists and is not resumed, or
@@ -143,8 +72,12 @@ class Trainer:
         RuntimeError: The hardware lacks the precision, or the data is not to be had.
     """
 
-    def __init__(self, config: TrainConfig, joined: world.World) -> None:
+    def __init__(
+        self, config: TrainConfig, joined: world.World, on_epoch: Callable[[EpochRow], None]
+    ) -> None:
         self.config = config
+        self.on_epoch = on_epoch
+        self.files = RunFiles(config.folder, config.checkpoint_every)
         self.world = joined
         self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
@@ -168,10 +101,12 @@ class Trainer:
         score = Score(self.workload)
         self.step = self._make_step(score)
         self.epochs = EpochRunner(
-            config, joined, self.batch, self.workload, self.splits, self.step, score
+            config, joined, self.batch, self.workload, self.splits, self.step, score, self.rate
         )
         self.rows: list[EpochRow] = []
+        self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
+        self._step_bytes = 0
         self.git_commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
         if state is not None:
             self._restore(state)
@@ -179,7 +114,7 @@ class Trainer:
     def _check_memory(self) -> None:
         """Refuse a model, a batch or synthetic data that a rank's device or host cannot hold."""
         workload, local_batch = self.workload, self.batch.local_batch
-        model = model_bytes(workload, self.config.momentum > 0)
+        model = model_bytes(workload, self.config.num_moments)
         on_device = {
             f"the model {self.config.workload}": model,
             f"a batch of {local_batch}": batch_bytes(workload, local_batch),
@@ -204,16 +139,35 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, write the results, return the summary."""
         first = len(self.rows)
+        if self.world.rank == 0:
+            self.files.cut_steps(self._step_bytes)
         for epoch in range(first, self.config.epochs):
             if self._remaining_steps() == 0:
                 break
-            row = self._epoch(epoch, is_warmup=epoch == first)
-            self.rows.append(row)
+            with self._advising():
+                self.rows.append(self._epoch(epoch, is_warmup=epoch == first))
             if self.world.rank == 0:
                 self._save()
-                _report(self.rows[-1])
             distributed.barrier()
+            self.on_epoch(self.rows[-1])
         return self._finish()
+
+    def rate(self, epoch: int, step: int) -> float:
+        """Return the learning rate of an update, epoch and update counted from 0."""
+        return self.lr * rate_factor(self.config, epoch, step, self.plan.steps)
+
+    @contextlib.contextmanager
+    def _advising(self) -> Iterator[None]:
+        """Say what helps where a device has no room for an update."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            pieces, local_batch = self.config.accumulation, self.batch.local_batch
+            raise RuntimeError(
+                f"{self.device} has no room for {local_batch // pieces} samples at once; "
+                f"accumulate over {2 * pieces} micro-batches, which leaves the batch of "
+                f"{local_batch} a rank as it is, or choose a smaller batch"
+            ) from error
 
     def _make_step(self, score: Score) -> TrainStep:
         config = self.config
@@ -225,32 +179,34 @@ class Trainer:
             precision=config.precision,
             bucket_cap_mb=config.bucket_cap_mb,
             accumulation=config.accumulation,
+            optimizer=config.optimizer,
             lr=self.lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-        return TrainStep(model, score, step_config, self.device)
+        # How it is trained is the run's to say, how it is wrapped the workload's own.
+        own = replace(self.workload, optimizer=None, scheduler=None, step=None)
+        return TrainStep(model, score, step_config, self.device, own)
 
     def _remaining_steps(self) -> int:
         limit = self.config.max_steps
         return self.plan.steps if limit is None else max(0, limit - len(self.step_losses))
 
     def _epoch(self, epoch: int, is_warmup: bool) -> EpochRow:
-        lr = self.lr * lr_factor(self.config.scheduler, epoch, self.config.epochs)
-        for group in self.step.optimizer.param_groups:
-            group["lr"] = lr
         memory.reset_peak(self.device)
         num_steps = min(self.plan.steps, self._remaining_steps())
         work = partial(self.epochs.train, epoch, num_steps)
-        (losses, train_accuracy), train_s = self.epochs.timed(work)
+        (losses, train_accuracy), rank_s = self.epochs.timed(work)
         (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
         self.step_losses += losses
+        self.rank_s.append(rank_s)
+        train_s = max(rank_s)
         samples = num_steps * self.epochs.samples_per_step
         return EpochRow(
             **self._facts(),
             timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
             epoch=epoch + 1,
-            lr=lr,
+            lr=self.rate(epoch, num_steps - 1),
             train_loss=sum(losses) / len(losses),
             train_accuracy=train_accuracy,
             val_loss=val_loss,
@@ -258,10 +214,11 @@ class Trainer:
             samples=samples,
             samples_per_s=samples / train_s,
             train_s=train_s,
-            val_s=val_s,
+            val_s=max(val_s),
             checkpoint_s=None,
             peak_memory_bytes=self.epochs.largest(memory.peak_bytes(self.device)),
             is_warmup=is_warmup,
+            steps=num_steps,
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -279,13 +236,21 @@ class Trainer:
 
     def _save(self) -> None:
         """Write the checkpoint, then the rows: rank 0 only."""
-        start = time.perf_counter()
-        content = io.BytesIO()
-        torch.save(self._state(), content)
-        write_atomically(self.config.folder / "checkpoint.pt", content.getvalue())
-        self.rows[-1] = replace(self.rows[-1], checkpoint_s=time.perf_counter() - start)
-        rows = [asdict(row) for row in self.rows]
-        write_atomically(self.config.folder / "epochs.csv", to_csv(rows))
+        start, row = time.perf_counter(), self.rows[-1]
+        first = len(self.step_losses) - row.steps
+        steps = [
+            {
+                "kind": "step",
+                "epoch": row.epoch,
+                "step": first + number + 1,
+                "loss": loss,
+                "lr": self.rate(row.epoch - 1, number),
+            }
+            for number, loss in enumerate(self.step_losses[first:])
+        ]
+        self.files.save(self._state(), self.rows, steps)
+        self.rows[-1] = replace(row, checkpoint_s=time.perf_counter() - start)
+        self.files.write_rows(self.rows)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -293,6 +258,7 @@ class Trainer:
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "rows": [asdict(row) for row in self.rows],
+            "rank_s": self.rank_s,
             "step_losses": self.step_losses,
             "trajectory": trajectory(self.config, self.batch),
         }
@@ -303,6 +269,9 @@ class Trainer:
         self.step.scaler.load_state_dict(state["scaler"])
         self.rows = [EpochRow(**row) for row in state["rows"]]
         self.step_losses = list(state["step_losses"])
+        alike = [[row.train_s] * self.world.world_size for row in self.rows]  # of older runs
+        self.rank_s = state.get("rank_s", alike)
+        self._step_bytes = int(state.get(STEP_BYTES, 0))
         self._check_whole_epochs()
 
     def _check_whole_epochs(self) -> None:
@@ -321,27 +290,44 @@ class Trainer:
         final = final_row(self.rows)
         summary = self._summary(final, checksums)
         if self.world.rank == 0:
-            write_atomically(self.config.folder / "final.csv", to_csv([final]))
-            text = json.dumps(summary, indent=1) + "\n"
-            write_atomically(self.config.folder / "summary.json", text.encode())
+            self.files.write_summary(summary)
         distributed.barrier()
         return summary
 
     def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
-        config, place = self.config, (self.world.rank, self.world.local_rank, self.device)
+        config = self.config
         lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
         return {
             "schema": SUMMARY_SCHEMA,
             "config": asdict(config),
-            "device": provenance.rank_facts(*place)["device_name"],
+            "device": self.device_name,
             "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
             "epoch_plan": asdict(self.plan),
             "lr_rule": lr_rule | {"scaled_lr": self.lr},
             "parameter_checksums": checksums,
             "final": final,
             "epochs": [asdict(row) for row in self.rows],
+            "training": asdict(self.record(config.folder)),
             "step_losses": self.step_losses,
         }
+
+    @property
+    def device_name(self) -> str:
+        """Name of this rank's device."""
+        place = self.world.rank, self.world.local_rank, self.device
+        return str(provenance.rank_facts(*place)["device_name"])
+
+    def record(self, base: Path) -> Training:
+        """Return the run as results hold it, its files named from a folder above them."""
+        return trained.record_of(
+            self.config,
+            self.rows,
+            samples_per_epoch=self.plan.samples * self.workload.samples_per_item,
+            lr=self.lr,
+            device_name=self.device_name,
+            checkpoints=self.files.checkpoints(base),
+            steps_file=str((self.config.folder / STEPS).relative_to(base)),
+        )
 
 
 def check_equal_parameters(checksums: Sequence[str]) -> None:
@@ -357,45 +343,3 @@ def check_equal_parameters(checksums: Sequence[str]) -> None:
             "synchronised, so do not use this run",
             *odd,
         )
-
-
-def _report(row: EpochRow) -> None:
-    accuracy = "-" if row.val_accuracy is None else f"{row.val_accuracy:.4f}"
-    sys.stdout.write(
-        f"epoch {row.epoch}/{row.epochs}  train loss {row.train_loss:.4f}  "
-        f"validation loss {row.val_loss:.4f}  accuracy {accuracy}  "
-        f"{row.samples_per_s:,.0f} samples/s\n"
-    )
-    sys.stdout.flush()
-
-
-def _read_config(path: Path) -> TrainConfig:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}); give the JSON file of a training run"
-        ) from error
-    return TrainConfig.from_dict(json.loads(text))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Train as one rank; what failed first also goes to CONFIG.error."""
-    path = Path(arguments[0])
-    try:
-        config = _read_config(path)
-        check_equal_parameters(run(config, path.with_suffix(".error"))["parameter_checksums"])
-    except ValueError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return 2
-    except DivergedError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return 1
-    except RuntimeError:
-        traceback.print_exc()
-        return 3
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -30,27 +30,26 @@ class Check:
 
 def compare(
     runs: Mapping[int, Mapping[str, Any]],
-    min_accuracy: float = MIN_ACCURACY,
+    min_accuracy: float | None = MIN_ACCURACY,
     tolerance: float = CURVE_TOLERANCE,
 ) -> list[Check]:
     """Judge runs of equal global batch, in ascending world size.
 
     Args:
         runs: World size -> the run's summary, as the trainer wrote it.
-        min_accuracy: What the validation accuracy must reach.
+        min_accuracy: What the validation accuracy must reach; None for whatever it is.
         tolerance: What the loss of any step may differ from that of the smallest world size, as
             a share of the first loss.
     """
     baseline = runs[min(runs)]["step_losses"]
-    return [
-        check
-        for world_size in sorted(runs)
-        for check in (
-            _accuracy(world_size, runs[world_size]["final"]["val_accuracy"], min_accuracy),
-            _curve(world_size, runs[world_size]["step_losses"], baseline, tolerance),
-            _parameters(world_size, runs[world_size]["parameter_checksums"]),
-        )
-    ]
+    checks = []
+    for world_size in sorted(runs):
+        run = runs[world_size]
+        if min_accuracy is not None:
+            checks.append(_accuracy(world_size, run["final"]["val_accuracy"], min_accuracy))
+        checks.append(_curve(world_size, run["step_losses"], baseline, tolerance))
+        checks.append(_parameters(world_size, run["parameter_checksums"]))
+    return checks
 
 
 def _accuracy(world_size: int, accuracy: float, minimum: float) -> Check:

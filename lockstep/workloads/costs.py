@@ -33,11 +33,11 @@ def flop_per_item(workload: Workload) -> float | None:
     return float(counter.get_total_flops()) / _COUNTED_ITEMS
 
 
-def model_bytes(workload: Workload, has_momentum: bool) -> int:
+def model_bytes(workload: Workload, num_moments: int) -> int:
     """Return the memory of a model in DDP at the least: without activations.
 
-    Beside its values each parameter has a gradient, a place in DDP's buckets and, where the
-    optimizer keeps one, its momentum.
+    Beside its values each parameter has a gradient, a place in DDP's buckets, and as many values
+    as the optimizer keeps of it, such as a momentum.
 
     Returns:
         Bytes; 0 where the model cannot be made on the meta device.
@@ -49,7 +49,7 @@ def model_bytes(workload: Workload, has_momentum: bool) -> int:
     trained = sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
     held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
     buffers = sum(tensor.nbytes for tensor in model.buffers())
-    return trained * (4 if has_momentum else 3) + held + buffers
+    return trained * (3 + num_moments) + held + buffers
 
 
 def batch_bytes(workload: Workload, num_items: int) -> int:

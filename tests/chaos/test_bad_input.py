@@ -647,7 +647,7 @@ WITHOUT = {
     "torch.distributed": "distributed.is_available = lambda: False\n"
     "del distributed.HashStore, distributed.is_initialized",
 }
-IN_RANKS = 'import sys\nif "lockstep.trainer.trainer" in sys.orig_argv:\n    import less\n'
+IN_RANKS = 'import sys\nif "lockstep.trainer.rank" in sys.orig_argv:\n    import less\n'
 
 
 @pytest.mark.chaos

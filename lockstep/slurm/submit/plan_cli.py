@@ -199,7 +199,8 @@ def _points(todo: "Work") -> "Table":
 
 def _batches(campaign: "Campaign") -> list[str]:
     """Say what the ranks share, and what each has in the other studies."""
-    size, others = campaign.measured_size(), set(campaign.studies) - {"strong", "collective"}
+    size, others = campaign.measured_size(), set(campaign.studies)
+    others -= {"strong", "collective", "train"}
     said = []
     if "strong" in campaign.studies:
         said.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")

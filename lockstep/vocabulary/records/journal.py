@@ -291,8 +291,9 @@ def in_flight(path: Path) -> str | None:
 
 def _in_flight(entries: list[dict[str, Any]]) -> str | None:
     # A session that resumed, and ended before a case of its own, has not settled this one.
+    # What is noted of a case on its way, or of what it left behind, is no end of it.
     last: Mapping[str, Any] = next(
-        (entry for entry in reversed(entries) if not _is_header(entry)), {}
+        (entry for entry in reversed(entries) if entry.get("kind") in ("begin", *ENDS)), {}
     )
     return str(last["case"]) if last.get("kind") == "begin" else None
 

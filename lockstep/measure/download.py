@@ -1,0 +1,194 @@
+"""Fetching a data set's archives: a broken download goes on, and a checksum has the last word.
+
+Needs no torch, so that a login node can fetch what nodes without a way to the internet train on.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from lockstep.vocabulary.system import locks
+
+LOCK_NAME = ".lockstep.lock"
+PART = ".part"
+ATTEMPTS = 5
+TIMEOUT_S = 60.0
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file of a data set.
+
+    Attributes:
+        path: Below the data root, where torchvision looks for it.
+        urls: Where it is to be had, in the order to ask.
+        md5: Its checksum, as its publisher gives it.
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    md5: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return Path(self.path).name
+
+
+# As torchvision.datasets gives them.
+_MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+SOURCES = {
+    "mnist": tuple(
+        Archive(f"MNIST/raw/{name}", tuple(f"{mirror}{name}" for mirror in _MNIST), md5)
+        for name, md5 in (
+            ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        )
+    ),
+    "cifar10": (
+        Archive(
+            "cifar-10-python.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+            "c58f30108f718f92721af3b95e74349a",
+        ),
+    ),
+}
+
+
+def fetch(archives: tuple[Archive, ...], root: Path) -> list[Archive]:
+    """Download what is missing, one process of all hosts at a time; return what that was.
+
+    Raises:
+        RuntimeError: An archive is not to be had, or not what its checksum says, or the folder
+            cannot be written.
+    """
+    with locked(root):
+        check(archives, root)
+        missing = [archive for archive in archives if not (root / archive.path).exists()]
+        for archive in missing:
+            _fetch(archive, root, archives)
+        return missing
+
+
+def check(archives: tuple[Archive, ...], root: Path) -> None:
+    """Refuse an archive that is there and is not what its checksum says.
+
+    Raises:
+        RuntimeError: The first of them.
+    """
+    for archive in archives:
+        _check(archive, root / archive.path)
+
+
+def _check(archive: Archive, path: Path) -> None:
+    if path.exists() and (found := _md5(path)) != archive.md5:
+        raise RuntimeError(
+            f"{archive.name} has the MD5 checksum {found} instead of {archive.md5}: it is "
+            "incomplete or was altered; remove it and download it again"
+        )
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _fetch(archive: Archive, root: Path, archives: tuple[Archive, ...]) -> None:
+    path = root / archive.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + PART)
+    why: Exception | None = None
+    for url in archive.urls:
+        try:
+            _download(url, part)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            why = error
+    else:
+        names = ", ".join(each.name for each in archives)
+        raise RuntimeError(
+            f"the data set is not in {root} and cannot be downloaded ({archive.urls[-1]}: {why}); "
+            f"what came is kept, and the same command goes on from there; or put {names} into "
+            f"{path.parent}"
+        ) from why
+    try:
+        _check(archive, part)
+    except RuntimeError:
+        part.unlink()  # or every further attempt would go on from it
+        raise
+    part.replace(path)
+
+
+def _download(url: str, part: Path) -> None:
+    """Download a file, going on where an earlier attempt broke off, as long as each brings more."""
+    for attempt in range(ATTEMPTS):
+        before = _size(part)
+        try:
+            _go_on(url, part, before)
+            return
+        except (OSError, http.client.HTTPException):
+            if attempt == ATTEMPTS - 1 or _size(part) <= before:
+                raise
+
+
+def _go_on(url: str, part: Path, done_bytes: int) -> None:
+    """Ask for what is missing of a file, and write it as it comes.
+
+    Raises:
+        OSError: The address cannot be reached, or the connection broke.
+    """
+    ranged = {"Range": f"bytes={done_bytes}-"} if done_bytes else {}
+    request = urllib.request.Request(url, headers=ranged)  # noqa: S310, our own addresses
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        if done_bytes and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # all is there, and its checksum will be asked
+        raise
+    with answer:
+        is_rest = answer.status == HTTPStatus.PARTIAL_CONTENT
+        wanted = answer.headers.get("Content-Length")
+        came = 0
+        with part.open("ab" if is_rest else "wb") as file:
+            while chunk := answer.read(CHUNK_BYTES):
+                file.write(chunk)
+                came += len(chunk)
+    if wanted is not None and came < int(wanted):
+        raise ConnectionError(f"the connection broke after {came} of {wanted} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the lock of a shared folder: one process of all hosts at a time.
+
+    Raises:
+        RuntimeError: The folder cannot be written, or its file system has no locks.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((root / LOCK_NAME).open("a", encoding="utf-8"))
+        except OSError as error:
+            raise RuntimeError(
+                f"{root} cannot be written ({error.strerror}); choose another data root, "
+                "or put the data there beforehand"
+            ) from error
+        try:
+            locks.take(lock, math.inf)
+        except locks.NoLocksError as error:
+            raise RuntimeError(str(error)) from error
+        yield

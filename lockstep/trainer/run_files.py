@@ -1,0 +1,87 @@
+"""The files of a training run, which rank 0 alone writes: checkpoints, steps and epochs."""
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.trainer.plan import EpochRow, best_row, to_csv
+from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.records.training_record import Checkpoints
+
+LAST = "checkpoint.pt"
+BEST = "best.pt"
+STEPS = "steps.jsonl"
+# Of the checkpoint: how long STEPS was then; what follows is of an epoch that did not end.
+STEP_BYTES = "step_bytes"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run keeps what it has come to.
+
+    Attributes:
+        folder: Of the run.
+        every: Keep the parameters after every so many epochs; None for none but last and best.
+    """
+
+    folder: Path
+    every: int | None = None
+
+    def save(
+        self, state: Mapping[str, Any], rows: Sequence[EpochRow], steps: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Write what the last epoch came to; the checkpoint comes last, for it makes that count.
+
+        Args:
+            state: What a resumed run goes on from.
+            rows: The epochs so far.
+            steps: The last epoch's updates.
+        """
+        row = rows[-1]
+        weights = {"model": state["model"], "epoch": row.epoch, "accuracy": row.val_accuracy}
+        if best_row(rows) is row:
+            self._write(BEST, weights)
+        if self.every and row.epoch % self.every == 0:
+            self._write(f"epoch-{row.epoch:04}.pt", weights)
+        self._write(LAST, {**state, STEP_BYTES: self._append(steps)})
+
+    def cut_steps(self, size_bytes: int) -> None:
+        """Cut off the updates that the checkpoint does not hold."""
+        path = self.folder / STEPS
+        if path.exists() and path.stat().st_size > size_bytes:
+            os.truncate(path, size_bytes)
+
+    def write_rows(self, rows: Sequence[EpochRow]) -> None:
+        """Write a line of CSV for each epoch."""
+        write_atomically(self.folder / "epochs.csv", to_csv([asdict(row) for row in rows]))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the run in one line of CSV, and all of it as JSON."""
+        write_atomically(self.folder / "final.csv", to_csv([summary["final"]]))
+        text = json.dumps(summary, indent=1) + "\n"
+        write_atomically(self.folder / "summary.json", text.encode())
+
+    def checkpoints(self, base: Path) -> Checkpoints:
+        """Return the files of parameters that are there, named from a folder above them."""
+        names = [str(path.relative_to(base)) for path in sorted(self.folder.glob("*.pt"))]
+        found = {Path(name).name: name for name in names}
+        last, best = found.pop(LAST, None), found.pop(BEST, None)
+        return Checkpoints(last=last, best=best, kept=list(found.values()))
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(dict(content), buffer)
+        write_atomically(self.folder / name, buffer.getvalue())
+
+    def _append(self, steps: Sequence[Mapping[str, Any]]) -> int:
+        """Add a line for each update, and return how long the file is then."""
+        with (self.folder / STEPS).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(step) + "\n" for step in steps)
+            file.flush()
+            return os.fstat(file.fileno()).st_size
