@@ -45,8 +45,12 @@ COMMANDS = {
         "Send what a campaign's jobs have not measured yet.",
     ),
     "status": (
-        "lockstep.slurm.status.jobs_cli:status",
+        "lockstep.follow.status_cli:status",
         "Say how far a campaign's jobs and launches are.",
+    ),
+    "serve": (
+        "lockstep.follow.serve_cli:serve",
+        "Serve a campaign's status page, and take events of its jobs.",
     ),
     "cancel": (
         "lockstep.slurm.status.jobs_cli:cancel",

@@ -13,6 +13,7 @@ from unittest import mock
 
 from lockstep import cli
 from lockstep.slurm.scheduler import own_name
+from lockstep.slurm.status import accounting
 from lockstep.slurm.status.accounting import FIELDS
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
@@ -120,3 +121,8 @@ def leave(folder, job_id, exit_code, **facts):
     """Leave the record that a job's script makes at its end."""
     record = {"job_id": job_id, "exit_code": exit_code, "stopped": False, "ended": "now"} | facts
     (folder / "jobs" / f"exit-{job_id}.json").write_text(json.dumps(record))
+
+
+def account_of(job_id, state):
+    """Return what accounting knows of a job that ended in a state."""
+    return accounting.read(sacct({"JobID": job_id, "JobIDRaw": job_id, "State": state}))

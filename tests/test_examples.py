@@ -64,6 +64,7 @@ SHORTER = {
     "--explain": "--explain 2",
     "diagnose strong": "diagnose strong --dry-run",
     "diagnose straggler": "diagnose straggler --dry-run",
+    "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
     "--global-batch 512": "--global-batch 64",
     "pytest bench/": "pytest bench/ --size=smoke -m weak",
 }

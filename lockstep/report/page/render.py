@@ -23,16 +23,16 @@ def html(data: dict[str, Any]) -> str:
     Text is escaped by the template; only figures, drawn here, and our own style and script enter as
     they are. The page allows no script but the one whose hash it names.
     """
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     specs = [spec for part in data["sections"] for spec in part["figures"]]
     specs += [data["figure"]] if data["figure"] else []
     figures = {spec["id"]: _draw(spec, data["source"]) for spec in specs}
-    script = _own("report.js")
+    script = own("report.js")
     return template.render(
         page=data,
         figures=figures,
         mark=Markup(MARK),  # noqa: S704, since it is a constant
-        style=_own("report.css"),
+        style=own("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         labels=ORIGIN_LABELS,
@@ -55,7 +55,8 @@ def _draw(spec: dict[str, Any], source: str) -> Markup:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return the templates of pages: all text is escaped, and nothing may be undefined."""
     return Environment(
         loader=FileSystemLoader(content.ROOT / "reports" / "templates"),
         autoescape=True,
@@ -65,7 +66,7 @@ def _environment() -> Environment:
     )
 
 
-def _own(name: str) -> Markup:
+def own(name: str) -> Markup:
     """Return a file of ours that enters the page as it is."""
     text = (content.ROOT / "reports" / "templates" / name).read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704, since it is our own file

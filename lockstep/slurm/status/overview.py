@@ -210,31 +210,45 @@ def _launch_lines(campaign: Campaign) -> list[str]:
 
 def _command_lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
     """Return commands to copy, with the ids and paths they need."""
-    typed = shlex.quote(folder)
-    sent = (standing for standing in campaign.jobs if standing.job.id)
-    opened = [standing for standing in sent if _may_write(standing, campaign)]
-    unsent = _unsent(campaign, results)
-    if opened:
-        text = [*_open_lines(opened, results), *unsent, f"lockstep status {typed} --watch"]
-    elif unsent and campaign.jobs:
-        text = unsent
-    elif campaign.jobs:
-        verb = _after_jobs(campaign, results)
-        text = [f"lockstep {verb} {typed}"]
-        if verb == "resume" and _needs_mending(campaign, results):
-            text = [f"lockstep resume {typed} --site SITE  # once that file is mended"]
-    elif results.refusals():
-        text = ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
-    elif unsent:
-        text = unsent
-    elif results.jobs_folder.exists() and campaign.num_complete < len(campaign.planned):
-        text = ["lockstep submit CAMPAIGN --site SITE"]
-    else:
-        # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
-        text = [f"lockstep report {typed}"]
-        if campaign.num_complete < len(campaign.planned):
-            text.insert(0, "lockstep run CAMPAIGN  # with the options of before: it goes on")
+    monitor = monitor_commands(campaign, results, folder)
+    text = [*monitor[:-1], *next_commands(campaign, results, folder), *monitor[-1:]]
     return ["Next:", *(f"  {line}" for line in text)]
+
+
+def monitor_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return the commands that follow the jobs which may still write; the last is ours."""
+    opened = _opened(campaign)
+    watch = f"lockstep status {shlex.quote(folder)} --watch"
+    return [*_open_lines(opened, results), watch] if opened else []
+
+
+def next_commands(campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return the commands that go on from here."""
+    typed = shlex.quote(folder)
+    unsent = _unsent(campaign, results)
+    if _opened(campaign) or (unsent and campaign.jobs):
+        return unsent
+    if campaign.jobs:
+        verb = _after_jobs(campaign, results)
+        if verb == "resume" and _needs_mending(campaign, results):
+            return [f"lockstep resume {typed} --site SITE  # once that file is mended"]
+        return [f"lockstep {verb} {typed}"]
+    if results.refusals():
+        return ["lockstep submit CAMPAIGN --site SITE  # once what sbatch refused is mended"]
+    is_left = campaign.num_complete < len(campaign.planned)
+    if unsent:
+        return [*unsent, f"lockstep resume {typed}  # or all at once, as lockstep submit does"]
+    if results.jobs_folder.exists() and is_left:
+        return ["lockstep submit CAMPAIGN --site SITE"]
+    # Where no jobs were written, `lockstep run` measured: nothing else takes up what it left.
+    again = ["lockstep run CAMPAIGN  # with the options of before: it goes on"] * is_left
+    return [*again, f"lockstep report {typed}"]
+
+
+def _opened(campaign: Campaign) -> list[Standing]:
+    """Return the jobs that may still write."""
+    sent = (standing for standing in campaign.jobs if standing.job.id)
+    return [standing for standing in sent if _may_write(standing, campaign)]
 
 
 def _unsent(campaign: Campaign, results: Results) -> list[str]:
@@ -246,7 +260,7 @@ def _unsent(campaign: Campaign, results: Results) -> list[str]:
     launches = {launch for facts in scripts.values() for launch in facts["launches"]}
     if campaign.jobs and all(map(campaign.is_complete, launches)):
         return []  # what is left of them measures nothing
-    return [_by_hand(name, facts, results) for name, facts in scripts.items()]
+    return [by_hand_command(name, facts, results) for name, facts in scripts.items()]
 
 
 def _needs_mending(campaign: Campaign, results: Results) -> bool:
@@ -282,6 +296,7 @@ def _after_jobs(campaign: Campaign, results: Results) -> str:
     return "report" if results.is_collected() else "collect"
 
 
-def _by_hand(name: str, script: Mapping[str, Any], results: Results) -> str:
+def by_hand_command(name: str, script: Mapping[str, Any], results: Results) -> str:
+    """Return how a script that is written is sent by hand."""
     after = [(str(wait.get("job")), str(wait.get("how"))) for wait in script["after"]]
     return by_hand.command(results.jobs_folder / f"{name}.sh", after)

@@ -66,6 +66,11 @@ class Results(Folder):
         return self.path / "accounting.json"
 
     @property
+    def events_file(self) -> Path:
+        """The record of the events of jobs that ended."""
+        return self.path / "events.jsonl"
+
+    @property
     def set_aside_folder(self) -> Path:
         """Where launches went that are measured again, each as NAME-TIME."""
         return self.path / "launches-set-aside"

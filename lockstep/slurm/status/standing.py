@@ -1,7 +1,7 @@
 """The states of a campaign's jobs and launches, by the surest of what is known.
 
-The layers, the surest first: what the job's own script left at its end, squeue, sacct. A job that
-none of them knows is `unknown`, and after a time of grace `LOST`: never completed.
+The layers, the surest first: what the job's own script left at its end, squeue, sacct, events. A
+job that none of them knows is `unknown`, and after a time of grace `LOST`: never completed.
 """
 
 import time
@@ -14,7 +14,8 @@ from typing import Any
 from lockstep.campaign.folder import Outcome
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
-from lockstep.slurm.status import accounting, by_hand
+from lockstep.slurm.status import accounting, by_hand, job_events
+from lockstep.slurm.status.job_events import JobEvent
 from lockstep.slurm.status.sent import Job, Results
 
 # sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
@@ -76,12 +77,14 @@ class Answers:
         queue: Job id -> what squeue holds.
         accounts: Job id -> what sacct knows.
         errors: Why a layer gives no answer.
+        events: Job id -> the event of its end.
     """
 
     exits: Mapping[str, Mapping[str, Any]]
     queue: Mapping[str, slurm.Queued] | None
     accounts: Mapping[str, Mapping[str, Any]] | None
     errors: tuple[str, ...]
+    events: Mapping[str, JobEvent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ class Board:
             if accounting.has_ended(account):
                 self._accounts[job_id] = account
         kept = None if accounts is None else {**accounts, **self._accounts}
-        return Answers(self.results.exits(), queue, kept, tuple(errors))
+        events = job_events.read(self.results)
+        return Answers(self.results.exits(), queue, kept, tuple(errors), events)
 
     def _wanted(self, ids: Sequence[str], queue: Mapping[str, slurm.Queued]) -> list[str]:
         """Return what sacct is to be asked about: what has left the queue, arrays as a whole."""
@@ -225,6 +229,8 @@ class Board:
         """Return the state of a job that squeue does not know and that has no known end."""
         if job.cancelled:  # of an element that had not begun neither layer keeps anything
             return State("CANCELLED")
+        if event := answers.events.get(str(job.id)):
+            return event.state(now)
         if answers.queue is None:  # then what sacct last heard is the best that is known
             return State(account["state"]) if account else slurm.UNKNOWN
         if answers.accounts is None:

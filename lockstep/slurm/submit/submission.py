@@ -22,6 +22,7 @@ from lockstep.slurm.submit.script import LIBRARY, library, render
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.durations import clock
 
 SITE_FILE = "site.json"
 
@@ -165,6 +166,9 @@ def _script_facts(spec: JobSpec) -> dict[str, object]:
         "kind": spec.kind,
         "launches": _launches(spec),
         "after": [{"job": dependency.job, "how": dependency.how} for dependency in spec.after],
+        "num_nodes": spec.num_nodes,
+        "gpus_per_node": spec.gpus_per_node,
+        "time_limit": clock(spec.time_s),
     }
 
 

@@ -1,0 +1,144 @@
+"""The command `lockstep serve`: events of jobs that ended come in, the status page goes out."""
+
+import shlex
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.follow.status_cli import expectation_options
+from lockstep.slurm.status.jobs_cli import results_of
+
+if TYPE_CHECKING:
+    from lockstep.follow.receiver import Shown
+    from lockstep.follow.status_record import Wanted
+    from lockstep.slurm.status.standing import Board
+
+PORT = 8765
+EVERY_S = 60.0
+# Events come in swarms as a campaign ends, and squeue is everybody's.
+LEAST_PAUSE_S = 2.0
+KEY_FILE = "events.key"
+EPILOG = "lib/epilog.sh"
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
+              help="Port to listen on; 0 takes a free one.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address to listen on. Whoever reaches it can read the page.")  # fmt: skip
+@click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help=f"Key of the events, made where there is none.  [default: {KEY_FILE} in FOLDER]",
+              )  # fmt: skip
+@click.option("--every", "every_s", type=click.FloatRange(5, 86_400), default=EVERY_S,
+              show_default=True, metavar="SECONDS", help="Ask Slurm so often without an event."
+              )  # fmt: skip
+@click.option("--print-epilog", is_flag=True,
+              help="Print the script for Slurm's EpilogSlurmctld, and end.")  # fmt: skip
+@expectation_options
+def serve(
+    folder: str,
+    *,
+    port: int,
+    host: str,
+    key_file: Path | None,
+    every_s: float,
+    print_epilog: bool,
+    expect: Path | None,
+    floor: float,
+) -> None:
+    """Serve the status page of a campaign's FOLDER, and take events of its jobs' ends.
+
+    The page at / tells open browsers of every change. Slurm's controller posts to /events, signed
+    with the key; what is forged, late or sent twice changes nothing, and an event that is lost is
+    found at the next look. It runs until it is interrupted.
+
+    \b
+    Examples:
+      lockstep serve results/campaign --port 8765
+      lockstep serve results/campaign --print-epilog > epilog.sh
+    """
+    from lockstep.follow import receiver, signature
+    from lockstep.follow.status_record import Wanted
+    from lockstep.slurm.status import job_events
+    from lockstep.slurm.status.standing import Board
+
+    results = results_of(folder)
+    key_path = key_file or results.path / KEY_FILE
+    key = signature.read_key(key_path)
+    if print_epilog:
+        click.echo(epilog(f"http://{host}:{port}{receiver.EVENTS_PATH}", key_path), nl=False)
+        return
+    known = {str(one["uuid"]): int(one.get("at", 0)) for one in job_events.entries(results)}
+    shown = receiver.Shown()
+    follower = Follower(Board(results), folder, Wanted(expect, floor, inventory=True), shown)
+    inbox = receiver.Inbox(results, signature.Guard(key, known), follower.wanted.set)
+    follower.look()
+    server = receiver.Server((host, port), inbox, shown)
+    threading.Thread(target=follower.run, args=(every_s,), daemon=True).start()
+    click.echo(f"page: http://{host}:{server.server_port}/")
+    click.echo(f"key: {key_path}")
+    with server:
+        server.serve_forever()
+
+
+def epilog(url: str, key_path: Path) -> str:
+    """Return the script that ships, with where events go and the file of the key filled in."""
+    from lockstep import content
+    from lockstep.vocabulary.system import files
+
+    text = files.text(content.ROOT / "slurm_templates" / EPILOG)
+    lines = {"url=": shlex.quote(url), "key_file=": shlex.quote(str(key_path.absolute()))}
+    return "".join(
+        next((f"{name}{value}\n" for name, value in lines.items() if line.startswith(name)), line)
+        for line in text.splitlines(keepends=True)
+    )
+
+
+@dataclass
+class Follower:
+    """Looks at a campaign when an event has come, and now and then, and shows what it sees.
+
+    Attributes:
+        board: The campaign.
+        folder: The folder as it was typed.
+        page_of: What the record shall hold.
+        shown: Where the page goes.
+        wanted: Set once there is something to look for.
+    """
+
+    board: "Board"
+    folder: str
+    page_of: "Wanted"
+    shown: "Shown"
+    wanted: threading.Event = field(default_factory=threading.Event)
+    _before: list[Any] = field(default_factory=list)
+
+    def run(self, every_s: float) -> None:
+        """Look again and again; a folder that cannot be read for a while is looked at later."""
+        while True:
+            self.wanted.wait(every_s)
+            self.wanted.clear()
+            try:
+                self.look()
+            except (OSError, ValueError) as error:
+                click.echo(f"not shown: {error}", err=True)
+            time.sleep(LEAST_PAUSE_S)
+
+    def look(self) -> None:
+        """Look once, and show it."""
+        from lockstep.follow import status_page, status_record
+
+        campaign = self.board.look()
+        record = status_record.record(campaign, self.board.results, self.folder, self.page_of)
+        now = [
+            [(job["id"], job["state"], job.get("elements")) for job in record["jobs"]],
+            record["launches"], record["measured"]["points"], record["next"], record["errors"],
+        ]  # fmt: skip
+        page = status_page.html(record, EVERY_S, is_served=True)
+        self.shown.put(page, record, is_new=now != self._before)
+        self._before = now

@@ -1,0 +1,44 @@
+"""A campaign's status as one self-contained HTML page."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from lockstep.follow import status_wording
+from lockstep.follow.receiver import CHANGES_PATH
+from lockstep.report.page.render import ORIGIN_LABELS, environment, own
+
+# A page that is served asks to be told of changes.
+LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = () => location.reload();'
+
+
+def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool = False) -> str:
+    """Return the page of a record.
+
+    Args:
+        record: As `status_record.record` returns it.
+        refresh_s: After how long a browser reads the page again; None for never.
+        is_served: Whether `lockstep serve` gives it, which tells of changes.
+    """
+    script = LISTEN if is_served else ""
+    return (
+        environment()
+        .get_template("status.html.j2")
+        .render(
+            title=status_wording.title(record),
+            summary=status_wording.summary(record),
+            warnings=list(status_wording.warnings(record)),
+            sections=status_wording.sections(record),
+            next=record["next"],
+            monitor=record["monitor"],
+            time=record["time"],
+            refresh_s=None if refresh_s is None else round(refresh_s),
+            style=own("report.css"),
+            labels=ORIGIN_LABELS,
+            script=Markup(script),  # noqa: S704, since it is our own constant
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        )
+    )

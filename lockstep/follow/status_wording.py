@@ -1,0 +1,288 @@
+"""A campaign's status in words: from its record to the parts of the page, and nothing of HTML."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.report.page.panels.parts import Panel, panel, shown, table
+from lockstep.slurm.scheduler import MEANINGS
+from lockstep.slurm.status.overview import SHORT
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted, listed, number, percent, ratio, size_of
+
+# kind of a script -> when it is of use
+WHEN = {
+    "preflight": "first: in minutes it shows that nodes answer and ranks meet",
+    "ladder": "now: it measures one repeat of all world sizes on the same nodes",
+    "job": "in the order of the list: each measures a world size once the smaller ones are done",
+    "array": "now: each element measures one case, and elements run side by side",
+    "profile": "to see where a step's time goes; it adds nothing to what is measured",
+    "collect": "last: once the others have ended it gathers results and makes the report",
+}
+QUANTITIES = {
+    "time_s": "time of a run",
+    "step_s": "time of a step",
+    "throughput": "samples/s",
+    "speedup": "speed-up",
+    "parallel_efficiency": "efficiency, %",
+    "device_hours": "device-hours of a run",
+}
+MEETS = {
+    "pending": "not measured yet",
+    "met": "as expected",
+    "below": "less than expected",
+    "above": "more than expected",
+    None: "",
+}
+AGES = {
+    "slurm": "jobs, from squeue and sacct",
+    "events": "jobs, from events of their ends",
+    "results": "results, from the launches' journals",
+    "accounting": "accounting, from lockstep collect",
+    "inventory": "the cluster, from scontrol",
+    "expectation": "what is expected",
+}
+CONFIGURATION = {
+    "studies": "studies", "tests": "tests", "world_sizes": "world sizes", "repeats": "repeats",
+    "size": "size", "workload": "workload", "precision": "precision", "device": "device",
+    "global_batch": "global batch", "local_batch": "local batch", "rounds": "rounds",
+    "threads_per_rank": "threads per rank", "factors": "factors", "seed": "seed",
+}  # fmt: skip
+PLACE = {
+    "name": "site", "partition": "partition", "account": "account", "qos": "QOS",
+    "constraint": "constraint", "gpus_per_node": "GPUs per node", "gpu_type": "GPU type",
+    "cpus_per_node": "CPUs per node", "mem": "memory of a node", "time": "limit of a job",
+    "image": "image", "modules": "modules", "interface": "network interface",
+    "env": "variables of the ranks",
+}  # fmt: skip
+SOFTWARE = {
+    "device_names": "devices", "cpu_model": "CPU", "cores_per_node": "cores of a node",
+    "memory_bytes": "memory of a node", "driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN",
+    "nccl": "NCCL", "backend": "backend", "transport": "interconnect in use",
+    "wire_gb_per_s": "link, GB/s", "torch": "PyTorch", "torchvision": "torchvision",
+    "python": "Python", "os": "system", "environment": "variables in force",
+    "lockstep_version": "Lockstep",
+}  # fmt: skip
+ENDED_WELL = "COMPLETED"
+
+
+def title(record: Mapping[str, Any]) -> str:
+    """Return the page's title."""
+    return f"{record['campaign'].get('name') or record['folder']}: status"
+
+
+def state_in_words(name: str) -> str:
+    """Return what a state of Slurm's means; its own word where it is a new one."""
+    return MEANINGS.get(name, f"Slurm calls it {name}")
+
+
+def summary(record: Mapping[str, Any]) -> list[str]:
+    """Return how it stands, in one or two sentences."""
+    launches = f"{record['num_complete']} of {record['num_planned']} launches complete."
+    if not record["jobs"]:
+        ready = counted(len(record["prepared"]), "script")
+        what = f"Nothing is submitted; {ready} ready." if record["prepared"] else "No jobs."
+        return [f"{what} {launches}"]
+    states: dict[str, int] = {}
+    for job in record["jobs"]:
+        for name, count in (job.get("elements") or {job["state"]: 1}).items():
+            states[name] = states.get(name, 0) + count
+    jobs = ", ".join(f"{count} {SHORT.get(name, name)}" for name, count in states.items())
+    return [f"Jobs: {jobs}. {launches}"]
+
+
+def warnings(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a reader must know before the rest."""
+    if record["errors"]:
+        known = record["as_of"]["slurm"]
+        since = f"the states below are of {known}" if known else "no state is known"
+        yield f"Slurm gives no answer; {since}. {listed(record['errors'])}"
+    for name, why in record["refused"].items():
+        yield f"{name} was not sent: {why}"
+    if record["abandoned"]:
+        yield f"No job will measure {listed(record['abandoned'])}: see what to do below."
+    for one in record["measured"]["below_floor"]:
+        yield (
+            f"{one['series']}: at {counted(one['world_size'], 'rank')} the parallel efficiency is "
+            f"{percent(one['parallel_efficiency'])} %, below the floor of {percent(one['floor'])} "
+            f"% (baseline {counted(one['baseline'], 'rank')}). Find out why before a larger size: "
+            f"lockstep report {record['folder']}"
+        )
+
+
+def sections(record: Mapping[str, Any]) -> list[Panel]:
+    """Return the parts of the page that have something to say."""
+    made = [
+        _jobs(record), _prepared(record), _expected(record), _configuration(record),
+        _technology(record), _inventory(record), _ages(record),
+    ]  # fmt: skip
+    return [one for one in made if one["tables"] or one["lead"]]
+
+
+def _jobs(record: Mapping[str, Any]) -> Panel:
+    rows = [list(_job(job)) for job in record["jobs"]]
+    rows += [row for job in record["jobs"] for row in _elements(job)]
+    columns = ["Job", "Id", "State", "In words", "What to do", "Waited", "Ran", "Launches"]
+    lead = [] if rows else ["No job was sent from this folder."]
+    tables = [table("Each job", columns, rows, texts=8)] if rows else []
+    return panel("jobs", "Jobs", tables=tables, lead=lead)
+
+
+def _job(job: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{job['job']}, sent by hand" if job["by_hand"] else job["job"]
+    yield shown(job["id"])
+    yield job["state"]
+    words = job["meaning"]
+    if last := job.get("last_known"):
+        words += f"; last known: {last['state']} at {last['time']}"
+    if "elements" in job:
+        words = ", ".join(f"{n} {SHORT.get(name, name)}" for name, n in job["elements"].items())
+    yield words
+    yield job["advice"] or ""
+    waited = job["queue_wait_s"]
+    yield in_words(job["since_submission_s"] if waited is None else waited)
+    yield in_words(job["elapsed_s"])
+    yield f"{job['num_complete']} of {job['num_launches']}" if job["num_launches"] else ""
+
+
+def _elements(job: Mapping[str, Any]) -> Iterator[list[str]]:
+    for one in job.get("ended_badly", ()):
+        meaning = state_in_words(one["state"])
+        yield [shown(one["launch"]), shown(one["id"]), one["state"], meaning, one["advice"] or "",
+               "", "", ""]  # fmt: skip
+
+
+def _prepared(record: Mapping[str, Any]) -> Panel:
+    rows = [
+        [one["job"], WHEN.get(one["kind"], ""), _shape(one), shown(one.get("time_limit")),
+         str(len(one["launches"]) - one["num_complete"] or ""), one["command"]]
+        for one in record["prepared"]
+    ]  # fmt: skip
+    columns = ["Script", "When to use it", "Nodes", "Limit", "Launches left", "Command"]
+    tables = [table("Scripts that are written", columns, rows, texts=6)] if rows else []
+    return panel("prepared", "Prepared, not submitted", tables=tables)
+
+
+def _shape(script: Mapping[str, Any]) -> str:
+    """Return nodes x GPUs, or CPUs where it asks for no GPU."""
+    nodes, gpus = script.get("num_nodes"), script.get("gpus_per_node")
+    if not nodes:
+        return shown(None)
+    return f"{nodes} x {counted(gpus, 'GPU')}" if gpus else counted(nodes, "node")
+
+
+def _expected(record: Mapping[str, Any]) -> Panel:
+    found = record["measured"]
+    beside = [
+        [shown(one["series"]), str(one["world_size"]), QUANTITIES[one["quantity"]],
+         _limits(one), _value(one["quantity"], one["measured"]), _signed(one["deviation"]),
+         MEETS[one["meets"]]]
+        for one in found["expected"]
+    ]  # fmt: skip
+    measured = [
+        [one["series"], str(one["world_size"]), str(one["num_launches"]),
+         *(_value(name, one[name]) for name in ("step_s", "throughput", "speedup",
+                                                "parallel_efficiency"))]
+        for one in found["points"]
+    ]  # fmt: skip
+    tables = []
+    if beside:
+        columns = ["Series", "Ranks", "Quantity", "Expected", "Measured", "Deviation (%)", ""]
+        note = f"Expected by {found['expectation']}; a deviation is measured over expected, less 1."
+        tables.append(table("Expected beside measured", columns, beside, texts=3, note=note))
+    if measured:
+        columns = ["Series", "Ranks", "Launches", "Step", "Throughput (samples/s)", "Speed-up",
+                   "Efficiency (%)"]  # fmt: skip
+        tables.append(table("Measured so far", columns, measured, texts=1))
+    lead = [found["problem"]] if found["problem"] else []
+    if not tables and not lead:
+        lead = ["Nothing is measured yet."]
+    return panel("expected", "Expected and measured", tables=tables, lead=lead)
+
+
+def _value(quantity: str, value: float | None) -> str:
+    if quantity == "parallel_efficiency":
+        return percent(value)
+    if quantity in ("step_s", "time_s"):
+        return in_words(value)
+    return ratio(value) if quantity == "speedup" else number(value)
+
+
+def _limits(one: Mapping[str, Any]) -> str:
+    """Return what is expected: a value, its limits, or both."""
+    value, low, high = (
+        None if one[key] is None else _value(one["quantity"], one[key])
+        for key in ("value", "low", "high")
+    )
+    if low and high:
+        limits = f"{low} to {high}"
+    else:
+        limits = f"at least {low}" if low else f"at most {high}" if high else ""
+    return f"{value} ({limits})" if value and limits else value or limits
+
+
+def _signed(fraction: float | None) -> str:
+    return shown(None) if fraction is None else f"{100 * fraction:+.1f}"
+
+
+def _configuration(record: Mapping[str, Any]) -> Panel:
+    rows = list(_pairs(record["campaign"], CONFIGURATION))
+    jobs = record["campaign"].get("jobs") or {}
+    rows += [[f"jobs.{key}", _plain(value)] for key, value in jobs.items() if value]
+    tables = [table("What is measured", ["Key", "Value"], rows, texts=2)] if rows else []
+    return panel("configuration", "Configuration", tables=tables)
+
+
+def _technology(record: Mapping[str, Any]) -> Panel:
+    tables = []
+    if record["site"]:
+        rows = list(_pairs(record["site"], PLACE))
+        tables.append(table("Where its jobs go", ["What", "Value"], rows, texts=2))
+    if record["machine"]:
+        machine = dict(record["machine"])
+        if isinstance(machine.get("memory_bytes"), int):
+            machine["memory_bytes"] = size_of(machine["memory_bytes"])
+        rows = list(_pairs(machine, SOFTWARE))
+        tables.append(table("What the last launch ran on", ["What", "Value"], rows, texts=2))
+    return panel("technology", "Technology", tables=tables)
+
+
+def _pairs(facts: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[list[str]]:
+    for key, name in names.items():
+        if facts.get(key) not in (None, "", [], (), {}):
+            yield [name, _plain(facts[key])]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_plain(one)}" for key, one in value.items())
+    return listed(value) if isinstance(value, list | tuple) else str(value)
+
+
+def _inventory(record: Mapping[str, Any]) -> Panel:
+    found = record["inventory"]
+    if not found:
+        return panel("inventory", "The cluster")
+    rows = [
+        [row["partition"], f"{row['num_here']} of {row['num_nodes']}",
+         f"{row['gpus_per_node']} x {row['gpu_type'] or 'GPU'}" if row["gpus_per_node"] else "none",
+         str(row["cpus"]), number(row["memory_gib"]), shown(row["max_time"]),
+         listed(row["features"])]
+        for row in found["rows"]
+    ]  # fmt: skip
+    columns = ["Partition", "Nodes in use or free", "GPUs of a node", "CPUs", "Memory (GiB)",
+               "Longest job", "Features"]  # fmt: skip
+    version = f", Slurm {found['slurm']}" if found["slurm"] else ""
+    caption = f"{found['cluster']}{version}"
+    return panel(
+        "inventory", "The cluster", tables=[table(caption, columns, rows, texts=3)] if rows else []
+    )
+
+
+def _ages(record: Mapping[str, Any]) -> Panel:
+    rows = [[name, shown(record["as_of"][key])] for key, name in AGES.items()]
+    rows = [row for row in rows if row[1] != shown(None)] + [["this page", record["time"]]]
+    return panel(
+        "ages", "As of", tables=[table("How old each fact is", ["What", "When"], rows, texts=2)]
+    )

@@ -1,0 +1,117 @@
+"""Events of the testbed's slurmctld: its epilog, the receiver, and a receiver that is gone."""
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster import SHARED, STATE, TESTBED, as_user, missing, need_testbed
+from stand_ins import send
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+PORT = 18765
+PATIENCE_S = 60
+SCRIPT = """#!/bin/bash
+#SBATCH --time=5 --mem=100 --partition=debug
+#SBATCH --output={folder}/jobs/slurm-%j.out
+sleep 1
+printf '{{"job_id": "%s", "exit_code": {code}, "stopped": false}}' "$SLURM_JOB_ID" \
+    >{folder}/jobs/exit-$SLURM_JOB_ID.json
+exit {code}
+"""
+
+
+@pytest.fixture
+def folder():
+    need_testbed()
+    if not (STATE / "login").exists():
+        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
+    made = SHARED / "events"
+    shutil.rmtree(made, ignore_errors=True)
+    (made / "jobs").mkdir(parents=True)
+    _given(made)
+    yield made
+    (STATE / "epilog.sh").write_text("#!/bin/sh\nexit 0\n")
+    shutil.rmtree(made)
+
+
+def _given(folder):
+    subprocess.run(["chown", "--recursive", "lockstep", folder], check=True)
+
+
+@pytest.fixture
+def receiver(folder):
+    command = ["lockstep", "serve", str(folder), "--port", str(PORT)]
+    as_its_user = [TESTBED / "as-user", *command]
+    with subprocess.Popen(as_its_user, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout.readline().startswith("page: "), served.poll()
+        _let_slurm_tell(folder)
+        yield
+        served.terminate()
+
+
+def _let_slurm_tell(folder):
+    """Give slurmctld the epilog that the command prints."""
+    line = ["lockstep", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
+    printed = as_user(*line)
+    assert printed.returncode == 0, printed.stderr
+    (STATE / "epilog.sh").write_text(printed.stdout)
+
+
+def sent(folder, code):
+    """Send a job that ends with a code, as `lockstep submit` records it, and return its id."""
+    script = folder / "jobs" / f"end-{code}.sh"
+    script.write_text(SCRIPT.format(folder=folder, code=code))
+    _given(folder)
+    ended = as_user("sbatch", "--parsable", script, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    send(folder, f"end-{code}", ended.stdout.strip())
+    _given(folder)
+    return ended.stdout.strip()
+
+
+def until(holds):
+    give_up = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        assert time.monotonic() < give_up
+        time.sleep(0.2)
+    return found
+
+
+def events(folder):
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {entry["job_id"]: entry for entry in map(json.loads, lines)}
+
+
+def states(folder):
+    """Return id -> state as `lockstep status` says it."""
+    ended = as_user("lockstep", "status", str(folder), "--json")
+    assert ended.returncode in (0, 1), ended.stderr
+    return {job["id"]: job["state"] for job in json.loads(ended.stdout)["jobs"]}
+
+
+def test_slurmctld_tells_the_receiver_how_each_job_ended(folder, receiver):
+    good, bad = sent(folder, 0), sent(folder, 3)
+    until(lambda: {good, bad} <= events(folder).keys())
+    told = {name: (one["status"], one["exit_code"]) for name, one in events(folder).items()}
+    assert told == {good: ("COMPLETED", 0), bad: ("FAILED", 3)}
+    until(lambda: states(folder) == {good: "COMPLETED", bad: "FAILED"})
+
+
+def test_with_the_receiver_down_no_node_drains_and_polling_says_the_same(folder):
+    line = ["lockstep", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
+    assert as_user(*line).returncode == 0  # the key is made
+    _let_slurm_tell(folder)
+    good, bad = sent(folder, 0), sent(folder, 3)
+    until(lambda: states(folder) == {good: "COMPLETED", bad: "FAILED"})
+    assert events(folder) == {}
+    said = subprocess.run(
+        ["sinfo", "--noheader", "--Node", "--format=%T"], capture_output=True, text=True, check=True
+    )
+    assert set(said.stdout.split()) == {"idle"}
+    log = (Path(STATE) / "log" / "slurmctld.log").read_text()
+    assert "drain" not in log.lower()
