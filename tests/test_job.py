@@ -4,7 +4,8 @@ import pytest
 from data.job_samples import campaign_of, site_of, small
 
 from lockstep.campaign.campaign import Launch, plan
-from lockstep.slurm.submit.job import Dependency, jobs, profile
+from lockstep.slurm.submit.job import jobs, profile
+from lockstep.slurm.submit.job_spec import Dependency
 from lockstep.slurm.submit.resources import directive
 
 FOLDER = Path("/results/ladder")

@@ -39,6 +39,7 @@ STAGED = {
 FOLDER = Path("/results/ladder")
 ALL = {"preflight": True, "collect": True}
 APART = {"share_job": False}
+PREPARE = {"name": "prepare", "command": "echo 'it is' prepared", "folder": "/usr/lib"}
 # name of the golden script -> site's changes, campaign's, profiler, which of the jobs
 GOLDENS = {
     "ladder-gpu-container": ({}, {}, None, 0),
@@ -49,6 +50,7 @@ GOLDENS = {
     "array-gpu-container": ({}, {"jobs": {"allocation": "array", "max_running": 2}}, None, 1),
     "preflight-gpu-container": ({}, {"jobs": ALL}, None, 0),
     "collect-gpu-container": ({}, {"jobs": ALL}, None, 2),
+    "stage-gpu-container": ({}, {"jobs": {"stage": [PREPARE]}}, None, 0),
     "profile-nsys": ({}, {}, "nsys", 0),
     "profile-ncu": ({}, {}, "ncu", 0),
 }

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,80 +25,17 @@ from pydantic import (
 )
 
 from lockstep import content, workloads
+from lockstep.campaign.job_cuts import Count, Jobs
 from lockstep.vocabulary import factors, sizes
 from lockstep.vocabulary.records.record import OWN, Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
 from lockstep.vocabulary.text import inputs
-from lockstep.vocabulary.text.durations import parse_limit
 
-Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
-
-MINUTE_S = 60
-YEAR_S = 365 * 24 * 3600
 # Each is a folder, looked at every time; a campaign of more is never finished.
 MAX_LAUNCHES = 10_000
 
 Value = StrictBool | StrictInt | StrictFloat | str
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
-
-
-def _limiting(duration: str) -> str:
-    # Slurm counts limits in minutes, and takes 0 for no limit (sbatch(1), --time).
-    if parse_limit(duration) < MINUTE_S:
-        raise ValueError("shorter than a minute, which Slurm cannot limit; give 00:01:00 or more")
-    if parse_limit(duration) > YEAR_S:
-        raise ValueError("longer than a year; write [days-]HH:MM:SS")
-    return duration
-
-
-Duration = Annotated[
-    str,
-    Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]$"),
-    AfterValidator(_limiting),
-]
-
-
-class Jobs(BaseModel):
-    """What goes into one allocation on a cluster, and what into jobs of its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    allocation: Literal["ladder", "job", "array"] = Field(
-        default="ladder",
-        description="of each repeat: one allocation for the whole ladder, one job per world size, "
-        "each after the smaller one, or array elements of one case each",
-    )
-    share_job: StrictBool = Field(
-        default=False,
-        description="keep all repeats in the jobs of one, where a centre wants few jobs; repeats "
-        "on the same nodes are not independent",
-    )
-    max_running: Count | None = Field(
-        default=None, description="elements of the arrays that run at once; all by default"
-    )
-    time: Duration | None = Field(
-        default=None, description="limit of one job, [days-]HH:MM:SS; the site's by default"
-    )
-    launch_time: Duration | None = Field(
-        default=None,
-        description="limit of one launch, [days-]HH:MM:SS; then a job asks for their sum",
-    )
-    preflight: StrictBool = Field(
-        default=False, description="check the nodes in a job before the others"
-    )
-    collect: StrictBool = Field(
-        default=False, description="collect and report in a job after the others"
-    )
-
-    @model_validator(mode="after")
-    def _without_contradiction(self) -> Self:
-        if self.time is not None and self.launch_time is not None:
-            raise ValueError("time and launch_time both set a job's limit; keep one")
-        if self.max_running is not None and self.allocation != "array":
-            raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
-        if self.share_job and self.allocation == "array":
-            raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
-        return self
 
 
 class Campaign(BaseModel):
@@ -353,7 +289,7 @@ def load(source: str, **changes: Any) -> Campaign:
     path = built_in().get(source, Path(source))
     _check(campaign, path)
     tests = tuple(_absolute(test, path) for test in campaign.tests)
-    return campaign.model_copy(update={"tests": tests})
+    return campaign.model_copy(update={"tests": tests, "jobs": campaign.jobs.placed()})
 
 
 def _absolute(test: str, path: Path) -> str:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from lockstep import content
-from lockstep.campaign.campaign import Duration
+from lockstep.campaign.job_cuts import Duration
 from lockstep.vocabulary.text import inputs
 
 # Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
@@ -155,6 +155,9 @@ class Site(BaseModel):
     schema_version: inputs.SchemaVersion
     name: Line = Field(description="the centre or machine")
     partition: Word | None = Field(default=None, description="partition of all jobs")
+    collect_partition: Word | None = Field(
+        default=None, description="partition, without GPUs, of the job that collects and reports"
+    )
     partitions: dict[Word, Partition] = Field(
         default={}, description="limits of partitions, each of which --partition can choose"
     )
@@ -238,6 +241,15 @@ class Site(BaseModel):
                 f"{', '.join(known) or 'none'}, or add [partitions.{name}] to its file"
             )
         return self.model_copy(update={"partition": name})
+
+    def for_collecting(self) -> Self:
+        """Return the site of the job that collects, perhaps in a partition of its own."""
+        if self.collect_partition is None:
+            return self
+        shared = tuple(o for o in self.extra_directives if o != "--exclusive")
+        elsewhere = {"constraint": None, "reservation": None, "mem": None}
+        changes = {"partition": self.collect_partition, "extra_directives": shared, **elsewhere}
+        return self.model_copy(update=changes)
 
     def with_debug_output(self) -> Self:
         """Return the site with NCCL saying all that it does."""

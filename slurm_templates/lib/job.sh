@@ -40,6 +40,18 @@ lockstep_begin() {
     for one in $(compgen -e); do had[$one]=${!one-}; done
 }
 
+lockstep_unless_done() { # lockstep_unless_done JOB: end where the job before this one left nothing to do
+    local record
+    for record in "$jobs"/exit-*.json; do
+        # Not a record of an earlier submission, which made the script anew.
+        if [ "$record" -nt "$jobs/$1.sh" ] &&
+            grep --quiet --fixed-strings "\"job\": \"$1\", \"exit_code\": 0," -- "$record"; then
+            lockstep_say "$1 left nothing to do"
+            exit 0
+        fi
+    done
+}
+
 lockstep_warned() { # Slurm's signal before the limit: what runs ends in order, nothing more begins
     stopping='the time is nearly over'
     : >"$stop"

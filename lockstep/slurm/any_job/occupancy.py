@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import instant
-from lockstep.slurm.submit.job import JobSpec
+from lockstep.slurm.submit.job_spec import JobSpec
 
 MAX_SHAPES = 4  # of which a plan asks when they would start
 

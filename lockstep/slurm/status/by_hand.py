@@ -15,6 +15,17 @@ from lockstep.slurm.status.sent import Job, Results
 
 KEEP_GOING = "--kill-on-invalid-dep=yes"  # or what waits for a failed job waits for ever
 UNNAMED = "sent by hand"
+SENDING = """#!/bin/bash
+# Sends the jobs of this folder, each after those that it waits for.
+set -euo pipefail
+declare -A id
+send() { # send JOB SCRIPT OPTION...
+    local said
+    said=$(sbatch --parsable "${@:3}" "$2")
+    id[$1]=${said%%;*} # a cluster's name may follow it
+    echo "$1: job ${id[$1]}"
+}
+"""
 _OUTPUT = re.compile(r"slurm-([0-9]+(?:_[0-9]+)?)\.out", re.ASCII)
 
 
@@ -105,6 +116,20 @@ def is_of(command: str, results: Results) -> bool:
     return Path(command).resolve().is_relative_to(results.jobs_folder.resolve())
 
 
+def sending(scripts: Sequence[tuple[str, Path, Sequence[tuple[str, str]]]]) -> str:
+    """Return a script that sends others, each after those that it waits for.
+
+    Args:
+        scripts: (job, script, its waits as (job, how)) of each, after those that it waits for.
+    """
+    ids = {job: f"${{id[{job}]}}" for job, _, _ in scripts}
+    lines = []
+    for job, script, after in scripts:
+        options = "".join(f' "{option}"' for option in dependencies(after, ids))
+        lines.append(f"send {job} {shlex.quote(str(script))}{options}")
+    return SENDING + "\n".join(lines) + "\n"
+
+
 def command(script: Path, after: Sequence[tuple[str, str]]) -> str:
     """Return how a script is sent by hand, with `<id of NAME>` for ids that are not known yet.
 
@@ -125,8 +150,11 @@ def dependencies(after: Iterable[tuple[str, str]], ids: Mapping[str, str]) -> li
     """
     waits: dict[str, list[str]] = {}
     for job, how in after:
-        waits.setdefault(how, []).append(ids[job])
+        waits.setdefault(how, []).extend([] if how == "singleton" else [ids[job]])
     if not waits:
         return []
-    conditions = ",".join(":".join([how, *others]) for how, others in waits.items())
+    if failed := waits.get("afternotok"):  # one of them: `:` would mean all, and , is no or
+        conditions = "?".join(f"afternotok:{job_id}" for job_id in failed)
+    else:
+        conditions = ",".join(":".join([how, *others]) for how, others in waits.items())
     return [f"--dependency={conditions}", KEEP_GOING]

@@ -63,6 +63,11 @@ class Standing:
         return self.state.has_ended or self.state.name == "LOST"
 
     @property
+    def is_spared(self) -> bool:
+        """Whether it was to begin only where another failed, and none did."""
+        return self.job.kind == "fallback" and self.state.name == "CANCELLED"
+
+    @property
     def is_bad(self) -> bool:
         """Whether it has ended otherwise than well."""
         return self.has_ended and self.state.name != "COMPLETED"
@@ -131,7 +136,9 @@ class Campaign:
     def is_bad(self) -> bool:
         """Whether something was lost: a launch abandoned, or a job of no launches ended badly."""
         last = {standing.job.name: standing for standing in self.jobs if not standing.job.launches}
-        return bool(self.abandoned) or any(standing.is_bad for standing in last.values())
+        return bool(self.abandoned) or any(
+            standing.is_bad and not standing.is_spared for standing in last.values()
+        )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from lockstep.campaign import completing
 from lockstep.slurm.submit.budget import UNITS, Budget
 
 if TYPE_CHECKING:
-    from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.job_spec import JobSpec
     from lockstep.slurm.submit.submission import Work
 
 Command = Callable[..., Any]

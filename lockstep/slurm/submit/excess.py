@@ -7,7 +7,7 @@ from typing import Literal
 
 from lockstep.slurm.associations import Limit
 from lockstep.slurm.site import Site
-from lockstep.slurm.submit.job import JobSpec
+from lockstep.slurm.submit.job_spec import JobSpec
 from lockstep.vocabulary.text.durations import clock
 
 SHOWN_JOBS = 3

@@ -3,102 +3,25 @@
 The templates hold no arithmetic: every number and every option is in a `JobSpec`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
 from lockstep.slurm.site import Site
+from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
 from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
+from lockstep.slurm.submit.stage_jobs import Stages, behind
 from lockstep.vocabulary.text.durations import parse_limit
 
-Kind = Literal["ladder", "job", "array", "preflight", "profile", "collect"]
-Profiler = Literal["nsys", "ncu"]
 # Time limits of jobs that do not measure; they take minutes where nothing is wrong.
 PREFLIGHT_S = 900
 COLLECT_S = 1800
+COLLECT_CPUS = 4  # where it has no node of its own
 # A profile is a window of a few steps: a whole run's would be gigabytes.
 PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """What a job waits for.
-
-    Attributes:
-        job: Name of the other job.
-        how: Whether that must have succeeded (`afterok`) or only ended (`afterany`).
-    """
-
-    job: str
-    how: Literal["afterok", "afterany"]
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """One batch job, or one array of them.
-
-    Attributes:
-        name: Name of the job and its script.
-        kind: Which template renders it.
-        folder: The campaign's folder, absolute.
-        num_nodes: Nodes of the allocation, of each element's where it is an array.
-        gpus_per_node: GPUs asked for on each of them.
-        billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
-        time_s: Its time limit.
-        cpus_per_task: CPUs of a rank, equal at every world size.
-        directives: The options of sbatch.
-        shapes: World size -> srun's options for nodes, ranks and GPUs.
-        tests: What pytest measures, absolute; nothing for the suite's own.
-        options: pytest's options in every launch.
-        launches: The launches in the order they are made; an array's element K makes the K-th.
-        after: The jobs that it waits for.
-        profiler: What each rank runs under, if anything.
-    """
-
-    name: str
-    kind: Kind
-    folder: str
-    num_nodes: int
-    gpus_per_node: int
-    billed_per_node: int
-    time_s: int
-    cpus_per_task: int
-    directives: tuple[str, ...]
-    shapes: dict[int, tuple[str, ...]]
-    options: tuple[str, ...]
-    launches: tuple[Launch, ...] = ()
-    after: tuple[Dependency, ...] = ()
-    profiler: Profiler | None = None
-    tests: tuple[str, ...] = ()
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the largest step."""
-        return max(self.shapes)
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the array; 1 for any other job."""
-        return len(self.launches) if self.kind == "array" else 1
-
-    @property
-    def node_hours(self) -> float:
-        """Node-hours if every element takes all of its time."""
-        return self.num_elements * self.num_nodes * self.time_s / 3600
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPU-hours that Slurm accounts for if every element takes all of its time."""
-        return self.billed_per_node * self.node_hours
-
-    @property
-    def script(self) -> Path:
-        """The file of its script."""
-        return Path(self.folder, "jobs", f"{self.name}.sh")
 
 
 def settle(campaign: Campaign, site: Site) -> Campaign:
@@ -116,7 +39,11 @@ def launches_of(campaign: Campaign) -> list[Launch]:
 
 
 def jobs(
-    campaign: Campaign, site: Site, folder: Path, launches: Sequence[Launch] | None = None
+    campaign: Campaign,
+    site: Site,
+    folder: Path,
+    launches: Sequence[Launch] | None = None,
+    done: Collection[str] = (),
 ) -> list[JobSpec]:
     """Return the jobs of a campaign, each after those that it waits for.
 
@@ -125,28 +52,21 @@ def jobs(
         site: Where.
         folder: The campaign's folder of results, absolute.
         launches: Which launches to make; all by default.
+        done: Names of the stages that have ended well.
 
     Raises:
         ValueError: Campaign and site do not fit, or the folder's name cannot be given to sbatch.
     """
     maker = Maker.of(campaign, site, folder)
     wanted = launches_of(campaign) if launches is None else launches
-    if not wanted:
-        return []
-    specs = list(maker.measuring(wanted))
-    if campaign.jobs.preflight:
+    specs = list(maker.measuring(wanted)) if wanted else []
+    if campaign.jobs.preflight and wanted:
         first = maker.preflight(max(launch.world_size for launch in wanted))
-        specs = [first, *(_behind(first, job) for job in specs)]
-    if campaign.jobs.collect:
+        specs = [first, *(behind([Dependency(first.name, "afterok")], job) for job in specs)]
+    specs = Stages(campaign, site, maker.job, done).around(specs)
+    if campaign.jobs.collect and specs:
         specs.append(maker.collect(specs))
     return specs
-
-
-def _behind(first: JobSpec, job: JobSpec) -> JobSpec:
-    """Return a job that never begins where the first one fails."""
-    if any(dependency.how == "afterok" for dependency in job.after):
-        return job  # the one before it does not begin then
-    return replace(job, after=(Dependency(first.name, "afterok"), *job.after))
 
 
 def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) -> JobSpec:
@@ -215,12 +135,23 @@ class Maker:
         """Return the jobs of a repeat: one, or one for each world size after the smaller one."""
         name = self.campaign.name
         if self.campaign.jobs.allocation == "ladder":
-            return [self.make(f"{name}{suffix}", "ladder", launches, before)]
-        specs = []
+            return self._chain(self.make(f"{name}{suffix}", "ladder", launches, before))
+        specs: list[JobSpec] = []
         for world_size, group in _by_size(launches):
-            specs.append(self.make(f"{name}-w{world_size}{suffix}", "job", group, before))
+            first = self.make(f"{name}-w{world_size}{suffix}", "job", group, before)
+            specs += self._chain(first)
             before = (Dependency(specs[-1].name, "afterok"),)
         return specs
+
+    def _chain(self, first: JobSpec) -> list[JobSpec]:
+        """Return a job and those that go on, one after another, with what it leaves."""
+        chain = [first]
+        for number in range(2, self.campaign.jobs.chain + 1):
+            before, name = chain[-1].name, f"{first.name}-c{number}"
+            after = (Dependency(before, "afterany"), *first.after)
+            job = self.make(name, first.kind, first.launches, after)
+            chain.append(replace(job, continues=before))
+        return chain
 
     def _all_arrays(self, launches: Sequence[Launch]) -> Iterator[JobSpec]:
         before: tuple[Dependency, ...] = ()
@@ -243,7 +174,7 @@ class Maker:
         """Return the job that shows that nodes answer and ranks meet, at the largest shape."""
         settings = [f"--threads-per-rank={self.campaign.threads_per_rank}"]
         settings += [f"--device={self.campaign.device}"] if self.campaign.device else []
-        job = self._job(
+        job = self.job(
             f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
         )
         options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *settings)
@@ -253,7 +184,11 @@ class Maker:
         """Return the job that collects and reports once the others have ended."""
         after = tuple(Dependency(job.name, "afterany") for job in others)
         name = f"{self.campaign.name}-collect"
-        job = self._job(name, "collect", [1], self._short(COLLECT_S), self.share.without_gpu())
+        place = replace(self, site=self.site.for_collecting())
+        resources = self.share.without_gpu()
+        if self.site.collect_partition:
+            resources = replace(resources, cpus_per_task=min(COLLECT_CPUS, resources.cpus_per_task))
+        job = place.job(name, "collect", [1], self._short(COLLECT_S), resources)
         return replace(job, options=(), after=after)
 
     def _short(self, time_s: int) -> int:
@@ -271,23 +206,24 @@ class Maker:
         one_after_another = 1 if kind == "array" else len(launches)
         time_s = time_limit_s(self.campaign, self.site, name, one_after_another)
         world_sizes = sorted({launch.world_size for launch in launches})
-        job = self._job(name, kind, world_sizes, time_s)
+        job = self.job(name, kind, world_sizes, time_s)
         if kind == "array":
             limit = self.campaign.jobs.max_running
             elements = f"0-{len(launches) - 1}" + (f"%{limit}" if limit else "")
             job = replace(job, directives=(*job.directives, f"--array={elements}"))
         return replace(job, launches=tuple(launches), after=after)
 
-    def _job(
+    def job(
         self,
         name: str,
         kind: Kind,
-        world_sizes: Sequence[int],
+        sizes: Sequence[int],
         time_s: int,
-        resources: Share | None = None,
+        share: Share | None = None,
     ) -> JobSpec:
-        resources = resources or self.share
-        largest = max(world_sizes)
+        """Return a job of nothing but its resources, for steps of so many ranks."""
+        resources = share or self.share
+        largest = max(sizes)
         check_nodes(resources, self.site, largest)
         time_s = min(time_s, limit_s(self.site) or time_s)
         number = "%A_%a" if kind == "array" else "%j"
@@ -303,7 +239,7 @@ class Maker:
             time_s=time_s,
             cpus_per_task=resources.cpus_per_task,
             directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
-            shapes={size: shape(self.site, resources, size) for size in world_sizes},
+            shapes={size: shape(self.site, resources, size) for size in sizes},
             options=tuple(_options(self.campaign, self.site)),
             tests=self.campaign.tests,
         )

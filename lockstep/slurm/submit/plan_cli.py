@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
     from lockstep.slurm.submit.excess import Excess
-    from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.job_spec import JobSpec
     from lockstep.slurm.submit.submission import Work
 
 

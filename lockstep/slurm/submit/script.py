@@ -24,7 +24,7 @@ from lockstep import content
 from lockstep.campaign.campaign import Launch
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
-from lockstep.slurm.submit.job import JobSpec
+from lockstep.slurm.submit.job_spec import JobSpec
 from lockstep.vocabulary.system import commands, files
 from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
 from lockstep.vocabulary.text.inputs import MAX_SHOWN_CHARACTERS
@@ -44,6 +44,8 @@ DEVICES = {
 # How names of variables begin that each rank hands on into the image.
 HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+# Kinds of jobs for which no data are copied: what only reads results, and the user's own.
+WITHOUT_DATA = ("collect", "stage", "fallback")
 
 
 def library() -> str:
@@ -79,6 +81,12 @@ def needs(site: Site) -> tuple[str, ...]:
     named = [("container.binds", bind.partition(":")[0]) for bind in binds]
     named += [("suite", site.suite)] if site.suite else []
     return tuple(f"need:{key}={path}" for key, path in named)
+
+
+def _seen(job: JobSpec) -> list[str]:
+    """Return the folders that a job's ranks or tasks read and write."""
+    of_stage = [job.stage.folder] if job.stage and job.stage.folder else []
+    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage]))
 
 
 def _folders(tests: Sequence[str]) -> list[str]:
@@ -136,16 +144,13 @@ def render(job: JobSpec, site: Site) -> str:
         "suite": suite(site),
         "variables": site.rank_environment(),
         "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),
-        "command": container_command(
-            site, [job.folder, *_folders(job.tests)], is_gpu=job.gpus_per_node > 0
-        ),
+        "command": container_command(site, _seen(job), is_gpu=job.gpus_per_node > 0),
         "needs": needs(site),
-        # What only reads results needs no data.
-        "staged": site.scratch is not None and job.kind != "collect",
+        "staged": site.scratch is not None and job.kind not in WITHOUT_DATA,
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],
     }
-    name = f"{job.kind}.sh.j2"
+    name = f"{'stage' if job.stage else job.kind}.sh.j2"
     if site.template is None:
         text = environment().get_template(name).render(values, parent=BASE)
     else:

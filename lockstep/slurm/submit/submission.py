@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lockstep.campaign.campaign import Campaign, Launch
 from lockstep.slurm import scheduler as slurm
@@ -16,7 +17,8 @@ from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit import budget
 from lockstep.slurm.submit.budget import Budget, Unit
-from lockstep.slurm.submit.job import JobSpec, Profiler, jobs, launches_of, profile
+from lockstep.slurm.submit.job import jobs, launches_of, profile
+from lockstep.slurm.submit.job_spec import JobSpec, Profiler
 from lockstep.slurm.submit.resources import share
 from lockstep.slurm.submit.script import LIBRARY, library, render
 from lockstep.vocabulary.records import journal
@@ -61,6 +63,16 @@ class Work:
         return [launch for launch in self.launches if launch.name in lacking | set(self.again)]
 
     @cached_property
+    def done(self) -> set[str]:
+        """The stages that have ended well, and are still as they were then."""
+        claimed: Any = (self.results.claimed() or {}).get("jobs")
+        before = claimed.get("stage", []) if isinstance(claimed, dict) else []
+        ends = sorted(self.results.exits().values(), key=lambda end: str(end.get("ended")))
+        codes = {end.get("job"): end["exit_code"] for end in ends}  # of each job the last
+        same = [s for s in self.campaign.jobs.stage if s.model_dump(mode="json") in before]
+        return {s.name for s in same if codes.get(f"{self.campaign.name}-{s.name}") == 0}
+
+    @cached_property
     def jobs(self) -> list[JobSpec]:
         """The jobs to send, each after those that it waits for.
 
@@ -69,7 +81,7 @@ class Work:
         """
         if self.profiler is not None:
             return [profile(self.campaign, self.site, self.results.path, self.profiler)]
-        return jobs(self.campaign, self.site, self.results.path, self.missing)
+        return jobs(self.campaign, self.site, self.results.path, self.missing, self.done)
 
     def scripts(self) -> list[str]:
         """Return the text of each job's script."""
@@ -96,7 +108,7 @@ class Work:
 
         def cost(campaign: Campaign) -> float:
             left = [launch for launch in launches_of(campaign) if launch.name in names]
-            specs = jobs(campaign, self.site, self.results.path, left)
+            specs = jobs(campaign, self.site, self.results.path, left, self.done)
             return sum(spec.gpu_hours if unit == "GPU-hours" else spec.node_hours for spec in specs)
 
         fitted = budget.fit(self.campaign, granted.hours, cost, unit)

@@ -23,8 +23,11 @@ from lockstep.slurm.submit.cli_options import (
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
-    from lockstep.slurm.submit.job import JobSpec
+    from lockstep.slurm.submit.job_spec import JobSpec
     from lockstep.slurm.submit.submission import Sent, Work
+
+
+SENDING_FILE = "submit.sh"
 
 
 @click.command()
@@ -46,8 +49,23 @@ def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
     with todo.results.alone():
         for path in write_scripts(todo, force=force):
             click.echo(path)
+        if len(todo.jobs) > 1:
+            click.echo(_write_sending(todo))
     for number, spec in enumerate(todo.jobs):
         click.echo(("Next: " if number == 0 else "      ") + _command(spec), err=True)
+    if len(todo.jobs) > 1:
+        click.echo(f"  or: bash {_quoted(todo.results.path / SENDING_FILE)}", err=True)
+
+
+def _write_sending(todo: "Work") -> Path:
+    """Write the script that sends all jobs, with their dependencies, and return its path."""
+    from lockstep.slurm.status import by_hand
+    from lockstep.vocabulary.records import journal
+
+    path = todo.results.path / SENDING_FILE
+    jobs = [(s.name, s.script, [(wait.job, wait.how) for wait in s.after]) for s in todo.jobs]
+    journal.write_atomically(path, by_hand.sending(jobs))
+    return path
 
 
 def _command(spec: "JobSpec") -> str:

@@ -5,10 +5,10 @@ import errno
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
@@ -163,13 +163,15 @@ def _unknown(key: str, allowed: list[str]) -> str:
 
 def _table(place: Sequence[str], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the table that a key stands in."""
-    tables = {kind.__name__: kind for kind in _tables(model)}
     for part in place[:-1]:
         field = model.model_fields.get(part)
-        named = [kind for name, kind in tables.items() if field and name in str(field.annotation)]
-        model = named[0] if named else model
+        model = next(_tables(field.annotation), model) if field else model
     return model
 
 
-def _tables(model: type[BaseModel]) -> list[type[BaseModel]]:
-    return [kind for kind in BaseModel.__subclasses__() if kind.__module__ == model.__module__]
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type, such as `Jobs`, `tuple[Stage, ...]` or `Container | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _tables(part)

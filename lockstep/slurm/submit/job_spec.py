@@ -1,0 +1,97 @@
+"""One job as it is rendered and sent: every number and every option of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.campaign.campaign import Launch
+from lockstep.campaign.job_cuts import Stage
+
+# A fallback is a stage that begins where a job has failed, and is cancelled where none has.
+Kind = Literal[
+    "ladder", "job", "array", "preflight", "profile", "collect", "stage", "fallback",
+]  # fmt: skip
+Profiler = Literal["nsys", "ncu"]
+How = Literal["afterok", "afternotok", "afterany", "singleton"]
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """What a job waits for.
+
+    Attributes:
+        job: Name of the other job; with `singleton` its own.
+        how: Whether that must have succeeded (`afterok`), failed (`afternotok`, one of several) or
+            only ended (`afterany`), or no earlier job of its name may be there (`singleton`).
+    """
+
+    job: str
+    how: How
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One batch job, or one array of them.
+
+    Attributes:
+        name: Name of the job and its script.
+        kind: Which template renders it.
+        folder: The campaign's folder, absolute.
+        num_nodes: Nodes of the allocation, of each element's where it is an array.
+        gpus_per_node: GPUs asked for on each of them.
+        billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
+        time_s: Its time limit.
+        cpus_per_task: CPUs of a rank, equal at every world size.
+        directives: The options of sbatch.
+        shapes: World size -> srun's options for nodes, ranks and GPUs.
+        tests: What pytest measures, absolute; nothing for the suite's own.
+        options: pytest's options in every launch.
+        launches: The launches in the order they are made; an array's element K makes the K-th.
+        after: The jobs that it waits for.
+        profiler: What each rank runs under, if anything.
+        continues: The job of whose launches it makes what that left; None for the first of them.
+        stage: The user's own command, of a stage.
+    """
+
+    name: str
+    kind: Kind
+    folder: str
+    num_nodes: int
+    gpus_per_node: int
+    billed_per_node: int
+    time_s: int
+    cpus_per_task: int
+    directives: tuple[str, ...]
+    shapes: dict[int, tuple[str, ...]]
+    options: tuple[str, ...]
+    launches: tuple[Launch, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    profiler: Profiler | None = None
+    tests: tuple[str, ...] = ()
+    continues: str | None = None
+    stage: Stage | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the largest step."""
+        return max(self.shapes)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the array; 1 for any other job."""
+        return len(self.launches) if self.kind == "array" else 1
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours if every element takes all of its time."""
+        return self.num_elements * self.num_nodes * self.time_s / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours that Slurm accounts for if every element takes all of its time."""
+        return self.billed_per_node * self.node_hours
+
+    @property
+    def script(self) -> Path:
+        """The file of its script."""
+        return Path(self.folder, "jobs", f"{self.name}.sh")
