@@ -58,6 +58,29 @@ def test_the_same_data_give_the_same_bytes_and_a_bundle_the_same_page(
     assert (tmp_path / "report.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "BUNDLE", "DATA", "--json"),
+        ("gate", "BUNDLE", "--targets", "my.toml", "--against", "BUNDLE", "--json"),
+        ("check", "BUNDLE", "--json"),
+        ("predict", "BUNDLE", "--case", "strong", "--at", "4", "--json"),
+    ],
+)
+def test_every_command_that_judges_opens_a_bundle(
+    bundle, measured, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text("schema = 1\nthroughput_gain = -0.05\n")
+
+    def said(results):
+        names = {"BUNDLE": results, "DATA": measured / "fp32"}
+        printed = run(*(names.get(word, word) for word in arguments)).stdout
+        return printed.replace(str(measured / "fp32"), "RESULTS").replace(bundle.name, "RESULTS")
+
+    assert said(bundle) == said(measured / "fp32")
+
+
 def test_it_holds_the_data_and_describes_every_file(folder, measured):
     source = measured / "fp32" / "launches" / "w2-r0" / "result.json"
     inside = folder / "data" / "launches" / "w2-r0" / "result.json"
@@ -133,6 +156,7 @@ HOSTILE = {
     "device": ([GOOD, ("x/d", {"type": tarfile.CHRTYPE})], "no file that a bundle may hold"),
     "two folders": ([GOOD, ("y/b", b"b")], "not in one folder"),
     "twice": ([GOOD, GOOD], "File exists"),
+    "long header": ([GOOD, ("x/b", {"pax_headers": {"comment": "c" * 10**6}})], "a header longer"),
     "long name": ([GOOD, (f"x/{'n' * 300}", b"b")], "File name too long"),
 }
 

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 from data.report_samples import full_tree, provenance, strong_tree
 
 from lockstep import content
+from lockstep.cli import lockstep
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.redaction import Redactor
@@ -79,7 +81,7 @@ def test_labels_that_would_overlap_are_left_out_and_the_last_one_stays(apart_in,
     assert sum(map(bool, found)) == kept
 
 
-def test_a_redacted_page_names_no_host_user_path_or_variable(tmp_path):
+def test_a_redacted_page_or_pack_names_no_host_user_path_or_variable(tmp_path):
     ranks = provenance(1)["ranks"][0] | {"host": "jupiter07.fzj.de"}
     facts = provenance(
         1, hostname="jupiter07", image_path="/home/alice/images/a.sif", ranks=[ranks],
@@ -89,6 +91,11 @@ def test_a_redacted_page_names_no_host_user_path_or_variable(tmp_path):
     results = load([root])
     redactor = Redactor(results)
     text = str(redactor(page(results, series_of(results.rows), 0.7, "lockstep report DIR")))
+    pack = tmp_path / "pack"
+    wanted = ("--proposal", "generic", "--despite", "--redact", "--to", pack)
+    CliRunner().invoke(lockstep, ["report", *map(str, (root, *wanted))], catch_exceptions=False)
+    text += "".join(path.read_text() for path in pack.iterdir() if path.is_file())
+    assert "proposal.tex" in {path.name for path in pack.iterdir()}
     for secret in ("jupiter07", "alice", "SECRET_TOKEN", "xyzzy", "/home"):
         assert secret not in text
     assert "host1" in text

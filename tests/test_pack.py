@@ -12,8 +12,9 @@ from data.report_samples import full_tree, strong_tree
 
 from lockstep import content
 from lockstep.cli import lockstep
-from lockstep.report.pack import pack_cli, pack_tables, planned_runs, tex, writing
+from lockstep.report.pack import pack_cli, pack_tables, planned_runs, writing
 from lockstep.report.pack.node_hours import budget
+from lockstep.report.words import escapes
 from lockstep.vocabulary.text import formats
 
 EUROHPC = (
@@ -199,7 +200,7 @@ def test_the_latex_compiles_and_what_the_form_limits_takes_two_pages(pack):
     if not shutil.which("pdflatex") and not os.environ.get("CI"):
         pytest.skip("pdflatex is not here")
     # What a stranger's table may hold is set as it is.
-    hostile = tex.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
+    hostile = escapes.tex('\\input{x} $%&#_{}^~<>|"` \u00e9 \u0142 \u4e2d \u2013 10\u2076\x00')
     text = (pack / "proposal.tex").read_text()
     (pack / "hostile.tex").write_text(text.replace("Time-to-solution", hostile))
     table = pack_tables.table("A", ("B", "C"), [["[1]", "*"], ["*", "a\n\nb"], ["[x", "y"]], bold=1)

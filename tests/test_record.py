@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from lockstep.machine import provenance
 from lockstep.report.load.contents import checked, json_schema
-from lockstep.vocabulary.records import record
+from lockstep.vocabulary.records import record, step_basis
 from lockstep.vocabulary.records.record import CaseRecord
+from lockstep.vocabulary.records.step_basis import Basis
 
 SCHEMA = json.loads(Path(record.__file__).with_name("record.schema.json").read_text())
 
@@ -230,3 +231,25 @@ def test_pooling_facts_are_picked_and_an_absent_one_is_none():
     assert facts.pop("torch") == "2.6.0"
     assert set(facts.values()) == {None}
     assert "hostname" not in facts
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "is_bound"),
+    [
+        (Basis("synthetic", False, "SGD").to_dict(), Basis("synthetic", False, "SGD"), True),
+        (Basis("real", False, "SGD").to_dict(), Basis("real", False, "SGD"), True),
+        (Basis("real", True, "SGD").to_dict(), Basis("real", True, "SGD"), False),
+        # Of older results, of a step of the user's own, and of a stranger's file.
+        ({"data": "synthetic", "input": "not timed"}, Basis("synthetic", False), True),
+        (Basis().to_dict(), Basis(), None),
+        ({"data": ["x"], "times_input": "no", "optimizer": 3}, Basis(), None),
+    ],
+)
+def test_a_basis_says_whether_it_is_an_upper_bound_for_production(given, found, is_bound):
+    assert step_basis.of({"basis": given}) == found
+    assert found.is_bound is is_bound
+
+
+def test_a_case_without_a_basis_has_none():
+    assert step_basis.of({}) is None
+    assert step_basis.of({"basis": "synthetic"}) is None

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "measure": {"vocabulary", "machine", "world", "workloads", "causes"},
     "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
     "campaign": {"vocabulary", "content", "world", "workloads", "report"},
-    "own_loop": {"vocabulary", "causes", "machine", "world", "measure"},
+    "own_loop": {"vocabulary", "causes", "machine", "world", "measure", "workloads"},
     "trainer": {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),
         "campaign",

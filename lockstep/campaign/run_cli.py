@@ -13,6 +13,7 @@ import click
 
 from lockstep.campaign import completing
 from lockstep.vocabulary.sizes import PRECISIONS, SIZES
+from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
@@ -209,7 +210,7 @@ def _show_plan(ladder: "Ladder", *, as_json: bool) -> None:
 
 
 def _cases(campaign: "Campaign") -> str:
-    return _counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+    return counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
 
 
 def _summary(campaign: "Campaign", num_missing: int) -> str:
@@ -217,13 +218,8 @@ def _summary(campaign: "Campaign", num_missing: int) -> str:
     return (
         f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
         f"{_cases(campaign)} a launch, "
-        f"{_counted(campaign.repeats, 'repeat')}; {_counted(num_missing, 'launch')} to make"
+        f"{counted(campaign.repeats, 'repeat')}; {counted(num_missing, 'launch')} to make"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
 
 
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
@@ -237,7 +233,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
     if num_left := len(missing) - len(outcomes):
-        click.echo(f"Time is up: {_counted(num_left, 'launch')} left for another time.", err=True)
+        click.echo(f"Time is up: {counted(num_left, 'launch')} left for another time.", err=True)
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
         _explain(ladder, outcome)

@@ -18,6 +18,7 @@ from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import Turns
 from lockstep.causes.stragglers import FEWEST_TURNS, SlowRank, slow_rank
 from lockstep.vocabulary import metrics
+from lockstep.vocabulary.metrics import NOTABLE
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Interval = tuple[float, float]
@@ -37,8 +38,6 @@ KINDS: dict[Cause, Kind] = {
     "ddp": "launch",
 }
 CONFIDENCE = 0.95
-# Smallest share of a step that is worth a word.
-NOTABLE = 0.05
 # So much of a step may be lost in all where it is called bound by its computing.
 LITTLE = 0.1
 RESAMPLES = 2000

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.causes.bound import NOTABLE, Bound, Cause, Change, Gain, Kind, Share
+from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import counted, listed, number, percent
 
 MILLI = 1e3

@@ -13,6 +13,7 @@ from lockstep.measure.variants import MOST_STEPS, num_blocks, of_ddp, time_in_tu
 from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import World
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-
-# What a page says of a step that is not the suite's.
-OWN_BASIS = {"data, model and optimizer": "those of your own test"}
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ class Harness:
         if answer is not None and not answer:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {answer}")
         variant_s: dict[str, list[float]] = {}
-        details: dict[str, Any] = {"basis": OWN_BASIS}
+        details: dict[str, Any] = {BASIS: Basis().to_dict()}
         if hasattr(ddp, "no_sync"):
             variant_s = self.time_variants(of_ddp(ddp, step))
             details |= _buckets(ddp)

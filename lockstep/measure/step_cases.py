@@ -9,6 +9,7 @@ from lockstep.machine import hardware, memory
 from lockstep.measure.harness import Harness
 from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import local_batch_of
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 0.01
 LEAST_BATCH = 2
-# What a step includes: no sample is read, decoded or copied to the device in the timed region.
-BASIS = {"data": "synthetic", "input": "not timed"}
 
 
 def measure_training(
@@ -35,7 +34,7 @@ def measure_training(
     accumulation: int = 1,
     no_sync: bool = True,
 ) -> None:
-    """Measure DDP training steps of a workload on synthetic data that stays on the device.
+    """Measure DDP training steps of a workload on one batch that stays on the device.
 
     Args:
         harness: The case's view of the launch.
@@ -77,14 +76,20 @@ def measure_training(
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
-        details={**buckets(step.ddp), **_leads(step, variants, variant_s), "basis": _basis(step)},
+        details={
+            **buckets(step.ddp),
+            **_leads(step, variants, variant_s),
+            BASIS: _basis(step, model),
+        },
         flags=[*precision_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **facts_of(harness, model, precision, local_batch),
     )
 
 
-def _basis(step: "TrainStep") -> dict[str, str]:
-    return {**BASIS, "optimizer": type(step.optimizer).__name__}
+def _basis(step: "TrainStep", model: "Workload") -> dict[str, Any]:
+    """Say what a step includes: no sample is read, decoded or copied in the timed region."""
+    optimizer = type(step.optimizer).__name__
+    return Basis(model.data, times_input=False, optimizer=optimizer).to_dict()
 
 
 def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:

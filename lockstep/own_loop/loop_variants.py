@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from lockstep.measure import variants
+from lockstep.workloads import trees
 
 Step = Callable[[], Any]
 # DDP notes in the third forward which buckets it uses.
@@ -128,29 +129,9 @@ def halved(batch: Any) -> Any:
     Its items lie in the first dimension of its tensors, as DataLoaders stack them; what has
     another length is none of them.
     """
-    sizes = [len(each) for each in _tensors(batch) if each.dim()]
-    return _cut(batch, sizes[0]) if sizes and sizes[0] > 1 else None
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for each in batch.values():
-            yield from _tensors(each)
-    elif isinstance(batch, list | tuple):
-        for each in batch:
-            yield from _tensors(each)
-
-
-def _cut(batch: Any, size: int) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[: size // 2] if batch.dim() and len(batch) == size else batch
-    if isinstance(batch, MutableMapping):  # of the same type, whose methods the step may call
-        cut = copy.copy(batch)
-        cut.update({name: _cut(each, size) for name, each in batch.items()})
-        return cut
-    if isinstance(batch, list | tuple):
-        make = getattr(batch, "_make", type(batch))
-        return make(_cut(each, size) for each in batch)
-    return batch
+    size = next((len(each) for each in trees.leaves(batch) if each.dim()), 0)
+    if size < 2:
+        return None
+    return trees.mapped(
+        lambda each: each[: size // 2] if each.dim() and len(each) == size else each, batch
+    )

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 # Lines of the table on stdout; the rest is in the page and in --csv.
 MAX_LINES = 60
-# A spreadsheet runs text that begins so, and imported tables bring text of others.
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 REPORT_EXAMPLES = """
 \b
@@ -72,7 +70,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 @click.option("--force", is_flag=True, help="Replace a page that is no Lockstep report.")
 @export_options.options
 @pack_cli.options
-@opening.of_bundles
+@opening.of_bundles(opening.DATA)
 def report(
     paths: tuple[Path, ...],
     output: Path | None,
@@ -87,8 +85,8 @@ def report(
     """Turn results into one self-contained page and a table of speed-up and efficiency.
 
     Each PATH is a campaign folder, a folder of pytest-benchmark files, one such file, or a folder
-    that `lockstep import` wrote; or one archive of `lockstep bundle` alone. Launches that may not
-    be pooled with most of their point are left out, and the exit code is 1; where that leaves no
+    that `lockstep import` wrote, or an archive of `lockstep bundle`. Launches that may not be
+    pooled with most of their point are left out, and the exit code is 1; where that leaves no
     point, it is 2. The page and the table give no ratio of a point that an error of lockstep check
     touches.
     """
@@ -106,7 +104,7 @@ def report(
     terminal.say_errors(findings)
     _say_kept(left_out, series, baseline)
     if more["proposal"]:
-        return pack_cli.write(results, series, findings, paths, threshold, force, more)
+        return pack_cli.write(results, series, findings, paths, threshold, force, redact, more)
     pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
@@ -211,18 +209,15 @@ def _cells(record: dict[str, Any]) -> dict[str, Any]:
     """Return a point as a line of CSV: lists and objects as text, and no text a formula."""
     import json
 
+    from lockstep.report.words.escapes import csv_text
+
     details = json.dumps(record["details"]) if record["details"] else ""
     texts = record | {
         "flags": "; ".join(flag["words"] for flag in record["flags"]),
         "blocked_by": "; ".join(record["blocked_by"]),
         "details": details,
     }
-    return {name: _text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
-
-
-def _text(cell: str) -> str:
-    # The writer quotes no lone carriage return, and a reader would end the line there.
-    return (f"'{cell}" if cell.startswith(FORMULA) else cell).replace("\r", " ")
+    return {name: csv_text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
 
 
 def _refuse_foreign(target: Path, force: bool) -> None:

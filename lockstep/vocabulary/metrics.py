@@ -13,6 +13,8 @@ GIGA = 1e9
 
 # Least parallel efficiency that is called good, where nobody asks for another.
 GOOD_EFFICIENCY = 0.7
+# Smallest relative change, or share of a step, that is worth a word.
+NOTABLE = 0.05
 
 
 def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:

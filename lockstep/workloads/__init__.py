@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lockstep.vocabulary.records.step_basis import Data
 from lockstep.vocabulary.sizes import MAX_COUNT
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Workload:
         comm_hook: A communication hook of DDP, as `register_comm_hook` takes it.
         step: A whole update in place of ours: takes the state (`ddp`, `optimizer`, `scheduler`,
             `scaler`, `autocast()`) and a batch as `make_batch` returns it, returns the loss.
+        data: `synthetic` or `real`, for what a result says it rests on; None where nobody says.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Workload:
     ddp: Mapping[str, Any] = field(default_factory=dict)
     comm_hook: Callable[..., Any] | None = None
     step: "Callable[[Any, tuple[Any, Any]], torch.Tensor] | None" = None
+    data: Data | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can take no step.

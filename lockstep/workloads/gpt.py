@@ -61,7 +61,10 @@ def gpt(size: str = "toy", seq: int = 0) -> Workload:
         )
         return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
 
-    return Workload("gpt", lambda: Decoder(shape), make_batch, _next_token_loss, "tokens", tokens)
+    return Workload(
+        "gpt", lambda: Decoder(shape), make_batch, _next_token_loss, "tokens", tokens,
+        data="synthetic",
+    )  # fmt: skip
 
 
 def _next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -35,4 +35,4 @@ def image_workload(
         targets = torch.randint(num_classes, (num_items,), device=device, generator=generator)
         return inputs, targets
 
-    return Workload(name, build, make_batch, nn.functional.cross_entropy)
+    return Workload(name, build, make_batch, nn.functional.cross_entropy, data="synthetic")

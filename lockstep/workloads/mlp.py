@@ -35,4 +35,7 @@ def mlp(width: int = 1024, depth: int = 4) -> Workload:
         targets = torch.randint(NUM_CLASSES, (num_items,), device=device, generator=generator)
         return inputs, targets
 
-    return Workload("mlp", build, make_batch, nn.functional.cross_entropy, sample_unit="vectors")
+    return Workload(
+        "mlp", build, make_batch, nn.functional.cross_entropy, sample_unit="vectors",
+        data="synthetic",
+    )  # fmt: skip

@@ -4,16 +4,21 @@ Every tensor of a batch has its items along the first dimension; whatever else i
 None or a number, goes along as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
 
 def mapped(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return the tree with each tensor changed; a mapping of any kind becomes a dict."""
+    """Return the tree with each tensor changed; a mapping that cannot be changed becomes a dict."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
+    if isinstance(tree, MutableMapping):  # of the same type, whose methods a step may call
+        made = copy.copy(tree)
+        made.update({name: mapped(change, part) for name, part in tree.items()})
+        return made
     if isinstance(tree, Mapping):
         return {name: mapped(change, part) for name, part in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

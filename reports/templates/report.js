@@ -8,7 +8,7 @@
   const NARROW_SPACE = /\u202f/g;
   const DASH = "\u2013";
   const PNG_SCALE = 3;
-  const FORMULA = /^[=+\-@\t\r]/;
+  const ESCAPES = JSON.parse(document.querySelector("main").dataset.escapes);
   const UNITS = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
@@ -64,14 +64,7 @@
     return [`**${caption}**`, "", line(head), rule, ...rows.map(line), ""].join("\n");
   }
 
-  const TEX = {
-    "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", $: "\\$", "#": "\\#", _: "\\_",
-    "{": "\\{", "}": "\\}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
-    "\u2013": "--", "\u202f": "\\,", "\u00d7": "$\\times$", "\u00b5": "$\\mu$",
-    "\u2076": "$^6$", "\u00b3": "$^3$", "\u2713": "$\\surd$", "\u2717": "$\\times$",
-  };
-  const tex = (text) => text.replace(/[\\&%$#_{}~^\u2013\u202f\u00d7\u00b5\u2076\u00b3\u2713\u2717]/g,
-    (character) => TEX[character]);
+  const tex = (text) => [...text].map((letter) => ESCAPES.tex[letter] ?? letter).join("");
 
   function latex({ caption, head, isText, rows }) {
     // A row begins with {}: after \\, a [ or * would be an option. An empty line would end it.
@@ -88,7 +81,7 @@
   /* No text of a cell may run as a formula of a spreadsheet; a negative number is none. */
   function csvCell(value) {
     const text = String(value).replace(NARROW_SPACE, "").replace(/\r/g, " ");
-    const safe = FORMULA.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+    const safe = ESCAPES.formula.includes(text[0]) && Number.isNaN(Number(text)) ? `'${text}` : text;
     return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
   const csvLines = (rows) => rows.map((row) => row.map(csvCell).join(",")).join("\n") + "\n";
@@ -321,6 +314,17 @@
       );
     document.querySelector("nav").after(tools);
   }
+
+  /* On paper nothing opens: what a reader of the sheet needs is opened for as long as it prints. */
+
+  const opened = [];
+  addEventListener("beforeprint", () => {
+    opened.push(...all("details.prints:not([open])"));
+    for (const fold of opened) fold.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const fold of opened.splice(0)) fold.open = false;
+  });
 
   document.body.append(status, tip);
   pageTools();

@@ -242,7 +242,6 @@ def test_a_ladder_of_a_thousand_ranks_begins_with_a_figure_and_hides_no_column(w
     assert (wide["scrolls"], wide["wide"]) == (0, [])
 
 
-@pytest.mark.xfail(reason="16,653 px with all its figures", strict=True)
 def test_a_ladder_of_a_thousand_ranks_is_no_longer_than_a_reader_scrolls(wide):
     assert wide["height"] <= 12_000
 

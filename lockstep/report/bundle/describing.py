@@ -14,8 +14,8 @@ from lockstep import content
 from lockstep.report.bundle.archive import Source, digest
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
-from lockstep.report.pack import tex
 from lockstep.report.page.panels import accounts
+from lockstep.report.words import escapes, method
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import DASH, listed, number, span
 
@@ -124,7 +124,6 @@ def _facts(described: Described) -> dict[str, Any]:
     accounted = [one.get("accounting") or {} for one in accounts.accounted(results)]
     elapsed = [one["elapsed_s"] for one in accounted if one.get("elapsed_s")]
     sizes = sorted({row.world_size for row in results.rows})
-    nodes = max((row.num_nodes or 1 for row in results.rows), default=1)
     return {
         "name": described.name,
         "is_point": described.point is not None,
@@ -136,7 +135,7 @@ def _facts(described: Described) -> dict[str, Any]:
         "seed": str(found.get("seed", DASH)),
         "devices": listed(found.get("device_names") or [DASH]),
         "sizes": listed(sizes),
-        "nodes": nodes,
+        "nodes": method.nodes(results.rows),
         "launches": len(results.launches),
         "execution": in_words(sum(elapsed)) if elapsed else "",
         "studies": listed(dict.fromkeys(row.study for row in results.rows)),
@@ -200,5 +199,5 @@ def _environment() -> Environment:
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    made.filters["text"] = tex.markdown
+    made.filters["text"] = escapes.markdown
     return made

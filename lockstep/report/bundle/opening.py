@@ -9,8 +9,8 @@ import gzip
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import IO, Any, TypeVar
@@ -22,6 +22,10 @@ ENDINGS = (".tar.gz", ".tgz")
 MAX_FILES = 100_000
 MAX_BYTES = 4 * 2**30
 MAX_NAME = 400
+# Between the contents of two files; a header may claim any length, and tarfile reads all of it.
+MAX_HEADER = 2**16
+# tarfile reads so much ahead.
+AHEAD = 20 * tarfile.BLOCKSIZE
 # Where a bundle has the results, and what a page of it is called.
 DATA = "data"
 PAGE = "report.html"
@@ -34,39 +38,76 @@ def is_bundle(path: Path) -> bool:
     return path.name.endswith(ENDINGS) and path.is_file()
 
 
-def of_bundles(command: Command) -> Command:
-    """Let a command of paths take a bundle in place of the results in it.
+def of_bundles(name: str | None = None) -> Callable[[Command], Command]:
+    """Let a command take a bundle wherever it takes results.
 
-    The command then runs in the opened bundle's folder, so that its page is the one inside, byte
-    for byte; what it writes goes beside the archive.
+    The command then runs in a folder where each bundle lies opened; whatever else is named lies
+    where it was. A page or a pack goes beside the archive.
+
+    Args:
+        name: What a lone bundle's results are called there; by default as the archive. A page that
+            is made of `DATA` is the one inside, byte for byte.
     """
 
-    @functools.wraps(command)
-    def opened_first(paths: tuple[Path, ...], **others: Any) -> Any:
-        if not any(map(is_bundle, paths)):
-            return command(paths=paths, **others)
-        if len(paths) > 1:
-            raise ValueError("a bundle is read alone; unpack it to report it beside others")
-        here, archive = Path.cwd(), paths[0].resolve()
-        with opened(archive) as folder, chdir(folder):
-            stem, programme = archive.name.partition(".")[0], others.get("proposal")
-            beside = {"output": PAGE, "to": f"{stem}-{programme}" if programme else None}
-            others |= _own_work(here, others.get("work"))
-            for name, default in beside.items():
-                if others.get(name) is not None:
-                    others[name] = here / others[name]
-                elif default is not None:
-                    others[name] = archive.with_name(default)
-            return command(paths=(Path(DATA),), **others)
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def opened_first(*args: Any, **given: Any) -> Any:
+            archives = list(dict.fromkeys(filter(is_bundle, _paths(given))))
+            if not archives:
+                return command(*args, **given)
+            here = Path.cwd()
+            with _placed(archives, name) as links:
+                there = {key: _moved(key, value, here, links) for key, value in given.items()}
+                return command(*args, **there | _beside(given, here / archives[0]))
 
-    return opened_first  # type: ignore[return-value]
+        return opened_first  # type: ignore[return-value]
+
+    return decorate
 
 
-def _own_work(here: Path, work: str | None) -> dict[str, str]:
-    """Return the caller's file of planned runs as it is named from elsewhere."""
-    from lockstep.report.pack import planned_runs
+@contextmanager
+def _placed(archives: Sequence[Path], name: str | None) -> Iterator[dict[Path, Path]]:
+    """Go to a folder in which each bundle's results have a link, and yield the links."""
+    links = {}
+    with TemporaryDirectory(prefix="lockstep-bundles-") as place, ExitStack() as stack:
+        for number, archive in enumerate(archives):
+            folder = stack.enter_context(opened(archive))
+            lone = name if len(archives) == 1 else None
+            # Two archives of one name lie apart.
+            links[archive] = Path(str(number) if number else "", lone or archive.name)
+            link = Path(place, links[archive])
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(folder / DATA)
+        stack.enter_context(chdir(place))
+        yield links
 
-    return {"work": str(here / work)} if work and work not in planned_runs.BUILT_IN else {}
+
+def _paths(given: Mapping[str, Any]) -> Iterator[Path]:
+    for value in given.values():
+        yield from (one for one in (value if isinstance(value, tuple) else (value,))
+                    if isinstance(one, Path))  # fmt: skip
+
+
+def _moved(key: str, value: Any, here: Path, links: Mapping[Path, Path]) -> Any:
+    """Return what an argument is called in another folder; a bundle has a link there."""
+    if isinstance(value, tuple):
+        return tuple(_moved(key, one, here, links) for one in value)
+    if isinstance(value, Path):
+        return links.get(value, here / value)
+    # Options that take a built-in name, or a file.
+    is_file = key in ("work", "targets") and str(value).endswith(".toml")
+    return str(here / value) if is_file else value
+
+
+def _beside(given: Mapping[str, Any], archive: Path) -> dict[str, Path]:
+    """Return where a page and a pack go by default."""
+    found = {}
+    if "output" in given and given["output"] is None:
+        found["output"] = archive.with_name(PAGE)
+    if given.get("proposal") and given["to"] is None:
+        stem = archive.name.partition(".")[0]
+        found["to"] = archive.with_name(f"{stem}-{given['proposal']}")
+    return found
 
 
 @contextmanager
@@ -80,7 +121,7 @@ def opened(archive: Path) -> Iterator[Path]:
         folder = Path(name)
         try:
             top = _unpack(archive, folder)
-        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (tarfile.TarError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"{archive}: no bundle, or cut short: {one_line(str(error))}"
             ) from None
@@ -88,11 +129,38 @@ def opened(archive: Path) -> Iterator[Path]:
         yield folder / top
 
 
+class _Bounded:
+    """A stream that ends with an error where a header is longer than any bundle has."""
+
+    def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
+        self.left = MAX_HEADER + AHEAD
+        self._stream, self._archive = stream, archive
+
+    def read(self, size: int) -> bytes:
+        """Return up to so many bytes.
+
+        Raises:
+            ValueError: More than `left` were read.
+        """
+        block = self._stream.read(size)
+        self.left -= len(block)
+        if self.left < 0:
+            raise ValueError(f"{self._archive}: a header longer than {MAX_HEADER} bytes")
+        return block
+
+
 def _unpack(archive: Path, folder: Path) -> str:
     """Unpack what is allowed and return the one folder that all of it is in."""
     tops, count, total = set[str](), 0, 0
-    with tarfile.open(archive, mode="r|gz") as tar:
+    with (
+        gzip.open(archive) as packed,
+        tarfile.open(
+            fileobj=(bounded := _Bounded(packed, archive)),
+            mode="r|",  # type: ignore[call-overload]
+        ) as tar,
+    ):
         for member in tar:
+            bounded.left = member.size + MAX_HEADER + AHEAD
             count, total = count + 1, total + member.size
             if count > MAX_FILES or total > MAX_BYTES:
                 raise ValueError(

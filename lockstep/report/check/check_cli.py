@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from lockstep.report.bundle import opening
+
 WIDTH = 100
 
 EXAMPLES = """
@@ -29,6 +31,7 @@ Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot 
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
 @click.pass_context
+@opening.of_bundles()
 def check(ctx: click.Context, paths: tuple[Path, ...], as_json: bool, lists_rules: bool) -> None:
     """Say whether results are a valid scaling study, and what to mend where they are not.
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from lockstep.report.bundle import opening
+
 EXAMPLES = """
 \b
 Examples:
@@ -43,6 +45,7 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 )  # fmt: skip
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@opening.of_bundles()
 def compare(
     a: Path, b: Path, margin: float, allowed: tuple[str, ...], as_markdown: bool, as_json: bool
 ) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.report.compute.statistics import t_quantile
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.records.flags import Flag, flag
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-# Smallest relative change that is worth a word.
-NOTABLE = 0.05
 # Fewer values show no trend, and no two modes, that noise would not show too.
 FEWEST = 8
 MODE_FEWEST = 12

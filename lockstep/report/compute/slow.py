@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from lockstep.causes.division import OWN
-from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
 from lockstep.report.load.results import Row
+from lockstep.vocabulary.metrics import NOTABLE
 
 # (host, rank); the rank is None of a host as a whole.
 Unit = tuple[str, int | None]

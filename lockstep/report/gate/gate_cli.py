@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.report.bundle import opening
 from lockstep.report.compare.compare_cli import ALLOWABLE
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _HEADER = ["verdict", "target", "wanted: value (interval); where"]
     help="What may differ from --against; may be given again.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+@opening.of_bundles()
 def gate(
     path: Path, targets: str, against: Path | None, allowed: tuple[str, ...], as_json: bool
 ) -> int:

@@ -75,7 +75,8 @@ def refuse_alone(pack: dict[str, Any]) -> None:
 
 def write(
     results: "Results", series: "Sequence[Series]", findings: "Sequence[Finding]",
-    paths: Sequence[Path], threshold: float, force: bool, pack: dict[str, Any],
+    paths: Sequence[Path], threshold: float, force: bool, redact: Callable[[Any], Any],
+    pack: dict[str, Any],
 ) -> int:  # fmt: skip
     """Write the pack, or say what forbids it.
 
@@ -86,6 +87,7 @@ def write(
         paths: What the user named.
         threshold: Least parallel efficiency called good.
         force: Whether to write into a folder of other files.
+        redact: Takes names out of plain data, or leaves it as it is.
         pack: The pack's own options.
 
     Returns:
@@ -102,10 +104,13 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     writing.refuse_foreign(folder, force)
-    text = sections.document(facts, planned_runs.programmes()[programme])
-    numbers = _numbers(facts, series, programme)
-    source = sections.source(facts)
-    for path in writing.write(folder, text, facts.figures.values(), source, numbers):
+    made = (
+        sections.document(facts, planned_runs.programmes()[programme]),
+        list(facts.figures.values()),
+        sections.source(facts),
+        _numbers(facts, series, programme),
+    )
+    for path in writing.write(folder, *redact(made)):
         click.echo(click.format_filename(path))
     if facts.plan is None:
         click.echo("no milestones: give what you plan with --work, as --help shows", err=True)

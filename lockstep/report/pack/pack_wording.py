@@ -1,7 +1,6 @@
 """The sentences of a pack, each from records; nothing else of the pack is in words."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack import pack_tables as cells
@@ -9,7 +8,7 @@ from lockstep.report.pack.chosen import Agreement, Chosen
 from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
-from lockstep.vocabulary.text import formats
+from lockstep.report.words.method import span_of
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
 
@@ -149,7 +148,7 @@ def scale(chosen: Chosen, noun: str) -> str:
     """Say how large the machine was that was measured."""
     sizes = sorted({point.world_size for point in chosen.points})
     nodes = [point.rows[0].num_nodes for point in chosen.points]
-    where = f", on {_range(nodes)} {'node' if set(nodes) == {1} else 'nodes'}"
+    where = f", on {span_of(nodes)} {'node' if set(nodes) == {1} else 'nodes'}"
     if not all(nodes):
         where = "; on how many nodes is not recorded for every size"
     per_node = chosen.production.rows[0].ranks_per_node
@@ -157,46 +156,14 @@ def scale(chosen: Chosen, noun: str) -> str:
     return f"{text} A node takes {counted(per_node, noun)} of the job." if per_node else text
 
 
-def mechanism(
-    points: Sequence[Point], version: str, warmup_rounds: Sequence[object], is_campaign: bool
-) -> list[str]:
-    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, statistics.
-
-    Args:
-        points: What was measured.
-        version: Lockstep's.
-        warmup_rounds: Of each launch, None where it is not recorded.
-        is_campaign: Whether a campaign planned the launches, and so their order.
-    """
-    rows = [row for point in points for row in point.rows]
-    rounds = _range(row.rounds for row in rows)
-    steps = _range(row.steps_per_round for row in rows)
-    launches = _range(point.num_launches for point in points)
-    counts = [n for n in warmup_rounds if isinstance(n, int) and n > 0]
-    is_warm = counts and len(counts) == len(warmup_rounds)
-    warm = f"after untimed warm-up (rounds: {_range(counts)}), " if is_warm else ""
-    order = ", interleaved over sizes in random order" if is_campaign and launches != "1" else ""
-    has_intervals = any(one.step_interval or one.efficiency_interval for one in points)
-    statistics = (
-        " Intervals are 95 % Student t on the logarithm of one value a launch, those of ratios "
+def intervals(points: Sequence[Point]) -> str:
+    """Say what intervals are; empty where no point has one."""
+    if not any(one.step_interval or one.efficiency_interval for one in points):
+        return ""
+    return (
+        "Intervals are 95 % Student t on the logarithm of one value a launch, those of ratios "
         "Welch's, which hold the baseline's uncertainty."
     )
-    return [
-        f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
-        f"then {steps} training steps that run freely, one device synchronisation, and a monotonic "
-        "clock is read. Each rank keeps its own time, and a round lasts as long as its slowest "
-        "rank. Start-up, data generation and checks are outside.",
-        f"A launch, a new process group, has {rounds} timed rounds of each case; a point has "
-        f"{launches} {'launch' if launches == '1' else 'launches'}{order}. Step times are the "
-        f"median over launches of a launch's median round.{statistics if has_intervals else ''}",
-    ]
-
-
-def _range(values: Iterable[int | None]) -> str:
-    known = sorted({value for value in values if value})
-    if not known:
-        return formats.DASH
-    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
 def memory(chosen: Chosen, on_cpus: bool) -> str:
@@ -217,25 +184,6 @@ def peak(mfu: float) -> str:
         f"The model's floating-point operations are {percent(mfu)} % of the datasheet's dense peak "
         "of the devices at the production size."
     )
-
-
-def basis(known: Sequence[dict[str, Any]]) -> str:
-    """Say what a measured step contains, and of what it is therefore a bound."""
-    if not known:
-        return "Basis: what a step read is not recorded, so the numbers may be an upper bound."
-    words = "; ".join(listed(f"{name} {value}" for name, value in one.items()) for one in known)
-    if not any(is_bound(one) for one in known):
-        return f"Basis: whole application including input ({words})."
-    return (
-        f"Basis: whole training step excluding I/O ({words}). Throughput and efficiency are an "
-        "upper bound for production, which also reads and decodes data, writes checkpoints, and "
-        "may have batches of unequal length."
-    )
-
-
-def is_bound(one: dict[str, Any]) -> bool:
-    """Tell whether a basis leaves out what production has."""
-    return one.get("data") == "synthetic" or one.get("input") == "not timed"
 
 
 def budget(plan: Budget, known: Outcomes | None) -> list[str]:

@@ -20,7 +20,10 @@ from lockstep.report.pack.node_hours import Budget
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Work
+from lockstep.report.words import method
 from lockstep.report.words.verdict_card import Judged
+from lockstep.vocabulary.records import step_basis
+from lockstep.vocabulary.records.step_basis import Basis
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, listed
 
@@ -60,11 +63,15 @@ class Facts:
         return next((one.provenance for one in self.results.launches if one.provenance), {})
 
     @property
-    def basis(self) -> list[dict[str, Any]]:
+    def basis(self) -> list[Basis]:
         """What the measured steps read, each kind once."""
         rows = [row for point in self.chosen.points for row in point.rows]
-        given = [one for row in rows if isinstance(one := row.details.get("basis"), dict)]
-        return [one for i, one in enumerate(given) if one not in given[:i]]
+        return list(dict.fromkeys(one for row in rows if (one := step_basis.of(row.details))))
+
+    @property
+    def said_basis(self) -> str:
+        """The same as a sentence."""
+        return method.basis(self.basis)
 
 
 def document(facts: Facts, programme: Path) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _texts(*sentences: str) -> list[Block]:
 
 def source(facts: Facts) -> str:
     """Say where a figure comes from that is saved apart from its text."""
-    return f"{_measured_on(facts)}. {pack_wording.basis(facts.basis)}"
+    return f"{_measured_on(facts)}. {facts.said_basis}"
 
 
 def _measured_on(facts: Facts) -> str:
@@ -187,7 +194,7 @@ def _abstract(facts: Facts) -> list[Block]:
         f"{_measured_on(facts)}: data-parallel training of {facts.chosen.series.row.workload}. "
         f"{pack_wording.scale(facts.chosen, noun)} "
         f"{pack_wording.job_size(facts.chosen, facts.threshold, noun)} "
-        f"{pack_wording.basis(facts.basis)}"
+        f"{facts.said_basis}"
     )
 
 
@@ -217,11 +224,13 @@ def _mechanism(facts: Facts) -> list[Block]:
     version = str(facts.provenance.get("lockstep_version", formats.DASH))
     warmup = [one.facts.get("warmup_rounds") for one in facts.results.launches]
     planned = bool(facts.results.campaign.get("launches"))
-    return _texts(*pack_wording.mechanism(facts.chosen.points, version, warmup, planned))
+    points = facts.chosen.points
+    told = method.timing(points, version, warmup, planned)
+    return _texts(*told, pack_wording.intervals(points))
 
 
 def _basis(facts: Facts) -> list[Block]:
-    return _texts(pack_wording.basis(facts.basis))
+    return _texts(facts.said_basis)
 
 
 def _memory(facts: Facts) -> list[Block]:
@@ -267,12 +276,11 @@ def _parallel(facts: Facts) -> list[Block]:
 
 
 def _io(facts: Facts) -> list[Block]:
-    bound = not facts.basis or any(map(pack_wording.is_bound, facts.basis))
-    return _texts(
-        "The measured steps read and write no files; checkpoints are outside the timed steps."
-        if bound
-        else "The measured steps read their input; checkpoints are outside the timed steps."
-    )
+    known = {one.times_input for one in facts.basis}
+    said = "may read files: what they read is not recorded"
+    if known in ({True}, {False}):
+        said = "read their input" if known == {True} else "read and write no files"
+    return _texts(f"The measured steps {said}; checkpoints are outside the timed steps.")
 
 
 def _workflow(facts: Facts) -> list[Block]:
@@ -297,11 +305,13 @@ def _data(facts: Facts) -> list[Block]:
 
 def _conditions(facts: Facts) -> list[Block]:
     row = facts.chosen.production.rows[0]
-    basis = facts.basis[0] if facts.basis else {}
+    basis = facts.basis[0] if facts.basis else Basis()
+    timed = {True: "timed", False: "not timed", None: ""}[basis.times_input]
+    known = {"Data": basis.data, "Input": timed, "Optimizer": basis.optimizer}
     rows = [
         ["Model", row.workload], ["Precision", str(row.precision)],
         ["Global batch", str(row.global_batch)],
-        *([name.capitalize(), str(value)] for name, value in basis.items()),
+        *([name, value] for name, value in known.items() if value),
         ["Checkpoints", "none in a timed step"],
     ]  # fmt: skip
     return [pack_tables.conditions(rows)]

@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lockstep.report.pack import tex
 from lockstep.report.pack.planned_runs import FOLDER
 from lockstep.report.page import figures
+from lockstep.report.words import escapes
 from lockstep.vocabulary.records.journal import write_atomically
 
 NUMBERS = "numbers.json"
@@ -75,7 +75,7 @@ def _environment(name: str) -> Environment:
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, **own,  # type: ignore[arg-type]
     )  # fmt: skip
-    escape = tex.tex if is_tex else tex.markdown
+    escape = escapes.tex if is_tex else escapes.markdown
     made.filters["text"] = escape
     made.filters["cell"] = lambda value: escape(" ".join(str(value).splitlines()))
     return made

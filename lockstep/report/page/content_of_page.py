@@ -10,28 +10,22 @@ from typing import Any
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import slow
-from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
-from lockstep.report.page import checked, facts, top
+from lockstep.report.page import checked, facts, folding, top
 from lockstep.report.page.panels import accounts, by_study, losses
 from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, recording_label, verdict_card
+from lockstep.report.words import headline, method, recording_label, verdict_card
 from lockstep.report.words.headline import Headline
-from lockstep.report.words.next_step import LADDERS, WIDE, is_wide, next_step
+from lockstep.report.words.next_step import WIDE, is_wide, next_step
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 
-# A table of more rows is folded, and so is what follows so many tables of a section.
-FOLD_ROWS, FOLD_TABLES = 15, 2
-# Sections of records, which are looked up and not read.
-FOLDED = ("twelve-rules", "provenance")
-# Studies that take training steps.
-TRAINING = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 CPU_BAND = (
     "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
     "not a scaling result, and no evidence for a proposal."
@@ -63,7 +57,7 @@ def page(
     sections = by_study.panels(results, series, threshold, hours, predicted)
     basis.put(sections, results, series)
     sections += _around(results, series, threshold, findings)
-    _fold(sections)
+    folding.fold(sections)
     return {
         "title": _title(results, series),
         "band": _band(results),
@@ -119,22 +113,11 @@ def _around(
         facts.flags(series),
         facts.not_measured(results),
         accounts.jobs(results, hours),
-        facts.method(series, threshold),
+        facts.method(results, series, threshold),
         twelve_panel(results, series),
         facts.provenance(results),
     )
     return [section for section in around if section]
-
-
-def _fold(sections: Sequence[dict[str, Any]]) -> None:
-    """Fold what no reader needs first: long tables, those behind the first few, and records."""
-    for section in sections:
-        shown = 0
-        for one in section["tables"]:
-            long = len(one["rows"]) > FOLD_ROWS and section["id"] not in LADDERS
-            late = shown >= FOLD_TABLES or section["id"] in FOLDED
-            one["folded"] = one.get("folded", False) or long or late
-            shown += not one["folded"]
 
 
 def _title(results: Results, series: Sequence[Series]) -> str:
@@ -159,7 +142,8 @@ def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     sentences = []
     if results.launches:
         sentences.append(_measured_summary(results, series))
-        sentences += _basis(series)
+        rows = [row for one in series for point in one.points for row in point.rows]
+        sentences += basis.sentences([row for row in rows if row.origin == "measured"])
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         points = sum(len(one.points) for one in chosen)
@@ -179,33 +163,18 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
         str(name) for one in results.launches for name in one.provenance.get("device_names") or []
     )
     days = _days(results)
-    nodes = max((row.num_nodes or 1 for row in results.rows), default=1)
-    workloads = dict.fromkeys(one.row.workload for one in measured if one.row.study in TRAINING)
+    workloads = dict.fromkeys(
+        one.row.workload for one in measured if one.row.study in basis.TRAINING
+    )
     what = formats.listed(workloads or ["Benchmarks"], 4)
     ranks = f"{formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
-    text = f"{what} on {ranks}, up to {counted(nodes, 'node')}"
+    text = f"{what} on {ranks}, {method.nodes(results.rows)}"
     text += f" with {formats.listed(devices, 4)}" if devices else ""
     text += (
         f": {counted(points, 'point')} of {counted(len(measured), 'case')} from "
         f"{counted(len(results.launches), 'launch')}"
     )
     return f"{text}, {days}." if days else f"{text}."
-
-
-def _basis(series: Sequence[Series]) -> list[str]:
-    """Say on what data and with which optimizer the training steps were measured."""
-    rows = [row for one in series for point in one.points for row in point.rows]
-    steps = [row for row in rows if row.origin == "measured" and row.study in TRAINING]
-    given = [row.details.get("basis") for row in steps]
-    facts_of = dict.fromkeys(
-        formats.listed(f"{name} {value}" for name, value in one.items()) if isinstance(one, dict)
-        else f"{formats.DASH} (an older release did not record it)"
-        for one in given
-    )  # fmt: skip
-    if not facts_of:
-        return []
-    bound = "; reading real data takes its time beside this" if any(given) else ""
-    return [f"Basis of the training steps: {'; '.join(facts_of)}{bound}."]
 
 
 def _days(results: Results) -> str:

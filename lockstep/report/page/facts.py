@@ -9,6 +9,7 @@ from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import OTHER, Launch, Results
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.words.method import timing
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 
@@ -18,6 +19,8 @@ FIRST_FACTS = (
     "image_path", "image_sha256", "device_names", "git_commit", "git_dirty", "threads_per_rank",
     "cores_per_node", "memory_bytes", "os", "kernel", "seed", "command",
 )  # fmt: skip
+# Those that the closed table names.
+SAID = ("torch", "cuda", "nccl", "driver", "device_names")
 
 
 def number_flags(series: Sequence[Series]) -> None:
@@ -118,12 +121,12 @@ def not_measured(results: Results) -> Panel | None:
     return made
 
 
-def method(series: Sequence[Series], threshold: float) -> Panel:
+def method(results: Results, series: Sequence[Series], threshold: float) -> Panel:
     """Return how the numbers came about, and what each of them means."""
     made = panel("method", "Method")
     measured = [one for one in series if one.row.origin == "measured" and one.row.study != OTHER]
     if measured:
-        made["lead"] += _measuring(measured)
+        made["lead"] += _measuring(results, measured)
     made["lead"] += [
         "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "
         "series unless another was asked for; where only times are known, the ratio of work per "
@@ -161,31 +164,18 @@ def _far_out(series: Sequence[Series]) -> list[str]:
     ]
 
 
-def _measuring(measured: list[Series]) -> list[str]:
-    rows = [row for one in measured for point in one.points for row in point.rows]
-    rounds = sorted({row.rounds for row in rows if row.rounds})
-    steps = sorted({row.steps_per_round for row in rows if row.steps_per_round})
-    launches = sorted({point.num_launches for one in measured for point in one.points})
+def _measuring(results: Results, measured: Sequence[Series]) -> list[str]:
+    points = [point for one in measured for point in one.points]
+    versions = (one.provenance.get("lockstep_version") for one in results.launches)
+    version = formats.listed(dict.fromkeys(str(one) for one in versions if one)) or formats.DASH
+    warmup = [one.facts.get("warmup_rounds") for one in results.launches]
     return [
-        "Every rank runs the same case. Warm-up rounds are not timed. A round is an untimed "
-        f"barrier, then {_range(steps)} steps that run freely, one device synchronisation, and "
-        "the clock (perf_counter, monotonic) stops; each rank keeps its own duration and a "
-        "round lasts as long as its slowest rank. "
-        f"A launch has {_range(rounds)} timed rounds per case; a point has "
-        f"{_range(launches)} launches.",
-        "Step time is the median over launches of each launch's median round divided by its "
-        "steps. Throughput is the samples of all ranks in a step, counted once, over the step "
-        "time, so that throughput times time is samples. Imbalance is what the slowest rank of a "
-        "step takes longer than a rank usually does, in milliseconds; peak memory is the largest "
-        "rank's. MFU is model FLOP/s over the datasheet peak of all devices, and absent where that "
-        "is unknown.",
+        *timing(points, version, warmup, bool(results.campaign.get("launches"))),
+        "Throughput is the samples of all ranks in a step, counted once, over the step time, so "
+        "that throughput times time is samples. Imbalance is what the slowest rank of a step takes "
+        "longer than a rank usually does, in milliseconds; peak memory is the largest rank's. MFU "
+        "is model FLOP/s over the datasheet peak of all devices, and absent where that is unknown.",
     ]
-
-
-def _range(values: list[int]) -> str:
-    if not values:
-        return "no"
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
 def provenance(results: Results) -> Panel | None:
@@ -199,8 +189,10 @@ def provenance(results: Results) -> Panel | None:
     environment = _widest(known).get("environment") or {}
     if environment:
         rows = [[name, str(value)] for name, value in sorted(environment.items())]
-        made["tables"].append(table(f"Environment of launch {_widest_name(known)}",
-                                    ("Variable", "Value"), rows, 2))  # fmt: skip
+        made["tables"].append(table(
+            f"Environment of launch {_widest_name(known)}", ("Variable", "Value"), rows, 2,
+            finding=counted(len(rows), "variable"),
+        ))  # fmt: skip
     return made
 
 
@@ -227,7 +219,10 @@ def _launch_table(launches: list[Launch]) -> dict[str, Any]:
         ]
         for launch in launches
     ]
-    return table("Launches", columns, rows[:MAX_ROWS], 5)
+    broken = sum(not launch.complete for launch in launches)
+    ended = f"{broken} incomplete" if broken else "all complete"
+    said = f"{counted(len(launches), 'launch')}, {ended}"
+    return table("Launches", columns, rows[:MAX_ROWS], 5, finding=said)
 
 
 def _fact_table(launches: list[Launch]) -> dict[str, Any]:
@@ -246,7 +241,9 @@ def _fact_table(launches: list[Launch]) -> dict[str, Any]:
             f"{value} ({formats.listed(who, 4)})" for value, who in values.items()
         ]  # fmt: skip
         rows.append([name, "; ".join(cells)])
-    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2)
+    told = {row[0]: row[1] for row in rows}
+    said = formats.listed(f"{name} {told[name]}" for name in SAID if name in told)
+    return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, finding=said)
 
 
 def _widest_name(launches: list[Launch]) -> str:
@@ -263,7 +260,10 @@ def _rank_table(launches: list[Launch]) -> dict[str, Any]:
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
     ranks = _widest(launches).get("ranks") or []
     rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
-    return table(f"Ranks of launch {_widest_name(launches)}", columns, rows, len(keys))
+    hosts = len({rank.get("host") for rank in ranks})
+    said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
+    caption = f"Ranks of launch {_widest_name(launches)}"
+    return table(caption, columns, rows, len(keys), finding=said)
 
 
 def _fact(name: str, value: object) -> str:

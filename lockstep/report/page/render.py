@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lockstep import content
+from lockstep.report.words import escapes
 
 # By this line in its head a page is known as a report that may be made anew.
 MARK = '<meta name="generator" content="lockstep report">'
@@ -37,6 +38,7 @@ def html(data: dict[str, Any]) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         labels=ORIGIN_LABELS,
         embedded=embedded(data["data"]),
+        escapes=escapes.tables(),
     )
 
 

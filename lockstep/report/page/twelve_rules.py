@@ -13,12 +13,12 @@ from statistics import fmean
 from typing import Literal
 
 from lockstep.report.check.rules.ladders import WIDEST_STEP
-from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
 from lockstep.report.page.panels.parts import Panel, baseline_text, panel, table
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
 
 State = Literal["held", "not held", "does not apply"]
@@ -100,7 +100,9 @@ def twelve_panel(results: Results, series: Sequence[Series]) -> Panel:
         [f"{one.number}. {one.rule}", f"{MARKS[one.state]} {one.state}", one.evidence]
         for one in kept
     ]
-    made["tables"] = [table("Rules and their evidence", ("Rule", "State", "Evidence"), rows, 3)]
+    columns = ("Rule", "State", "Evidence")
+    said = f"{counts['held']} held, {counts['not held']} not"
+    made["tables"] = [table("Rules and their evidence", columns, rows, 3, finding=said)]
     return made
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lockstep.report.bundle import opening
+
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results
@@ -50,6 +52,7 @@ in the series.
     help="With --at: predict though the sizes measured speak against it.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@opening.of_bundles()
 def predict(
     path: Path,
     at: int | None,

@@ -135,6 +135,13 @@ def lines(headline: Headline) -> list[str]:
     return [line for line in said if line]
 
 
+def verdict(series: Series, threshold: float) -> str:
+    """Say how far a series scales, or that an error of the check forbids to say it."""
+    if any(point.blocked_by for point in series.points):
+        return "an error of the check forbids a verdict"
+    return gives(judge(series, threshold))
+
+
 def gives(headline: Headline) -> str:
     """Say how far a series scales."""
     base, point = parts.baseline_text(headline.series), headline.point

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.causes.bound import NOTABLE
 from lockstep.report.compute import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
 
 # Where a data set of the loader study lies.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.slurm.submit.cli_options import as_json_option, counted, dry_run_option
+from lockstep.slurm.submit.cli_options import as_json_option, dry_run_option
+from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.slurm.status.sent import Results
@@ -99,7 +100,7 @@ def collect(folder: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(made, indent=1))
         return
-    click.echo(f"{counted(len(made['launches']), 'launch', 'launches')} collected")
+    click.echo(f"{counted(len(made['launches']), 'launch')} collected")
     for line in _account_lines(made["jobs"]):
         click.echo(line)
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")

@@ -204,11 +204,6 @@ def say_dropped(todo: "Work", budget: Budget | None) -> None:
         )
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
 def job_facts(spec: "JobSpec") -> dict[str, Any]:
     """Return what JSON says of a job."""
     return {

@@ -13,11 +13,11 @@ from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,
     campaign_options,
-    counted,
     job_facts,
     say_dropped,
     work_of,
 )
+from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -247,7 +247,7 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     amounts += [] if cost is None else [(cost, str(site.currency))]
     lines = [
         f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "
-        f"{counted(len(todo.missing), 'launch', 'launches')}: at most {_said(amounts)}.",
+        f"{counted(len(todo.missing), 'launch')}: at most {_said(amounts)}.",
         *_batches(todo.campaign),
         *_of_repeats(todo.campaign),
     ]

@@ -12,13 +12,13 @@ import click
 from lockstep.slurm.submit.cli_options import (
     as_json_option,
     campaign_options,
-    counted,
     dry_run_option,
     job_facts,
     say_dropped,
     script_options,
     work_of,
 )
+from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.slurm.site import Site
@@ -123,7 +123,7 @@ def resume(
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))
-        click.echo(f"{counted(len(again), 'flagged launch', 'flagged launches')}.", err=True)
+        click.echo(f"{counted(len(again), 'flagged launch')}.", err=True)
     _send(todo, dry_run=dry_run, as_json=as_json)
 
 

@@ -58,7 +58,8 @@ def ratio_span(interval: tuple[float, float] | None) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
     plural = noun + ("es" if noun.endswith("ch") and noun != "epoch" else "s")
-    return f"{count} {noun if count == 1 else plural}"
+    parted = f"{count:,}".replace(",", THIN if count >= 10_000 else "")
+    return f"{parted} {noun if count == 1 else plural}"
 
 
 def listed(items: Iterable[object], limit: int = 12) -> str:

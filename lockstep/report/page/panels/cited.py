@@ -24,6 +24,7 @@ from lockstep.report.page.panels.parts import (
 )
 from lockstep.report.page.plots import scaling_figures
 from lockstep.report.predict.prediction import Curve
+from lockstep.report.words import headline
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import TIME_UNITS
 from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio
@@ -53,12 +54,14 @@ def imported_panel(
             f"The figure has {MAX_CURVES} of {len(curves)} tables of three sizes or more."
         )
     shown = series[:MAX_TABLES]
-    made["tables"] = [_imported_table(one, results.tables.get(one.case, {})) for one in shown]
+    made["tables"] = [
+        _imported_table(one, results.tables.get(one.case, {}), threshold) for one in shown
+    ]
     made["notes"] = left_out(series, curves)
     return made
 
 
-def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
+def _imported_table(series: Series, facts: dict[str, Any], threshold: float) -> Table:
     unit = facts.get("unit", "s") if series.base.time_s is not None else "s"
     per = TIME_UNITS.get(unit, 1.0)
     sample = series.row.sample_unit or "samples"
@@ -76,7 +79,10 @@ def _imported_table(series: Series, facts: dict[str, Any]) -> Table:
     said += [repeat_text(series).strip()] if len(series.points) > 1 else []
     said += [f"Source: {facts['source']}."] if facts.get("source") else []
     said += [f"Note: {note}." for note in (facts.get("notes") or [])[:2]]
-    return table(series.label, columns, rows, note=" ".join(said), origin=series.row.origin)
+    return table(
+        series.label, columns, rows, note=" ".join(said), origin=series.row.origin,
+        finding=headline.verdict(series, threshold), prints=True,
+    )  # fmt: skip
 
 
 def _imported_row(point: Point, per: float, fixed: bool, relative: bool) -> list[str]:

@@ -22,7 +22,7 @@ from lockstep.report.page.panels.parts import (
 from lockstep.report.page.plots import link_figures
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import number, percent, span
+from lockstep.vocabulary.text.formats import counted, number, percent, span
 
 Sweep = list[tuple[float, Point]]
 Key = tuple[str, int]
@@ -41,10 +41,8 @@ def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Pa
         "so that it compares with the speed of a link. At one rank nothing crosses a bus."
     ]
     ordered = sweeps(series)
-    made["tables"] = _operation_tables(ordered)
-    if fitted := _link_table(ordered, wires):
-        made["tables"].insert(0, fitted)
     largest = max(world_size for _, world_size in ordered)
+    made["tables"] = [*_link_tables(ordered, largest, wires), *_operation_tables(ordered)]
     swept = {key: points for key, points in ordered.items() if len(points) > 1}
     drawn = {key: points for key, points in swept.items() if key[1] == largest}
     named = {name: points for (name, _), points in drawn.items()}
@@ -72,7 +70,20 @@ def sweeps(series: Sequence[Series]) -> dict[Key, Sweep]:
     return {key: sorted(groups[key], key=lambda item: item[0]) for key in sorted(groups)}
 
 
-def _link_table(groups: Mapping[Key, Sweep], wires: Mapping[str, float]) -> Table | None:
+def _link_tables(
+    ordered: Mapping[Key, Sweep], largest: int, wires: Mapping[str, float]
+) -> list[Table]:
+    """Return the largest world size's sweeps as latency and rate, and the others', folded."""
+    first = {key: points for key, points in ordered.items() if key[1] == largest}
+    others = {key: points for key, points in ordered.items() if key[1] < largest}
+    where = f"Latency and rate of the links on {counted(largest, 'rank')}"
+    made = [_link_table(first, wires, where), _link_table(others, wires, "The same on fewer ranks")]
+    return [one | {"folded": bool(i)} for i, one in enumerate(made) if one]
+
+
+def _link_table(
+    groups: Mapping[Key, Sweep], wires: Mapping[str, float], caption: str
+) -> Table | None:
     """Return each sweep as a latency and a rate, None where no sweep has enough sizes."""
     columns = (
         "Collective", "Ranks", "Nodes", "Sizes", "Latency (\u00b5s)", "95 % interval (\u00b5s)",
@@ -96,7 +107,7 @@ def _link_table(groups: Mapping[Key, Sweep], wires: Mapping[str, float]) -> Tabl
         "uses carry together, and is compared with ranks of several nodes alone. A large error "
         "of the fit: the library changes its algorithm with the size."
     )
-    return table("Latency and rate of the links", columns, rows, 1, note=note) if rows else None
+    return table(caption, columns, rows, 1, note=note) if rows else None
 
 
 def _share_of_wire(found: LinkFit, points: Sweep, wires: Mapping[str, float]) -> float | None:
@@ -152,7 +163,13 @@ def _bandwidth_table(name: str, sized: Mapping[int, Sweep]) -> Table:
         found = {size: number(_bandwidths(point)[index]) for size, point in points}
         rows.append([str(world_size), *(found.get(size, formats.DASH) for size in sizes)])
     columns = ("Ranks", *map(formats.size_of, sizes))
-    return table(f"{name}: {quantity} in GB/s by message size", columns, rows)
+    best = max(
+        (rate for p in sized[max(sized)] if (rate := _bandwidths(p[1])[index])), default=None
+    )
+    return table(
+        f"{name}: {quantity} in GB/s by message size", columns, rows,
+        group="Bandwidth by message size", finding=f"{name} to {number(best)} GB/s",
+    )  # fmt: skip
 
 
 def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
@@ -169,4 +186,6 @@ def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
         for world_size, points in sized.items()
         for size, point in points
     ]  # fmt: skip
-    return table(f"{name}: every message", columns, rows[:MAX_ROWS], folded=True)
+    return table(
+        f"{name}: every message", columns, rows[:MAX_ROWS], folded=True, group="Every message"
+    )

@@ -30,6 +30,7 @@ from lockstep.report.page.panels.parts import (
 )
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
+from lockstep.report.words import headline
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import (
     counted,
@@ -72,7 +73,7 @@ def ladder_panel(
     made["tables"] = [
         made_of
         for one in series[:MAX_SERIES]
-        for made_of in (_scaling_table(one), _cost_table(one, hours), loss_table(one))
+        for made_of in (_scaling_table(one, threshold), _cost_table(one, hours), loss_table(one))
         if made_of
     ]
     made["notes"] = [*left_out(series, drawn(series), MAX_SERIES), *notes]
@@ -85,17 +86,17 @@ def _figures(
     """Return what is drawn of a ladder, what an error of the check forbids left out; and notes."""
     if not series:
         return [], []
-    figures = []
-    if judged := sound(series):
-        figures += [scaling_figures.speedup(study, judged)] if study == "strong" else []
-        figures.append(scaling_figures.efficiency(study, judged, threshold, predicted))
-    figures += (
-        scaling_figures.throughput(series)
-        if study == "strong"
-        else [scaling_figures.step_time(study, series)]
-    )
+    judged, strong = sound(series), study == "strong"
     split, notes = cause_figures.causes(study, series)
-    return figures + split, notes
+    ratios = [scaling_figures.efficiency(study, judged, threshold, predicted)] if judged else []
+    if strong and judged:  # the efficiency stands at the top of the page, too
+        ratios.insert(0, scaling_figures.speedup(study, judged))
+    absolute = (
+        scaling_figures.throughput(series) if strong
+        else [scaling_figures.step_time(study, series)]
+    )  # fmt: skip
+    # A ratio and its causes first; what is left opens.
+    return [*ratios[:1], *split[:1], *ratios[1:], *absolute, *split[1:]], notes
 
 
 def _caption(series: Series) -> str:
@@ -108,7 +109,7 @@ def _caption(series: Series) -> str:
     return f"{series.label} ({', '.join(told)})" if told else series.label
 
 
-def _scaling_table(series: Series) -> Table:
+def _scaling_table(series: Series, threshold: float) -> Table:
     unit = series.row.sample_unit
     columns = (
         "Ranks", "Nodes", "Launches", "Step time (ms)", "95 % interval (ms)",
@@ -118,7 +119,8 @@ def _scaling_table(series: Series) -> Table:
     rows = list(map(_scaling_row, series.points))
     if {row.num_nodes for point in series.points for row in point.rows} == {1}:
         rows = [[row[0], "", *row[2:]] for row in rows]
-    return table(_caption(series), columns, rows, note=note)
+    said = headline.verdict(series, threshold)
+    return table(_caption(series), columns, rows, note=note, finding=said, prints=True)
 
 
 def _beside(series: Series) -> str:
@@ -164,7 +166,12 @@ def _cost_table(series: Series, hours: str) -> Table:
         "MFU (%)", "GPU in use (%)", f"Energy (J per 10\u00b3 {unit})", "Memory (GB)",
     )  # fmt: skip
     rows = [_cost_row(point, strong) for point in series.points]
-    return table(f"What it takes: {_caption(series)}", columns, rows, folded=True)
+    least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
+    said = f"{series.label} {least} to {most} {hours} per 10\u2076 {unit}"
+    return table(
+        f"What it takes: {_caption(series)}", columns, rows, folded=True,
+        group="What each point takes: batch, hours, memory", finding=said,
+    )  # fmt: skip
 
 
 def _cost_row(point: Point, strong: bool) -> list[str]:

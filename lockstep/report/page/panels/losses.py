@@ -2,13 +2,13 @@
 
 from lockstep.report.compute import attribution
 from lockstep.report.compute.attribution import CAUSES, Cause, Loss, Part
-from lockstep.report.compute.diagnosis import NOTABLE
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, slowest
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
+from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import number, percent
+from lockstep.vocabulary.text.formats import counted, number, percent
 
 NAMES: dict[Cause, str] = {
     "exposed": "exposed communication",
@@ -51,7 +51,26 @@ def loss_table(series: Series) -> Table | None:
         "fixed cost of a step from half batches; contention is what own work takes beyond both."
     )
     caption = f"Where a step's time goes: {series.label}"
-    return table(caption, columns, rows, 2, note=note, folded=True) if rows else None
+    if not rows:
+        return None
+    return table(
+        caption, columns, rows, 2, note=note, folded=True, group="Where a step's time goes",
+        finding=_finding(series),
+    )  # fmt: skip
+
+
+def _finding(series: Series) -> str:
+    """Say to what most is lost at the largest size; empty where nothing is known of it."""
+    point = series.points[-1]
+    lost = attribution.loss(series, point)
+    if lost is None:
+        return ""
+    where = f"on {counted(point.world_size, 'rank')}"
+    if lost.kind != "named":
+        return f"{where} {'little is lost' if lost.kind == 'little' else 'no cause is shown'}"
+    first, step_ms = lost.named[0], number(lost.step_s * MILLI)
+    said = f"{_ms(first.seconds)} of {step_ms} ms to {NAMES[first.cause]}"
+    return f"{series.label} {where} {said}"
 
 
 def _point_rows(series: Series, point: Point) -> list[list[str]]:

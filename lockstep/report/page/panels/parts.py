@@ -59,7 +59,8 @@ def table(
     """Return a table; its first `texts` columns are text, the others numbers.
 
     Columns in which every cell is unknown are left out. `more` may hold a `note`; `folded`, true of
-    a table that a reader opens; and `row_ids`, a name for each row that links may lead to.
+    a table that a reader opens, with the `finding` that its line says, the `group` of tables it
+    opens with, and whether it `prints`; and `row_ids`, a name for each row that links may lead to.
     """
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
     return {
@@ -206,6 +207,7 @@ def curve_figure(
         f"{curve['label']}: " + ", ".join(f"{number(y)} at {x}" for x, y in _pairs(curve))
         for curve in curves
     )
+    across = more.get("xlabel", "Ranks").lower() + (" in bytes" if more.get("size_ticks") else "")
     nodes = {tuple(pair) for curve in curves for pair in curve.get("nodes", ())}
     # Sizes with two numbers of nodes, in two layouts, have no axis of nodes.
     is_axis = len({size for size, _ in nodes}) == len(nodes) and max(nodes, default=(1, 1))[1] > 1
@@ -213,7 +215,7 @@ def curve_figure(
         "kind": "curve", "id": key, "title": title, "xlabel": "Ranks", "ylabel": ylabel,
         "ylog": False, "ticks": sizes, "series": curves, "lines": [],
         "nodes": sorted(map(list, nodes)) if is_axis else [],
-        "desc": f"{ylabel} against ranks. {described}.",
+        "desc": f"{ylabel} against {across}. {described}.",
     } | more  # fmt: skip
 
 

@@ -29,6 +29,11 @@ from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ra
 
 # The loss of throughput against the best that a smaller number of workers may cost.
 KNEE = 0.05
+# A table of more settings is left to its workload.
+MAX_JOINED = 15
+
+Group = tuple[Key, Cases]
+Base = tuple[Series, Point] | None
 
 WAITS = (
     "Step waits: the share of a training step of resnet18 on batches of the loader that the same "
@@ -41,11 +46,11 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     made = panel(study, TITLES.get(study, study.capitalize()))
     groups = compared.groups(study, series)
     bases = compared.references(study, groups)
-    for ((_, world_size, _), cases), base in zip(groups, bases, strict=True):
-        made["tables"].append(_category_table(study, cases, world_size, base))
     largest = max(size for (_, size, _), _ in groups)
-    for made_of, ((_, world_size, _), _) in zip(made["tables"], groups, strict=True):
-        made_of["folded"] = world_size < largest
+    made["tables"] = [
+        *_at_largest(study, groups, bases, largest),
+        *_at_others(study, groups, bases, largest),
+    ]
     made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
         made["notes"] += _equal_buckets(series)
@@ -61,46 +66,97 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     return made
 
 
-def _category_table(
-    study: str, cases: Cases, world_size: int, base: tuple[Series, Point] | None
-) -> Table:
-    names = varied(cases) or list(cases[0][0].row.factors)[:1]
-    unit = cases[0][0].row.sample_unit
+def _at_largest(
+    study: str, groups: Sequence[Group], bases: Sequence[Base], largest: int
+) -> list[Table]:
+    """Return the tables of the largest size; workloads that vary the same factors share one."""
+    joined: dict[tuple[str, ...], list[tuple[Cases, Base]]] = {}
+    for ((_, size, _), cases), base in zip(groups, bases, strict=True):
+        if size == largest:
+            joined.setdefault((*_shared(cases), str(base is None)), []).append((cases, base))
+    made = []
+    # The table of most workloads first.
+    for members in sorted(joined.values(), key=len, reverse=True):
+        rows = sum(len(cases) for cases, _ in members)
+        apart = [members] if rows <= MAX_JOINED else [[one] for one in members]
+        made += [_category_table(study, some, largest) for some in apart]
+    return made
+
+
+def _shared(cases: Cases) -> tuple[str, ...]:
+    """Return what cases must agree in to stand in one table: unit, layout and factors."""
+    one, names = cases[0][0], varied(cases)
+    same = {name: str(value) for name, value in one.row.factors.items() if name not in names}
+    workload = "" if names else one.row.workload  # a lone case is told by its workload
+    return (one.row.sample_unit, one.layout, workload, *names, str(same | {"workload": ""}))
+
+
+def _at_others(
+    study: str, groups: Sequence[Group], bases: Sequence[Base], largest: int
+) -> list[Table]:
+    """Return the tables of the other sizes, folded by workload."""
+    made = []
+    for ((workload, size, _), cases), base in zip(groups, bases, strict=True):
+        if size == largest:
+            continue
+        one = _category_table(study, [(cases, base)], size)
+        made.append(one | {"folded": True, "group": f"{workload} at other sizes"})
+    return made
+
+
+def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> str:
+    """Name the quickest setting of each workload; empty where none may be compared."""
+    sound = [[case for case in own if not case[1].blocked_by] for own, _ in members]
+    best = [max(own, key=lambda case: case[1].rate)[0] for own in sound if len(own) > 1]
+    named = formats.listed(dict.fromkeys(setting(one, names) for one in best), 3)
+    return f"quickest {named}" if named else ""
+
+
+def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_size: int) -> Table:
+    """Return the settings of one size, of one workload or of several."""
+    several = len(members) > 1
+    cases = [case for own, _ in members for case in own]
+    first = cases[0][0]
+    names = varied(members[0][0]) or list(first.row.factors)[:1]
     has_steps = any(point.step_s for _, point in cases)
-    buckets = ["Buckets (MB)"] if study == "bucket" else []
+    texts = [*(["Workload"] if several else []), *names]
+    texts += ["Buckets (MB)"] if study == "bucket" else []
     columns = [
-        *names, *buckets, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
-        f"Throughput ({unit}/s)", "Ratio", "95 % interval", "Step waits (%)", "Memory (GB)",
-        "Flags",
+        *texts, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
+        f"Throughput ({first.row.sample_unit}/s)", "Ratio", "95 % interval", "Step waits (%)",
+        "Memory (GB)", "Flags",
     ]  # fmt: skip
     rows = [
-        [str(one.row.factors.get(name, formats.DASH)) for name in names]
-        + ([_buckets(point)] if buckets else [])
+        ([one.row.workload] if several else [])
+        + [str(one.row.factors.get(name, formats.DASH)) for name in names]
+        + ([_buckets(point)] if study == "bucket" else [])
         + _category_cells(point, base[1] if base else None)
-        for one, point in cases
+        for own, base in members
+        for one, point in own
     ]
-    same = {k: v for k, v in cases[0][0].row.factors.items() if k not in names}
+    same = {k: v for k, v in first.row.factors.items() if k not in names}
     fixed = formats.listed(f"{k}={v}" for k, v in same.items() if k != "workload")
-    caption = place(cases[0][0], world_size)
-    note = _ratio_note(base, names) + _without_effect(cases)
-    texts = len(names) + len(buckets)
-    return table(f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], texts,
-                 note=note)  # fmt: skip
+    caption = place(first, world_size, formats.listed(one[0][0][0].row.workload for one in members))
+    note = _ratio_note([base for _, base in members], names) + _without_effect(cases)
+    return table(
+        f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], len(texts),
+        note=note, finding=_quickest(members, names),
+    )  # fmt: skip
 
 
-def _ratio_note(base: tuple[Series, Point] | None, names: Sequence[str]) -> str:
+def _ratio_note(bases: Sequence[Base], names: Sequence[str]) -> str:
+    base = bases[0]
     if base is None:
         return "No ratio: the setting that others are compared with was not measured at this size."
-    return (
-        f"Ratio of throughput to {setting(base[0], names)}, {absolute(base[1])}, "
-        "at the same world size."
-    )
+    what = setting(base[0], names)
+    named = f"{what} of the same workload" if len(bases) > 1 else f"{what}, {absolute(base[1])},"
+    return f"Ratio of throughput to {named} at the same world size."
 
 
-def place(series: Series, world_size: int) -> str:
+def place(series: Series, world_size: int, what: str = "") -> str:
     """Return workload and ranks of settings that are compared, and their layout if not the main."""
     beside = f", {series.layout}" if series.layout else ""
-    return f"{series.row.workload} on {counted(world_size, 'rank')}{beside}"
+    return f"{what or series.row.workload} on {counted(world_size, 'rank')}{beside}"
 
 
 def setting(series: Series, names: Sequence[str]) -> str:

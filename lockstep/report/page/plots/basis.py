@@ -5,9 +5,12 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
+from lockstep.report.words import method
+from lockstep.vocabulary.records import step_basis
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted
 
+# Studies that take training steps.
+TRAINING = ("strong", "weak", "precision", "bucket", "sensitivity", "accumulation")
 IMPORTED = {
     "cited": "Cited: published or logged by others, not measured by Lockstep.",
     "target": "Targets: expected by their authors, measured by nobody.",
@@ -20,8 +23,8 @@ def put(sections: Sequence[dict[str, Any]], results: Results, series: Sequence[S
     """Give each figure of the sections the basis it rests on, as `basis`."""
     for section in sections:
         rows = _rows(section, series)
-        sentences = IMPORTED.get(section["origin"])
-        said = [sentences] if sentences else [*_steps(rows), *_machine(results, rows)]
+        imported = IMPORTED.get(section["origin"])
+        said = [imported] if imported else [*sentences(rows), *_machine(results, rows)]
         for figure in section["figures"]:
             figure["basis"] = said
 
@@ -33,23 +36,11 @@ def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
     return [row for one in own for point in one.points for row in point.rows]
 
 
-def _steps(rows: Sequence[Row]) -> list[str]:
-    """Say on what data and with which optimizer and precision steps were taken."""
-    given = [basis for row in rows if isinstance(basis := row.details.get("basis"), dict)]
-    if not given:
-        return []
-    values = {
-        name: formats.listed(dict.fromkeys(str(one[name]) for one in given if name in one))
-        for name in dict.fromkeys(name for one in given for name in one)
-    }
-    precisions = formats.listed(dict.fromkeys(row.precision for row in rows if row.precision))
-    listed = ", ".join(f"{name} {value}" for name, value in values.items())
-    bound = (
-        ": an upper bound, for reading real data takes its time beside this"
-        if "not timed" in values.get("input", "")
-        else ""
-    )
-    return [f"Training steps: {listed}, precision {precisions or formats.DASH}{bound}."]
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """Say on what training steps rest; nothing where none was taken."""
+    steps = [row for row in rows if row.study in TRAINING]
+    found = [step_basis.of(row.details) for row in steps]
+    return [method.basis(found, [row.precision for row in steps])] if steps else []
 
 
 def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
@@ -59,11 +50,10 @@ def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
     images = dict.fromkeys(
         str(one["image_sha256"])[:DIGEST] for one in known if one.get("image_sha256")
     )
-    nodes = max((row.num_nodes or 1 for row in rows), default=1)
     image = f"image {formats.listed(images, 2)}" if images else "no image"
     if not known:
         return []
     return [
-        f"Machine: {formats.listed(devices, 3) or 'unknown devices'}, up to "
-        f"{counted(nodes, 'node')}, {image}; whether others shared the nodes is not recorded."
+        f"Machine: {formats.listed(devices, 3) or 'unknown devices'}, "
+        f"{method.nodes(rows)}, {image}; whether others shared the nodes is not recorded."
     ]

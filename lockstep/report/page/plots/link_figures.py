@@ -40,10 +40,8 @@ def bandwidth(
     wires = [{"y": wire, "label": "wire"}] if wire else []
     figure = curve_figure(
         "collective-bandwidth", title, f"{name} (GB/s)", curves, ylog=True, lines=wires,
-        fit="fitted: latency + bytes / rate",
+        xlabel="Message size", size_ticks=True, fit="fitted: latency + bytes / rate",
     )  # fmt: skip
-    figure |= {"xlabel": "Message size", "size_ticks": True}
-    figure["desc"] = figure["desc"].replace("against ranks", "against message size in bytes")
     figure["note"] = "Bars: 95 % intervals of the time, over launches."
     figure["note"] += f" The wire carries {number(wire)} GB/s a node." if wire else ""
     return figure

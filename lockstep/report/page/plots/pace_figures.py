@@ -8,7 +8,7 @@ from lockstep.report.page.panels.parts import Figure
 from lockstep.vocabulary.text.formats import counted
 
 # Lines of the figure; of more hosts or ranks, the slowest.
-MAX_LINES = 24
+MAX_LINES = 12
 
 
 def pace(paces: Sequence[Pace], found: Slowest | None) -> Figure:

@@ -37,8 +37,9 @@ def throughput(series: Sequence[Series]) -> list[Figure]:
         chosen = [one for one in series if one.row.sample_unit == unit][:MAX_CURVES]
         curves = [_with_ideal(one, _throughput_curve(one)) for one in chosen]
         key = "strong-throughput" + (f"-{index + 1}" if index else "")
+        of = f" in {unit}/s" if len(units) > 1 else ""
         made.append(curve_figure(
-            key, "Strong scaling: throughput", f"Throughput ({unit}/s)", curves, ylog=True,
+            key, f"Strong scaling: throughput{of}", f"Throughput ({unit}/s)", curves, ylog=True,
             ideal=IDEAL,
         ))  # fmt: skip
     if len(units) > MAX_UNITS:

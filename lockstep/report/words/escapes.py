@@ -1,5 +1,9 @@
-"""Text as LaTeX and as Markdown have it: what comes from results and tables stays text."""
+"""Text as LaTeX, Markdown and a spreadsheet have it: what comes from others stays text.
 
+The script of a page reads the same tables.
+"""
+
+import json
 import unicodedata
 
 from lockstep.vocabulary.text import formats
@@ -16,6 +20,7 @@ _TEX = {
 _TEX |= {"\u00b2": "$^2$", "\u00b3": "$^3$", "\u2076": "$^6$", "\u2079": "$^9$"}
 _TEX['"'] = "''"
 _TEX["\u25a0"] = r"\rule{5pt}{5pt}"
+_TEX |= {"\u2713": r"$\surd$", "\u2717": r"$\times$"}
 # A combining mark -> LaTeX's command, which puts it over the letter.
 _MARKS = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030a": "r",
@@ -23,6 +28,8 @@ _MARKS = {
 }  # fmt: skip
 UNKNOWN = "?"
 _MARKDOWN = frozenset("\\`*_{}[]#|$~")
+# A spreadsheet runs text that begins so.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def tex(text: str) -> str:
@@ -45,3 +52,14 @@ def markdown(text: str) -> str:
     """Return text that Markdown shows as it is, in a paragraph or a cell of a table."""
     escaped = "".join(f"\\{one}" if one in _MARKDOWN else one for one in str(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def csv_text(text: str) -> str:
+    """Return text that no spreadsheet runs as a formula, and no reader takes for two lines."""
+    # The writer quotes no lone carriage return, and a reader would end the line there.
+    return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", " ")
+
+
+def tables() -> str:
+    """Return the tables as JSON, for the script of a page."""
+    return json.dumps({"tex": _TEX, "formula": "".join(FORMULA)})

@@ -1,0 +1,90 @@
+"""How times were taken and on what they rest, in the same words on the page and in a pack."""
+
+from collections.abc import Iterable, Sequence
+
+from lockstep.report.compute.scaling import Point
+from lockstep.report.load.results import Row
+from lockstep.vocabulary.records.step_basis import Basis
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, listed
+
+NOT_RECORDED = "Basis: what a step read is not recorded, so the numbers may be an upper bound."
+# What production does beside the steps that are measured.
+BOUND = (
+    "Throughput and efficiency are an upper bound for production, which also reads and decodes "
+    "data, writes checkpoints, and may have batches of unequal length."
+)
+
+
+def timing(
+    points: Sequence[Point], version: str, warmup_rounds: Sequence[object], is_campaign: bool
+) -> list[str]:
+    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, medians.
+
+    Args:
+        points: What was measured.
+        version: Lockstep's.
+        warmup_rounds: Of each launch, None where it is not recorded.
+        is_campaign: Whether a campaign planned the launches, and so their order.
+    """
+    rows = [row for point in points for row in point.rows]
+    rounds = span_of(row.rounds for row in rows)
+    steps = span_of(row.steps_per_round for row in rows)
+    launches = span_of(point.num_launches for point in points)
+    counts = [n for n in warmup_rounds if isinstance(n, int) and n > 0]
+    is_warm = counts and len(counts) == len(warmup_rounds)
+    warm = f"after untimed warm-up (rounds: {span_of(counts)}), " if is_warm else ""
+    order = ", interleaved over sizes in random order" if is_campaign and launches != "1" else ""
+    return [
+        f"Timers around the main loop (Lockstep {version}): {warm}a round is an untimed barrier, "
+        f"then {steps} steps that run freely, one device synchronisation, and a monotonic "
+        "clock is read. Each rank keeps its own time, and a round lasts as long as its slowest "
+        "rank. Start-up, data generation and checks are outside.",
+        f"A launch, a new process group, has {rounds} timed rounds of each case; a point has "
+        f"{launches} {'launch' if launches == '1' else 'launches'}{order}. Step times are the "
+        "median over launches of a launch's median round.",
+    ]
+
+
+def span_of(values: Iterable[int | None]) -> str:
+    """Return counts as the least and the largest of them; a dash where none is known."""
+    known = sorted({value for value in values if value})
+    if not known:
+        return formats.DASH
+    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+
+def basis(found: Sequence[Basis | None], precisions: Iterable[str | None] = ()) -> str:
+    """Say what measured steps contain, and of what they are therefore a bound.
+
+    Args:
+        found: Of each row; equal ones are said once.
+        precisions: Those of the rows.
+    """
+    known = list(dict.fromkeys(one for one in found if one))
+    if not known:
+        return NOT_RECORDED
+    words = "; ".join(map(_parts, known))
+    if named := listed(dict.fromkeys(filter(None, precisions))):
+        words += f"; precision {named}"
+    if any(one.is_bound for one in known):
+        return f"Basis: whole training step excluding I/O ({words}). {BOUND}"
+    if any(one.is_bound is None for one in known):
+        return f"Basis: {words}."
+    return f"Basis: whole application including input ({words})."
+
+
+def _parts(one: Basis) -> str:
+    """Return what is known of one basis, parted by commas."""
+    if one == Basis():
+        return "a step of the user's own, of which nothing else is recorded"
+    said = [f"{one.data} data" if one.data else "data of the workload's own making"]
+    said += [] if one.times_input is None else [f"input {'' if one.times_input else 'not '}timed"]
+    said += [f"optimizer {one.optimizer}"] if one.optimizer else []
+    return ", ".join(said)
+
+
+def nodes(rows: Iterable[Row]) -> str:
+    """Say on how many nodes rows were measured at most."""
+    most = max((row.num_nodes for row in rows if row.num_nodes), default=None)
+    return f"up to {counted(most, 'node')}" if most else "an unknown number of nodes"
