@@ -52,7 +52,7 @@ def measure_training(
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be; or
             `make_batch` of another rank returned another number of items.
     """
-    from lockstep.measure.train_step import StepConfig, buckets
+    from lockstep.measure.train_step import StepConfig
 
     skip_unless_supported(harness, precision)
     model = workloads.make(workload)
@@ -76,20 +76,10 @@ def measure_training(
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling="strong" if global_batch is not None else "weak",
-        details={
-            **buckets(step.ddp),
-            **_leads(step, variants, variant_s),
-            BASIS: _basis(step, model),
-        },
+        details=_details(step, model, variants, variant_s),
         flags=[*precision_flags(harness.device, precision), *_dtype_flags(step, precision)],
         **facts_of(harness, model, precision, local_batch),
     )
-
-
-def _basis(step: "TrainStep", model: "Workload") -> dict[str, Any]:
-    """Say what a step includes: no sample is read, decoded or copied in the timed region."""
-    optimizer = type(step.optimizer).__name__
-    return Basis(model.data, times_input=False, optimizer=optimizer).to_dict()
 
 
 def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
@@ -108,11 +98,19 @@ def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
     return found
 
 
-def _leads(
-    step: "TrainStep", variants: Mapping[str, Step], variant_s: Mapping[str, Any]
-) -> dict[str, list[float]]:
-    """Return when the buckets of this rank are ready, where its variants were timed."""
-    return {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
+def _details(
+    step: "TrainStep",
+    model: "Workload",
+    variants: Mapping[str, Step],
+    variant_s: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the step's buckets, when this rank has them ready, and what the step rests on."""
+    from lockstep.measure.train_step import buckets
+
+    leads = {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
+    # No sample is read, decoded or copied to the device in the timed region.
+    basis = Basis(model.data, times_input=False, optimizer=type(step.optimizer).__name__)
+    return {**buckets(step.ddp), **leads, BASIS: basis.to_dict()}
 
 
 def skip_unless_supported(harness: Harness, precision: str) -> None:

@@ -15,6 +15,7 @@ from lockstep.measure.train_step import buckets
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trained import epoch_of
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
+from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
 from lockstep.vocabulary.sizes import case_id
 
 FOLDER = "train"
@@ -88,6 +89,8 @@ def _note(harness: Harness, row: EpochRow) -> None:
 def _record(harness: Harness, trainer: Trainer, base: Path) -> None:
     """Hand over the epochs as rounds; the first of each process is none where there are others."""
     config, batch = trainer.config, trainer.batch
+    data: Data = "synthetic" if config.data == "synthetic" else "real"
+    basis = Basis(data, times_input=True, optimizer=type(trainer.step.optimizer).__name__)
     numbers = range(len(trainer.rows))
     counted = [number for number in numbers if not trainer.rows[number].is_warmup] or numbers
     size = replace(harness.size, steps_per_round=trainer.plan.steps)
@@ -96,8 +99,7 @@ def _record(harness: Harness, trainer: Trainer, base: Path) -> None:
         scaling=batch.scaling,
         training=trainer.record(base),
         checks={"parameters_equal": True},
-        details=buckets(trainer.step.ddp)
-        | {"basis": {"data": config.data, "input": "timed", "optimizer": config.optimizer}},
+        details=buckets(trainer.step.ddp) | {BASIS: basis.to_dict()},
         flags=precision_flags(harness.device, config.precision),
         **facts_of(harness, trainer.workload, config.precision, batch.local_batch),
     )
