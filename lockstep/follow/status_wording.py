@@ -173,7 +173,7 @@ def _shape(script: Mapping[str, Any]) -> str:
 def _expected(record: Mapping[str, Any]) -> Panel:
     found = record["measured"]
     beside = [
-        [shown(one["series"]), str(one["world_size"]), QUANTITIES[one["quantity"]],
+        [shown(one["series"]), QUANTITIES[one["quantity"]], str(one["world_size"]),
          _limits(one), _value(one["quantity"], one["measured"]), _signed(one["deviation"]),
          MEETS[one["meets"]]]
         for one in found["expected"]
@@ -186,9 +186,9 @@ def _expected(record: Mapping[str, Any]) -> Panel:
     ]  # fmt: skip
     tables = []
     if beside:
-        columns = ["Series", "Ranks", "Quantity", "Expected", "Measured", "Deviation (%)", ""]
+        columns = ["Series", "Quantity", "Ranks", "Expected", "Measured", "Deviation (%)", ""]
         note = f"Expected by {found['expectation']}; a deviation is measured over expected, less 1."
-        tables.append(table("Expected beside measured", columns, beside, texts=3, note=note))
+        tables.append(table("Expected beside measured", columns, beside, texts=2, note=note))
     if measured:
         columns = ["Series", "Ranks", "Launches", "Step", "Throughput (samples/s)", "Speed-up",
                    "Efficiency (%)"]  # fmt: skip
@@ -242,7 +242,8 @@ def _technology(record: Mapping[str, Any]) -> Panel:
         if isinstance(machine.get("memory_bytes"), int):
             machine["memory_bytes"] = size_of(machine["memory_bytes"])
         rows = list(_pairs(machine, SOFTWARE))
-        tables.append(table("What the last launch ran on", ["What", "Value"], rows, texts=2))
+        if rows:  # an earlier version noted none of it
+            tables.append(table("What the last launch ran on", ["What", "Value"], rows, texts=2))
     return panel("technology", "Technology", tables=tables)
 
 
