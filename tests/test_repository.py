@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "screen": {"vocabulary", "world", "measure", "campaign"},
     "image": {"vocabulary", "content", "machine"},
     "slurm": {"vocabulary", "content", "campaign", "machine", "image"},
-    "follow": {"vocabulary", "content", "slurm", "report"},
+    "follow": {"vocabulary", "content", "campaign", "slurm", "report"},
     "report": {"vocabulary", "content", "causes"},
     "plugin": {"launch", "measure"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for

@@ -223,6 +223,7 @@ def _summary(campaign: "Campaign", num_missing: int) -> str:
 
 
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
+    from lockstep.campaign import on_end
     from lockstep.campaign.ladder import only_skip
 
     missing = ladder.missing()
@@ -238,6 +239,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     for outcome in outcomes:
         _explain(ladder, outcome)
     click.echo(f"Results: {ladder.folder}", err=True)
+    on_end.run(ladder.results, lambda text: click.echo(text, err=True))
     if incomplete:
         click.echo("The same command goes on with what is left.", err=True)
     elif reason := only_skip(ladder):

@@ -107,6 +107,7 @@ def status(
       lockstep status results/campaign --watch --html
       lockstep status results/campaign --json
     """
+    from lockstep.campaign import on_end
     from lockstep.follow.status_record import Wanted
     from lockstep.slurm.status.standing import Board
 
@@ -120,6 +121,8 @@ def status(
         page = board.results.path / IN_FOLDER
     view = _View(board.results, folder, wanted, page, as_json=as_json)
     campaign = view.show(board.look()) if watch is None else view.watch(board, watch)
+    if watch is not None and campaign.jobs:
+        on_end.run(board.results, lambda text: click.echo(text, err=True))
     if as_json or watch is None or not sys.stdout.isatty():
         click.echo(view.text(campaign))
     for error in campaign.errors:

@@ -94,9 +94,14 @@ def collect(folder: str, *, as_json: bool) -> None:
     Example:
       lockstep collect results/campaign
     """
+    from lockstep.campaign import on_end
     from lockstep.slurm.status import collection
+    from lockstep.slurm.status.standing import Board
 
-    made = collection.collect(results_of(folder), lambda text: click.echo(text, err=True))
+    results = results_of(folder)
+    made = collection.collect(results, _say)
+    if (results.claimed() or {}).get("on_end") and Board(results).look().has_ended:
+        on_end.run(results, _say)
     if as_json:
         click.echo(json.dumps(made, indent=1))
         return
@@ -104,6 +109,10 @@ def collect(folder: str, *, as_json: bool) -> None:
     for line in _account_lines(made["jobs"]):
         click.echo(line)
     click.echo(f"Next: lockstep report {shlex.quote(folder)}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _account_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
