@@ -81,6 +81,14 @@ COMMANDS = {
         "lockstep.report.report_cli:report",
         "Make the scaling report of measured or imported results.",
     ),
+    "export": (
+        "lockstep.tracker.export_cli:export",
+        "Give results to MLflow, TensorBoard, Bencher or another program.",
+    ),
+    "sync": (
+        "lockstep.tracker.export_cli:sync",
+        "Send a tracker what it lacks of results.",
+    ),
     "bundle": (
         "lockstep.report.bundle.bundle_cli:bundle",
         "Pack results, their page and how to reproduce them.",

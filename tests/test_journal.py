@@ -55,7 +55,7 @@ def write(path, *entries):
 def told(path):
     """Return what the sessions wrote, without the mark of who did."""
     return [
-        {name: value for name, value in entry.items() if name != "attempt"}
+        {name: value for name, value in entry.items() if name not in ("attempt", "time")}
         for entry in journal.read(path)
     ]
 

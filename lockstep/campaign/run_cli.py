@@ -256,17 +256,26 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
 def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "list[Outcome]":
     """Make the launches, as long as another of the longest so far would end in time."""
     from lockstep.campaign.progress import View
+    from lockstep.tracker.live import following
 
+    trains = "train" in ladder.campaign.studies
     outcomes: list[Outcome] = []
     begun, longest_s = time.monotonic(), 0.0
-    with View(ladder, missing) as view:
+    with following(ladder.folder) as tracker, View(ladder, missing) as view:
+
+        def advance(launch: "Launch", outcome: "Outcome") -> None:
+            view.advance(launch, outcome)
+            if trains:  # an epoch is known long before its launch has ended
+                tracker.send(0)
+
         for launch in missing:
             now = time.monotonic()
             if now - begun + longest_s > limit_s:
                 break
             view.begin(launch)
-            outcomes.append(ladder.run(launch, view.advance))
+            outcomes.append(ladder.run(launch, advance))
             view.end(outcomes[-1])
+            tracker.send()
             longest_s = max(longest_s, time.monotonic() - now)
     return outcomes
 

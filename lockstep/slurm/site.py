@@ -21,6 +21,7 @@ from pydantic import (
 
 from lockstep import content
 from lockstep.campaign.job_cuts import Duration
+from lockstep.tracker.target import Tracker
 from lockstep.vocabulary.text import inputs
 
 # Of sbatch's options those that change nothing of what Lockstep itself asks for: said twice, the
@@ -214,6 +215,7 @@ class Site(BaseModel):
     max_array_size: Annotated[StrictInt, Field(ge=2, le=4_000_001)] = Field(
         default=1001, description="MaxArraySize of `scontrol show config`"
     )
+    tracker: Tracker | None = Field(default=None, description="where runs are tracked")
     cost_per_node_hour: Cost | None = Field(default=None, description="what a node costs")
     cost_per_gpu_hour: Cost | None = Field(default=None, description="or what a GPU costs")
     currency: Line | None = Field(default=None, description="of that cost, such as EUR")

@@ -16,6 +16,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,7 +87,7 @@ class Journal:
         self._write({"kind": "begin", "case": case})
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        content = encode({**entry, "attempt": self._attempt})
+        content = encode(_signed(entry, self._attempt))
         whole_bytes = os.fstat(self._file.fileno()).st_size
         if whole_bytes + len(content) > LIMIT_BYTES:
             limit = f"no more than {LIMIT_BYTES // files.MIB} MiB are read of one"
@@ -132,9 +133,15 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: As `encode` does.
         ValueError: As `encode` does.
     """
-    # With the name of an attempt, as the line will have one of the same length.
-    kept: dict[str, Any] = json.loads(encode({**entry, "attempt": uuid.uuid4().hex}))
-    return kept
+    # As long as the line will be.
+    kept: dict[str, Any] = json.loads(encode(_signed(entry, uuid.uuid4().hex)))
+    return {name: kept[name] for name in entry}
+
+
+def _signed(entry: Mapping[str, Any], attempt: str) -> dict[str, Any]:
+    """Return an entry with who writes it and when, in UTC."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {**entry, "attempt": attempt, "time": entry.get("time", now)}
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

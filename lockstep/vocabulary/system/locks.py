@@ -67,6 +67,18 @@ def sign(file: IO[str]) -> None:
     file.flush()
 
 
+def is_held(path: Path) -> bool:
+    """Return whether another process holds a file's lock, as far as the file system can tell."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def holder(path: Path) -> tuple[str, str, str]:
     """Return the process, the host and the command that a lock's file names."""
     process, host, command = [*files.text(path).split(maxsplit=2), "", "", ""][:3]

@@ -70,7 +70,19 @@ def load(source: str, model: type[Model], built_in: Mapping[str, Path], **change
         return model.model_validate(given)
     except ValidationError as error:
         where = _option(error, changes) or path
-        raise ValueError(f"{where}: {_sentence(error, model)}") from None
+        raise ValueError(f"{where}: {sentence(error, model)}") from None
+
+
+def table(path: Path, name: str) -> dict[str, Any]:
+    """Return one table of a file, unchecked; an empty one where the file has none.
+
+    Raises:
+        ValueError: The file cannot be read, or gives something else by that name.
+    """
+    found = _read(path, "give a TOML file", {}).get(name, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: {name} = {_shown(found)}: {WORDS['dict_type']}")
+    return found
 
 
 def _other_kind(given: Mapping[str, Any], model: type[BaseModel]) -> str | None:
@@ -116,8 +128,8 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the first thing that is wrong, in one sentence."""
+def sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first thing that is wrong with a model's input, in one sentence."""
     first = _first(error)
     place = [str(part) for part in first["loc"] if part != "[key]"]
     key, given = ".".join(place), first["input"]

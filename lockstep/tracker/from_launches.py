@@ -1,0 +1,368 @@
+"""From a campaign's folder to runs: the campaign, its launches, and the training runs in them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lockstep.report.load import sources
+from lockstep.tracker.tracked import (
+    Artifact,
+    Found,
+    Metric,
+    Run,
+    Status,
+    metric_name,
+    milliseconds,
+    modified_ms,
+    texts,
+)
+from lockstep.vocabulary import metrics
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY, case_name
+from lockstep.vocabulary.system import locks
+
+OF_LAUNCH = ("world_size", "num_nodes", "repeat", "studies", "size", "part", "order_seed")
+OF_CAMPAIGN = ("studies", "tests", "world_sizes", "repeats", "size", "device", "workload",
+    "precision", "global_batch", "local_batch", "factors")  # fmt: skip
+SOFTWARE = ("lockstep_version", "git_commit", "torch", "cuda", "nccl", "driver", "image_sha256")
+CAMPAIGN_FILES = ("report.html", sources.CAMPAIGN, "accounting.json")
+LOG = "log.txt"
+# field of an epoch's row -> the metric's name, with the unit where it has one
+EPOCH = {
+    "loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "validation_loss": "validation_loss",
+    "accuracy": "validation_accuracy",
+    "lr": "lr",
+    "time_s": "epoch_s",
+    "samples_per_s": "throughput_samples_per_s",
+    "validation_s": "validation_s",
+    "checkpoint_s": "checkpoint_s",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as its files tell it.
+
+    Attributes:
+        path: Its journal, or the JSON where that is all there is.
+        document: The pytest-benchmark document.
+        lines: Its journal, as far as the lines belong together; none without one.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    lines: tuple[dict[str, Any], ...] = ()
+
+    @cached_property
+    def block(self) -> dict[str, Any]:
+        """The facts of the launch."""
+        return dict(self.document.get(KEY) or {})
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where it comes from."""
+        return self.block.get("provenance") or {}
+
+    @property
+    def name(self) -> str:
+        """The launch's name."""
+        return str(self.block.get("launch") or self.path.parent.name)
+
+    @cached_property
+    def started(self) -> str:
+        """When its first session began, as ISO 8601."""
+        first: dict[str, Any] = next(iter(self.block.get("sessions") or ()), {})
+        return str(first.get("started") or self.block.get("started") or self.document["datetime"])
+
+    @cached_property
+    def last_ms(self) -> int:
+        """When its journal was last written to."""
+        times = [line["time"] for line in self.lines if "time" in line]
+        return milliseconds(times[-1]) if times else modified_ms(self.path)
+
+    @cached_property
+    def status(self) -> Status:
+        """How it ended, or that it runs."""
+        if self.block.get("complete", True):
+            return "FINISHED"
+        if self.lines and locks.is_held(self.path.with_name(sources.JOURNAL)):
+            return "RUNNING"
+        ended = {
+            each["case"] for kind in ("failed", "skipped") for each in self.block.get(kind) or ()
+        }
+        is_through = len(self.block["expected"]) <= len(ended) + len(self.document["benchmarks"])
+        return "FAILED" if is_through and not self.block.get("in_flight") else "KILLED"
+
+    @cached_property
+    def times_ms(self) -> dict[str, int]:
+        """Full name of each measured case -> when it ended, where the journal says so."""
+        return {
+            line["benchmark"]["fullname"]: milliseconds(line["time"])
+            for line in self.lines
+            if line.get("kind") == "case" and "time" in line
+        }
+
+    @cached_property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """Case -> record of each entry that is ours, with the full name added."""
+        found = {}
+        for entry in self.document["benchmarks"]:
+            if block := (entry.get("extra_info") or {}).get(KEY):
+                found[case_name(entry)] = block | {"fullname": entry.get("fullname")}
+        return found
+
+
+def of_campaign(folder: Path) -> Found:
+    """Return the runs of a folder that holds a campaign's launches.
+
+    Raises:
+        ValueError: The folder holds none, or `campaign.json` is broken.
+    """
+    campaign = sources.read_campaign(folder, {})
+    launches, unread = [], []
+    for source in sources.find_files(folder):
+        try:
+            launches.append(_read(source))
+        except ValueError as error:
+            unread.append(str(error))
+    made = [run for one in launches for run in _Campaign(folder, campaign, launches).runs(one)]
+    whole = _whole(folder, campaign, made) if made else []
+    return Found((*whole, *made), tuple(unread))
+
+
+def _read(source: Path) -> Launch:
+    path, document = sources.read(source)
+    if not isinstance(document, dict) or KEY not in document:
+        raise ValueError(f"{path}: no launch of Lockstep's, which alone makes runs of a tracker")
+    own = path.with_name(sources.JOURNAL)
+    lines = journal.current(journal.read(own)) if own.exists() else []
+    launch = Launch(path, document, tuple(lines))
+    try:
+        milliseconds(launch.started)
+        for block in launch.measured.values():
+            _step_s(block)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: lacks what a tracker needs ({error!r}); left out") from error
+    return launch
+
+
+def _step_s(block: Mapping[str, Any]) -> list[float]:
+    """Return the seconds of a step in each round of a case."""
+    return [each / block["steps_per_round"] for each in metrics.slowest_rank(block["rank_round_s"])]
+
+
+def _throughput(block: Mapping[str, Any]) -> float:
+    return metrics.throughput(float(block["samples_per_step"]), median(_step_s(block)))
+
+
+@dataclass(frozen=True)
+class _Campaign:
+    folder: Path
+    facts: dict[str, Any]
+    launches: Sequence[Launch] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        names = (self.facts.get("name"), *(each.block.get("campaign") for each in self.launches))
+        return str(next(filter(None, names), self.folder.name))
+
+    def runs(self, launch: Launch) -> list[Run]:
+        run = Run(
+            key=f"{self.name}/{launch.name}/{launch.started}",
+            experiment=self.name,
+            name=launch.name,
+            kind="launch",
+            status=launch.status,
+            started_ms=milliseconds(launch.started),
+            ended_ms=None if launch.status == "RUNNING" else launch.last_ms,
+            params=texts(_settings(launch)),
+            facts=_facts(launch),
+            metrics=tuple(self._metrics(launch)),
+            artifacts=_artifacts(launch),
+        )
+        return [run, *_training_runs(run, launch)]
+
+    def _metrics(self, launch: Launch) -> list[Metric]:
+        made: list[Metric] = []
+        for case, block in launch.measured.items():
+            time_ms = launch.times_ms.get(block["fullname"], launch.last_ms)
+            values = {
+                "throughput_samples_per_s": _throughput(block),
+                "parallel_efficiency": self._efficiency(launch, case, block),
+                "mfu": block.get("mean_mfu"),
+                "peak_memory_bytes": max(filter(None, block["peak_memory_bytes"]), default=None),
+            }
+            series = {"step_s": _step_s(block)}
+            series |= {name: [value] for name, value in values.items() if value is not None}
+            made += [
+                Metric(metric_name(case, name), float(value), step, time_ms)
+                for name, own in series.items()
+                for step, value in enumerate(own)
+            ]
+        return made
+
+    def _efficiency(self, launch: Launch, case: str, block: Mapping[str, Any]) -> float | None:
+        """Return X(p) / X(p0) / (p / p0) to the same repeat's launch of the smallest world size.
+
+        The page divides medians over repeats; a run of a tracker is one launch, and its number must
+        not change when others follow.
+        """
+        sizes = self.facts.get("world_sizes") or [
+            one.block.get("world_size") or 1 for one in self.launches
+        ]
+        smallest, repeat = min(sizes), launch.block.get("repeat")
+        for other in self.launches:
+            is_base = other.block.get("world_size") == smallest
+            base = other.measured.get(case) if is_base else None
+            if base and block["scaling"] and other.block.get("repeat") == repeat:
+                speedup = _throughput(block) / _throughput(base)
+                return float(speedup / (block["world_size"] / smallest))
+        return None
+
+
+def _settings(launch: Launch) -> dict[str, Any]:
+    own = {name: launch.block.get(name) for name in OF_LAUNCH}
+    return own | dict(launch.block.get("measured_with") or {})
+
+
+def _facts(launch: Launch) -> dict[str, str]:
+    """Return what runs are searched by, under the names of the HTTP interface and of MLflow."""
+    provenance = launch.provenance
+    slurm, ranks = provenance.get("slurm") or {}, provenance.get("ranks") or []
+    on_gpus = any(str(rank.get("device")).startswith("cuda") for rank in ranks)
+    hosts = list(dict.fromkeys(str(rank.get("host")) for rank in ranks))
+    return texts(
+        {
+            "slurm_job_id": slurm.get("SLURM_JOB_ID"),
+            "node": provenance.get("hostname"),
+            "nodes": slurm.get("SLURM_JOB_NODELIST") or ",".join(hosts),
+            "seed": str(provenance["seed"]) if provenance.get("seed") is not None else None,
+            "gpu_type": ", ".join(provenance.get("device_names") or []) if on_gpus else None,
+            "launch": launch.name,
+        }
+        | {name: provenance.get(name) for name in SOFTWARE}
+    )
+
+
+def _artifacts(launch: Launch) -> tuple[Artifact, ...]:
+    if launch.status == "RUNNING":  # they still grow
+        return ()
+    paths = (launch.path.with_name(name) for name in (sources.RESULT, LOG))
+    return tuple(Artifact.of(path) for path in paths if path.is_file())
+
+
+def _whole(folder: Path, campaign: Mapping[str, Any], made: Sequence[Run]) -> list[Run]:
+    """Return the run of the campaign itself, which has what belongs to no launch: the page."""
+    states = {run.status for run in made}
+    worst: Sequence[Status] = ("RUNNING", "KILLED", "FAILED", "FINISHED")
+    status = next(each for each in worst if each in states)
+    ends = [run.ended_ms for run in made if run.ended_ms is not None]
+    paths = [folder / name for name in CAMPAIGN_FILES if (folder / name).is_file()]
+    first = min(made, key=lambda run: run.started_ms)
+    return [
+        Run(
+            key=f"{first.experiment}/{first.started_ms}",
+            experiment=first.experiment,
+            name=first.experiment,
+            kind="campaign",
+            status=status,
+            started_ms=first.started_ms,
+            ended_ms=None if status == "RUNNING" else max(ends, default=None),
+            params=texts({name: campaign.get(name) for name in OF_CAMPAIGN}),
+            artifacts=tuple(map(Artifact.of, paths)),
+        )
+    ]
+
+
+@dataclass
+class _Training:
+    """A training run within a launch, finished or not."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    block: dict[str, Any] = field(default_factory=dict)
+    has_failed: bool = False
+
+    def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the first row of each epoch: an epoch that was trained again gave the same."""
+        for row in rows:
+            self.rows.setdefault(int(row["epoch"]), dict(row))
+
+
+def _training_runs(run: Run, launch: Launch) -> list[Run]:
+    """Return a run for each training case of a launch; one in flight has its epochs so far."""
+    found: dict[str, _Training] = {}
+    for line in launch.lines:
+        case = str(line.get("case", "")).partition("::")[2] or str(line.get("case"))
+        if line.get("kind") == "epoch":
+            found.setdefault(case, _Training()).take([line["row"]])
+        elif line.get("kind") == "fail" and case in found:
+            found[case].has_failed = True
+    for case, block in launch.measured.items():
+        if training := block.get("training"):
+            own = found.setdefault(case, _Training())
+            own.block, own.has_failed = block, False
+            own.take(training["rows"])
+    return [_training_run(run, launch, case, own) for case, own in found.items()]
+
+
+def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
+    status: Status = "FINISHED" if own.block else "FAILED" if own.has_failed else launch.status
+    if status == "FINISHED" and not own.block:
+        status = "KILLED"
+    rows = [own.rows[epoch] for epoch in sorted(own.rows)]
+    training = own.block.get("training") or {}
+    first_ms = milliseconds(rows[0]["ended"])
+    seed = training.get("seed")
+    return Run(
+        key=f"{run.key}/{case}",
+        experiment=run.experiment,
+        name=f"{run.name} {case}"[:250],
+        kind="training",
+        status=status,
+        started_ms=max(run.started_ms, first_ms - round(1000 * rows[0]["time_s"])),
+        ended_ms=None if status == "RUNNING" else milliseconds(rows[-1]["ended"]),
+        params=run.params | texts(own.block.get("factors") or {}),
+        facts=run.facts
+        | texts({"case": case, "seed": None if seed is None else str(seed)})
+        | texts(
+            {
+                f"checkpoint_{name}": path
+                for name, path in (training.get("checkpoints") or {}).items()
+                if name != "kept"
+            }
+        ),
+        metrics=(*_epoch_metrics(rows), *_step_metrics(launch, training, rows)),
+    )
+
+
+def _epoch_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    return [
+        Metric(name, float(row[source]), int(row["epoch"]), milliseconds(row["ended"]))
+        for source, name in EPOCH.items()
+        for row in rows
+        if row.get(source) is not None
+    ]
+
+
+def _step_metrics(
+    launch: Launch, training: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[Metric]:
+    """Return the loss and rate of each update, which are known when their epoch has ended."""
+    path = launch.path.parent / str(training.get("steps_file") or "")
+    if not path.is_file():
+        return []
+    ends = {int(row["epoch"]): milliseconds(row["ended"]) for row in rows}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        Metric(f"update_{name}", float(line[name]), number, ends[line["epoch"]])
+        for name in ("loss", "lr")
+        for number, line in enumerate(lines)
+        if line["epoch"] in ends
+    ]

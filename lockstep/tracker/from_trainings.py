@@ -1,0 +1,109 @@
+"""From the folder of one `lockstep train` to its run."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from lockstep.tracker.tracked import Artifact, Found, Metric, Run, milliseconds, modified_ms, texts
+from lockstep.vocabulary.system import files, locks
+
+SUMMARY = "summary.json"
+EPOCHS = "epochs.csv"
+ARTIFACTS = (SUMMARY, EPOCHS, "final.csv")
+EXPERIMENT = "train"
+# column of epochs.csv -> the metric's name
+COLUMNS = {
+    "train_loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "val_loss": "validation_loss",
+    "val_accuracy": "validation_accuracy",
+    "lr": "lr",
+    "train_s": "epoch_s",
+    "samples_per_s": "throughput_samples_per_s",
+    "val_s": "validation_s",
+    "checkpoint_s": "checkpoint_s",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+SHARED = ("workload", "data", "precision", "scaling", "repeat", "epochs", "world_size",
+    "num_nodes", "local_batch", "global_batch")  # fmt: skip
+
+
+def is_training(folder: Path) -> bool:
+    """Tell whether a folder is that of a training run, not of a campaign."""
+    return (folder / EPOCHS).is_file()
+
+
+def of_training(folder: Path) -> Found:
+    """Return the run of a folder that `lockstep train` wrote.
+
+    Raises:
+        ValueError: Its rows cannot be read, or there is none yet.
+    """
+    rows = list(csv.DictReader(io.StringIO(files.text(folder / EPOCHS))))
+    path = folder / SUMMARY
+    summary = files.parse(files.content(path)) if path.is_file() else {}
+    if not rows:
+        raise ValueError(f"{folder}: no epoch of this training run has ended yet")
+    try:
+        return Found((_run(folder, rows, summary),))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: {EPOCHS} and {SUMMARY} are not those of a training run ({error!r})"
+        ) from error
+
+
+def _run(folder: Path, rows: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> Run:
+    first = rows[0]
+    began = datetime.fromisoformat(first["timestamp"]) - timedelta(
+        seconds=float(first["train_s"]) + float(first["val_s"])
+    )
+    is_over = len(summary.get("epochs") or ()) == len(rows)
+    is_running = not is_over and locks.is_held(folder / ".lock")
+    config = summary.get("config") or {}
+    known = {name: first.get(name) for name in SHARED}
+    facts = {
+        "slurm_job_id": first.get("job_id"),
+        "git_commit": first.get("git_commit"),
+        "seed": first["seed"],
+        "device": summary.get("device"),
+        "launch": folder.name,
+    }
+    return Run(
+        key=f"{EXPERIMENT}/{folder.name}/{first['timestamp']}",
+        experiment=EXPERIMENT,
+        name=folder.name,
+        kind="training",
+        status="RUNNING" if is_running else "FINISHED" if is_over else "KILLED",
+        started_ms=round(began.timestamp() * 1000),
+        ended_ms=None if is_running else milliseconds(rows[-1]["timestamp"]),
+        params=texts(known | config),
+        facts=texts(facts),
+        metrics=(*_epoch_metrics(rows), *_update_metrics(folder, summary)),
+        artifacts=() if is_running else _artifacts(folder),
+    )
+
+
+def _epoch_metrics(rows: Sequence[Mapping[str, str]]) -> list[Metric]:
+    return [
+        Metric(name, float(row[column]), int(row["epoch"]), milliseconds(row["timestamp"]))
+        for column, name in COLUMNS.items()
+        for row in rows
+        if row.get(column)
+    ]
+
+
+def _update_metrics(folder: Path, summary: Mapping[str, Any]) -> list[Metric]:
+    """Return the loss of each update, which only the summary has."""
+    losses = summary.get("step_losses") or ()
+    time_ms = modified_ms(folder / SUMMARY) if losses else 0
+    return [
+        Metric("update_loss", float(loss), number, time_ms) for number, loss in enumerate(losses)
+    ]
+
+
+def _artifacts(folder: Path) -> tuple[Artifact, ...]:
+    paths = (folder / name for name in ARTIFACTS)
+    return tuple(Artifact.of(path) for path in paths if path.is_file())

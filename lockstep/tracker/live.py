@@ -1,0 +1,166 @@
+"""A process beside a measurement that tells its tracker how far it is.
+
+It works while nothing is measured, between two launches, for which it is waited for 2 s and no
+longer; else at the lowest priority that the system has. It may hang, fail or be killed: results are
+on disk before it looks at them, and what it left is sent by `lockstep sync`.
+"""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep import content
+from lockstep.tracker import sending, target, tracker_wording
+from lockstep.tracker.sending import LIVE_TIMEOUT_S, Sent
+from lockstep.tracker.stores import RefusedError
+from lockstep.tracker.target import Tracker
+from lockstep.vocabulary.system.host import die_with_parent
+
+# At the end nothing is measured any more.
+LAST_S = 10.0
+LOG = "live.txt"
+
+
+class Sender:
+    """The process of one results folder.
+
+    Args:
+        folder: The results.
+        tracker: Where to, with its address.
+    """
+
+    def __init__(self, folder: Path, tracker: Tracker) -> None:
+        self.folder, self.tracker = folder, tracker
+        log = folder / target.FOLDER / LOG
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(folder), tracker.model_dump_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(os.environ),
+                preexec_fn=die_with_parent,
+                start_new_session=True,  # Ctrl-C is the front end's to answer
+            )
+        self._said = b""
+
+    def send(self, wait_s: float = LIVE_TIMEOUT_S) -> None:
+        """Have what is new sent, and wait for that so long and no longer."""
+        stream = self._process.stdin
+        assert stream is not None
+        with contextlib.suppress(OSError):  # it has ended
+            stream.write(b"\n")
+            stream.flush()
+            self._hear(wait_s)
+
+    def close(self, wait_s: float = LAST_S) -> Sent:
+        """End the process, by force where it takes longer, and return how far it came."""
+        stream = self._process.stdin
+        assert stream is not None
+        with contextlib.suppress(OSError):
+            stream.close()
+        deadline_s = time.monotonic() + wait_s
+        while self._hear(deadline_s - time.monotonic()):
+            pass
+        try:
+            self._process.wait(max(0.1, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return Sent(str(self.tracker.uri), "late")
+        return self._last()
+
+    def _hear(self, wait_s: float) -> bool:
+        """Read what the process says next; return whether it may say more."""
+        stream = self._process.stdout
+        assert stream is not None
+        if wait_s <= 0 or not select.select([stream], [], [], wait_s)[0]:
+            return False
+        said = os.read(stream.fileno(), 1 << 16)
+        self._said += said
+        return bool(said)
+
+    def _last(self) -> Sent:
+        lines = self._said.splitlines()
+        if not lines:
+            return Sent(str(self.tracker.uri), "late")
+        return Sent(**json.loads(lines[-1]))
+
+
+class Silent:
+    """What stands for a sender where results have no tracker."""
+
+    def send(self, wait_s: float = 0.0) -> None:
+        """Do nothing."""
+
+
+@contextlib.contextmanager
+def following(folder: Path) -> Iterator[Sender | Silent]:
+    """Give the sender of a results folder, and say at the end what its tracker lacks.
+
+    Raises:
+        ValueError: The site file's table of the tracker says something that is not allowed.
+    """
+    tracker = target.find(folder)
+    if tracker is None:
+        yield Silent()
+        return
+    sender = Sender(folder, tracker)
+    try:
+        yield sender
+    finally:
+        is_whole = sys.exc_info()[0] is None
+        ended = sender.close(LAST_S if is_whole else LIVE_TIMEOUT_S)
+        sys.stderr.write(f"{tracker_wording.line(ended, folder)}\n")
+
+
+def tell(folder: Path, say: Callable[[str], None]) -> None:
+    """Send what was collected to the tracker, if the folder has one; nothing fails with it."""
+    try:
+        tracker = target.find(folder)
+    except ValueError as error:
+        say(f"No tracker was told: {error}")
+        return
+    if tracker:
+        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0)
+        say(tracker_wording.line(sent, folder))
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(content.IMPORTABLE_FROM), environ.get("PYTHONPATH")]))
+    return {**environ, "PYTHONPATH": path}
+
+
+def _be_idle() -> None:
+    """Take only the time of cores that nobody else wants (sched(7), SCHED_IDLE; nice elsewhere)."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "sched_setscheduler"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.nice(19)
+
+
+def main(folder: Path, tracker: Tracker) -> None:
+    """Send what is new each time that a line comes in, until no more can come."""
+    _be_idle()
+    if tracker.kind == "mlflow":  # before it is needed
+        with contextlib.suppress(RefusedError):
+            from lockstep.tracker import mlflow_store
+
+            mlflow_store.prepare(tracker.key, LIVE_TIMEOUT_S)
+    while os.read(sys.stdin.fileno(), 4096):
+        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0)
+        sys.stdout.write(json.dumps(asdict(sent)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Tracker.model_validate_json(sys.argv[2]))

@@ -1,0 +1,135 @@
+"""Results to a tracker: what it lacks, once, in the order in which a run is made.
+
+The same for a campaign that is measured at this moment, one that was collected, and one of last
+year. Whatever stops it, it goes on where it stopped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.tracker import confirmed, stores
+from lockstep.tracker.from_launches import of_campaign
+from lockstep.tracker.from_trainings import is_training, of_training
+from lockstep.tracker.stores import OutOfReachError, RefusedError, Store
+from lockstep.tracker.target import Tracker
+from lockstep.tracker.tracked import Found, Run
+
+# While something is measured, no tracker is waited for longer than this.
+LIVE_TIMEOUT_S = 2.0
+TIMEOUT_S = 30.0
+
+Kind = Literal["sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "late"]
+
+
+@dataclass
+class Sent:
+    """What was sent of a folder, and what stopped it.
+
+    Attributes:
+        kind: `sent` where the tracker has all there is; else what stopped it.
+        uri: The tracker's address.
+        num_runs: Runs that the tracker has now.
+        num_new: Runs of which something was sent.
+        num_metrics: Metrics that were sent.
+        num_artifacts: Files that were sent.
+        why: What the tracker, or the system, said.
+        unread: What could not be read of the results, a sentence each.
+    """
+
+    uri: str
+    kind: Kind = "sent"
+    num_runs: int = 0
+    num_new: int = 0
+    num_metrics: int = 0
+    num_artifacts: int = 0
+    why: str = ""
+    unread: tuple[str, ...] = ()
+
+
+def found(folder: Path) -> Found:
+    """Return the runs of a results folder: a campaign's, or the one of a training run.
+
+    Raises:
+        ValueError: It holds neither.
+    """
+    return of_training(folder) if is_training(folder) else of_campaign(folder)
+
+
+def send(
+    folder: Path,
+    tracker: Tracker,
+    timeout_s: float = TIMEOUT_S,
+    wait_s: float = TIMEOUT_S,
+    *,
+    is_asked: bool = False,
+    connect: Callable[[Tracker, float], Store] = stores.connect,
+) -> Sent:
+    """Send a tracker what it lacks of a results folder, and return how far that went.
+
+    Args:
+        folder: The results.
+        tracker: Where to; its address is filled in, if it has none.
+        timeout_s: How long one request may take.
+        wait_s: How long another command that sends is waited for.
+        is_asked: Ask MLflow for runs that it has confirmed, too: they may have been deleted there.
+        connect: Makes the tracker's store.
+    """
+    tracker = tracker.beside(folder)
+    sent = Sent(str(tracker.uri))
+    try:
+        there = found(folder)
+    except ValueError as error:
+        sent.kind, sent.why = "unreadable", str(error)
+        return sent
+    sent.unread = there.unread
+    try:
+        with confirmed.only_writer(folder, tracker, wait_s):
+            known = confirmed.Confirmed(folder, tracker)
+            known.keep_target()
+            is_asked = is_asked and tracker.kind == "mlflow"
+            left = [r for r in there.runs if is_asked or known.entry(r).digest != r.digest]
+            store = connect(tracker, timeout_s) if left else None
+            sent.num_runs = len(there.runs) - len(left)
+            for run in left:
+                assert store is not None
+                _deliver(run, store, known, sent)
+                sent.num_runs += 1
+    except OutOfReachError as error:
+        sent.kind, sent.why = "out-of-reach", str(error)
+    except RefusedError as error:
+        sent.kind, sent.why = "refused", str(error)
+    except confirmed.BusyError as error:
+        sent.kind, sent.why = "busy", str(error)
+    except OSError as error:
+        sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
+    return sent
+
+
+def _deliver(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> None:
+    """Send what the tracker lacks of one run; each step is noted once it is confirmed."""
+    entry = known.entry(run)
+    store.open(run, entry)
+    new = [metric for metric in run.metrics if entry.is_new(metric)]
+    if entry.digest == run.digest and not new:
+        return
+    sent.num_new += 1
+    known.keep(run, entry)
+    for first in range(0, len(new), stores.LARGEST_BATCH):
+        batch = new[first : first + stores.LARGEST_BATCH]
+        entry.pending = [[m.name, m.value, m.step, m.time_ms] for m in batch]
+        known.keep(run, entry)
+        store.log(entry, batch)
+        entry.confirm(batch)
+        known.keep(run, entry)
+        sent.num_metrics += len(batch)
+    for artifact in run.artifacts:
+        if entry.files.get(artifact.path.name) != artifact.sha256:
+            store.upload(entry, artifact)
+            entry.files[artifact.path.name] = artifact.sha256
+            known.keep(run, entry)
+            sent.num_artifacts += 1
+    store.close(run, entry)
+    entry.digest = run.digest
+    known.keep(run, entry)

@@ -1,0 +1,55 @@
+"""What a tracker must do for results to be sent to it, and how it may fail to."""
+
+from typing import Protocol
+
+from lockstep.tracker.confirmed import Entry
+from lockstep.tracker.target import Tracker
+from lockstep.tracker.tracked import Artifact, Metric, Run
+
+# Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
+LARGEST_BATCH = 1000
+
+
+class OutOfReachError(RuntimeError):
+    """A tracker does not answer in time, or its answer says that it cannot now."""
+
+
+class RefusedError(RuntimeError):
+    """A tracker answers, and refuses: the key, or what was sent."""
+
+
+class Store(Protocol):
+    """One tracker. Each method raises OutOfReachError or RefusedError."""
+
+    def open(self, run: Run, entry: Entry) -> None:
+        """Make the run unless it is there; fill in the entry's id, and correct what it says."""
+
+    def log(self, entry: Entry, metrics: list[Metric]) -> None:
+        """Add metrics, `LARGEST_BATCH` at most."""
+
+    def upload(self, entry: Entry, artifact: Artifact) -> None:
+        """Add a file, or replace it."""
+
+    def close(self, run: Run, entry: Entry) -> None:
+        """Bring configuration, facts and status up to date."""
+
+
+def connect(tracker: Tracker, timeout_s: float) -> Store:
+    """Return a tracker's store.
+
+    Args:
+        tracker: With its address.
+        timeout_s: How long one request may take.
+
+    Raises:
+        RefusedError: The software that it needs is not installed.
+        OutOfReachError: Its database cannot be opened.
+    """
+    assert tracker.uri is not None
+    if tracker.kind == "http":
+        from lockstep.tracker.http_store import HttpStore
+
+        return HttpStore(tracker.uri, tracker.key, timeout_s)
+    from lockstep.tracker.mlflow_store import MlflowStore
+
+    return MlflowStore(tracker.uri, tracker.key, timeout_s)

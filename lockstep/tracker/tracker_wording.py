@@ -1,0 +1,36 @@
+"""What was sent to a tracker, in words."""
+
+import shlex
+from pathlib import Path
+
+from lockstep.tracker.sending import Kind, Sent
+from lockstep.vocabulary.text.formats import counted
+
+# kind -> the sentence; `sent` has one of its own
+WORDS: dict[Kind, str] = {
+    "out-of-reach": "the tracker {uri} is out of reach ({why})",
+    "refused": "the tracker {uri} does not take the results ({why})",
+    "busy": "the tracker {uri} was sent nothing now: {why}",
+    "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
+    "unreadable": "the tracker {uri} was sent nothing: {why}",
+    "late": "the tracker {uri} did not take the results in time",
+}
+
+
+def line(sent: Sent, folder: Path) -> str:
+    """Return what was sent, or what stopped it and the command that sends the rest."""
+    if sent.kind == "sent":
+        return f"Tracker {sent.uri}: {_counts(sent)}."
+    why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why)
+    todo = f"lockstep sync {shlex.quote(str(folder))}"
+    return f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
+
+
+def _counts(sent: Sent) -> str:
+    there = f"{counted(sent.num_runs, 'run')} there"
+    if not sent.num_new:
+        return f"{there}, nothing new"
+    return (
+        f"{there}, {sent.num_new} new or changed ({counted(sent.num_metrics, 'metric')}, "
+        f"{counted(sent.num_artifacts, 'file')} sent)"
+    )
