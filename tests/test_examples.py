@@ -40,6 +40,7 @@ ELSEWHERE = (
     *("lockstep resume", "lockstep cancel", "lockstep collect"),
     *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
     "lockstep compare results/campaign results/spread",
+    "lockstep data fetch",  # needs the internet; tests fetch from a server of their own
     *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),
     *("sbatch", "srun", "apptainer"),
 )
@@ -58,6 +59,7 @@ SHORTER = {
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "run smoke": "run smoke --studies weak",
+    "run train": "run train --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
     "image build": "image build --dry-run",
     "--nproc-per-node 8": "--nproc-per-node 2",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from launched import ROOT, environ, inside, until
 from lockstep import workloads
 from lockstep.measure import data
 from lockstep.trainer import epoch_progress as progress
-from lockstep.trainer import epochs, plan, rank, trainer
+from lockstep.trainer import epochs, plan, rank, trained, trainer
 from lockstep.trainer import train_cli as cli
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.verification import compare
@@ -149,6 +150,8 @@ def test_batches_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         ({"local_batch": 8}, "local batch"),
         ({"global_batch": None}, "local batch"),
         ({"scheduler": "linear"}, "scheduler"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"warmup_epochs": 3}, "leaves none of 3 epochs"),
         ({"lr_scale": "cubic"}, "lr_scale"),
         ({"epochs": 0}, "epochs"),
         ({"lr": float("nan")}, "lr"),
@@ -181,13 +184,43 @@ def test_the_learning_rate_falls_over_the_epochs(scheduler: str, factors: list[f
     assert found == pytest.approx(factors)
 
 
+def test_the_rate_rises_with_each_update_and_then_follows_its_schedule(tmp_path: Path) -> None:
+    run = config(tmp_path, epochs=4, warmup_epochs=2, scheduler="cosine")
+    updates = [(0, 0), (0, 9), (1, 9), (2, 0), (3, 0), (3, 9)]
+    found = [plan.rate_factor(run, epoch, step, 10) for epoch, step in updates]
+    assert found == pytest.approx([0.05, 0.5, 1, 1, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(("target", "time_s"), [(0.5, 1.0), (0.8, 3.0), (0.95, None), (None, None)])
+def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it(
+    target: float | None, time_s: float | None
+) -> None:
+    epochs_: Any = [
+        SimpleNamespace(train_s=seconds, val_accuracy=accuracy)
+        for seconds, accuracy in ((1.0, 0.7), (2.0, 0.9), (4.0, 0.8))
+    ]
+    assert trained.time_to(target, epochs_) == time_s
+
+
+def test_a_device_without_room_names_the_accumulation_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(epochs.EpochRunner, "train", full)
+    with pytest.raises(RuntimeError, match="no room for 60 samples at once; accumulate over 4"):
+        rank.run(config(tmp_path, accumulation=2))
+
+
 def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
-    run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, name="full")
+    options: dict[str, Any] = {"checkpoint_every": 2, "name": "full"}
+    run = config(tmp_path, scheduler="cosine", lr_scale="linear", base_batch=60, **options)
     summary = rank.run(run)
     assert summary == json.loads((run.folder / "summary.json").read_text())
     assert {path.name for path in run.folder.iterdir()} == {
-        ".lock", "best.pt", "checkpoint.pt", "epochs.csv", "final.csv", "steps.jsonl",
-        "summary.json",
+        ".lock", "best.pt", "checkpoint.pt", "epoch-0002.pt", "epochs.csv", "final.csv",
+        "steps.jsonl", "summary.json",
     }  # fmt: skip
     rows = read_rows(run)
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
@@ -202,6 +235,13 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
         "steps": 12, "samples": 1440, "dropped_per_rank": 0, "dropped": 0
     }  # fmt: skip
     assert len(summary["step_losses"]) == 36
+    lines = [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == summary["step_losses"]
+    best = torch.load(run.folder / "best.pt", weights_only=True)
+    assert best["accuracy"] == max(row["val_accuracy"] for row in summary["epochs"])
+    assert summary["training"]["checkpoints"] == {
+        "last": "checkpoint.pt", "best": "best.pt", "kept": ["epoch-0002.pt"]
+    }  # fmt: skip
     first = summary["epochs"][0]
     assert first["train_loss"] == pytest.approx(sum(summary["step_losses"][:12]) / 12)
     assert summary["lr_rule"] == {
@@ -223,14 +263,25 @@ def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
     assert losses("other", seed=1) != losses("one", resume=True)
 
 
-def test_a_resumed_run_ends_like_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    whole = rank.run(config(tmp_path, name="whole", augment=True))
-    rank.run(config(tmp_path, name="parts", augment=True, epochs=1))
-    resumed = rank.run(config(tmp_path, name="parts", augment=True, resume=True))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"optimizer": "adam"}, {"optimizer": "adamw", "warmup_epochs": 2, "weight_decay": 0.1}],
+)
+def test_a_resumed_run_ends_like_one_that_was_not_interrupted(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    own = {"augment": True, "lr": 0.01} | options
+    whole = rank.run(config(tmp_path, name="whole", **own))
+    rank.run(config(tmp_path, name="parts", max_steps=12, **own))
+    with (tmp_path / "parts" / "steps.jsonl").open("a") as file:
+        file.write("of an epoch that was killed\n")
+    resumed = rank.run(config(tmp_path, name="parts", resume=True, **own))
     assert resumed["step_losses"] == whole["step_losses"]
     assert resumed["parameter_checksums"] == whole["parameter_checksums"]
     assert [row["is_warmup"] for row in resumed["epochs"]] == [True, True, False]
     assert [row["epoch"] for row in resumed["epochs"]] == [1, 2, 3]
+    steps = [(tmp_path / name / "steps.jsonl").read_text() for name in ("whole", "parts")]
+    assert steps[0] == steps[1]
 
 
 def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> None:

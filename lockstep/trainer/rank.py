@@ -1,6 +1,7 @@
 """One rank of a training run of its own, as `lockstep train` starts it.
 
-`python -m lockstep.trainer.rank CONFIG.json` is started by torchrun, srun, or alone.
+`python -m lockstep.trainer.rank CONFIG.json`, started by torchrun, srun, or alone. Beside what the
+trainer writes, rank 0 leaves `final.csv` (one row for the run) and `summary.json` (all of it).
 """
 
 import contextlib
@@ -41,7 +42,10 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
             )
             trainer = Trainer(config, joined, _report if place.rank == 0 else _nothing)
             with _only_run(config.folder, joined.control):
-                return trainer.train()
+                summary = trainer.train()
+                if place.rank == 0:
+                    trainer.files.write_summary(summary)
+                return summary
     except Exception as error:
         # Before this rank leaves, which the others will then report as an error of their own.
         if error_file is not None:

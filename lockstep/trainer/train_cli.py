@@ -43,7 +43,7 @@ OWN = {"data": "synthetic", "num_synthetic": 480, "epochs": 2, "lr": 0.01}
 Examples:
   lockstep train --workload mlp:width=64 --data digits --global-batch 64
   lockstep train --workload mlp:width=64 --data digits --local-batch 32 --optimizer adamw
-      --lr 0.001 --warmup-epochs 1 --epochs 5 --checkpoint-every 2 --name adamw
+      --lr 0.001 --warmup-epochs 1 --epochs 4 --checkpoint-every 2 --name adamw
   lockstep train --world-size 2 --workload mnist_cnn --data mnist --local-batch 16 --epochs 5
   lockstep train --workload resnet18_cifar --data cifar10 --global-batch 512 --lr 0.1
       --lr-scale linear --scheduler cosine --augment --precision bf16 --epochs 30 --resume

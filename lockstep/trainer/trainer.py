@@ -1,9 +1,8 @@
 """The trainer: whole epochs of data-parallel training whose result can be trusted.
 
-Rank 0 writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (one row per epoch),
-`final.csv` (one row for the run), `summary.json` (both, the configuration and the loss of every
-update), `steps.jsonl` (a line per update), and parameters: `checkpoint.pt` of the last epoch,
-`best.pt` of the best, and those that were asked for.
+Rank 0 writes below RESULTS/NAME, a folder all ranks see: `epochs.csv` (a row per epoch),
+`steps.jsonl` (a line per update), and parameters: `checkpoint.pt` of the last epoch, `best.pt` of
+the best, and those that were asked for.
 
 Runs with the same seed give equal losses on a CPU. On a GPU cuDNN may choose algorithms that
 differ in the last digits; `torch.use_deterministic_algorithms` would forbid them, at their speed.
@@ -137,7 +136,7 @@ class Trainer:
         memory.refuse_beyond(room, needed, device)
 
     def train(self) -> dict[str, Any]:
-        """Train the epochs that are missing, write the results, return the summary."""
+        """Train the epochs that are missing, and return the summary."""
         first = len(self.rows)
         if self.world.rank == 0:
             self.files.cut_steps(self._step_bytes)
@@ -288,11 +287,7 @@ class Trainer:
         own = parameter_checksum(self.step.ddp)
         checksums: list[str] = self.world.control.exchange_all("checksums", own)
         final = final_row(self.rows)
-        summary = self._summary(final, checksums)
-        if self.world.rank == 0:
-            self.files.write_summary(summary)
-        distributed.barrier()
-        return summary
+        return self._summary(final, checksums)
 
     def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
         config = self.config
