@@ -78,7 +78,11 @@ def serve(
     follower = Follower(Board(results), folder, Wanted(expect, floor, inventory=True), shown)
     inbox = receiver.Inbox(results, signature.Guard(key, known), follower.wanted.set)
     follower.look()
-    server = receiver.Server((host, port), inbox, shown)
+    try:
+        server = receiver.Server((host, port), inbox, shown)
+    except OSError as error:
+        why = error.strerror or error
+        raise RuntimeError(f"{host}, port {port}: {why}; choose another by --port") from None
     threading.Thread(target=follower.run, args=(every_s,), daemon=True).start()
     click.echo(f"page: http://{host}:{server.server_port}/")
     click.echo(f"key: {key_path}")

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from lockstep.follow import status_wording
 from lockstep.follow.receiver import CHANGES_PATH
-from lockstep.report.page.render import ORIGIN_LABELS, environment, own
+from lockstep.report.page.render import environment, own
 
 # A page that is served asks to be told of changes.
 LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = () => location.reload();'
@@ -37,7 +37,6 @@ def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool 
             time=record["time"],
             refresh_s=None if refresh_s is None else round(refresh_s),
             style=own("report.css"),
-            labels=ORIGIN_LABELS,
             script=Markup(script),  # noqa: S704, since it is our own constant
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         )

@@ -29,6 +29,9 @@ MACHINE_KEYS = (
     *("memory_bytes", "image_path", "environment", "lockstep_version"),
 )
 
+# What a script asks for.
+SHAPE = ("num_nodes", "gpus_per_node", "time_limit")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -53,6 +56,9 @@ def record(campaign: Campaign, results: Results, folder: str, wanted: Wanted) ->
     """
     now = time.time()
     facts = overview.facts(campaign, results, folder)
+    scripts = results.scripts()
+    for row in facts["jobs"]:
+        row |= {key: scripts.get(row["job"], {}).get(key) for key in SHAPE}
     if not campaign.errors:
         kept_answers.keep(results, facts["jobs"], now)
         answered: float | None = now

@@ -115,15 +115,19 @@ def sections(record: Mapping[str, Any]) -> list[Panel]:
         _jobs(record), _prepared(record), _expected(record), _configuration(record),
         _technology(record), _inventory(record), _ages(record),
     ]  # fmt: skip
+    for part in made:
+        for count, one in enumerate(part["tables"], start=1):
+            one["key"] = f"{part['id']}-table-{count}"
     return [one for one in made if one["tables"] or one["lead"]]
 
 
 def _jobs(record: Mapping[str, Any]) -> Panel:
     rows = [list(_job(job)) for job in record["jobs"]]
     rows += [row for job in record["jobs"] for row in _elements(job)]
-    columns = ["Job", "Id", "State", "In words", "What to do", "Waited", "Ran", "Launches"]
+    columns = ["Job", "Id", "State", "In words", "What to do", "Waited", "Ran", "Launches", "Nodes",
+               "Limit"]  # fmt: skip
     lead = [] if rows else ["No job was sent from this folder."]
-    tables = [table("Each job", columns, rows, texts=8)] if rows else []
+    tables = [table("Each job", columns, rows, texts=10)] if rows else []
     return panel("jobs", "Jobs", tables=tables, lead=lead)
 
 
@@ -142,13 +146,15 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     yield in_words(job["since_submission_s"] if waited is None else waited)
     yield in_words(job["elapsed_s"])
     yield f"{job['num_complete']} of {job['num_launches']}" if job["num_launches"] else ""
+    yield _shape(job)
+    yield shown(job["time_limit"])
 
 
 def _elements(job: Mapping[str, Any]) -> Iterator[list[str]]:
     for one in job.get("ended_badly", ()):
         meaning = state_in_words(one["state"])
         yield [shown(one["launch"]), shown(one["id"]), one["state"], meaning, one["advice"] or "",
-               "", "", ""]  # fmt: skip
+               *[""] * 5]  # fmt: skip
 
 
 def _prepared(record: Mapping[str, Any]) -> Panel:

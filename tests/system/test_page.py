@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from data.report_samples import full_tree
 from data.wide_ladder import wide_tree
+from test_status_page import MOMENTS, campaign_at, look
 
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
@@ -225,6 +226,22 @@ def test_everything_has_a_name_and_a_contrast(chromium, built, tmp_path, scheme)
     assert (found["nameless"], found["headless"], found["faint"]) == (0, 0, [])
     assert max(found["steps"]) <= 1
     assert found["dark"] == bool(scheme)
+
+
+@pytest.mark.parametrize("width", [NARROW, 1280])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_status_page_fits_and_can_be_read(chromium, tmp_path, moment, width):
+    look(tmp_path, campaign_at(moment, tmp_path))
+    (tmp_path / "results" / "x" / "status.html").rename(tmp_path / "page.html")
+    layout = "\n".join(line for line in LAYOUT.splitlines() if "figure" not in line)
+    for scheme in ((), DARK):
+        found = framed(chromium, tmp_path, tmp_path, width, layout, *scheme)
+        assert isinstance(found, dict), found
+        assert (found["client"], found["wide"], found["requests"]) == (width, [], [])
+        assert found["scroll"] <= width
+        found = framed(chromium, tmp_path, tmp_path, width, ACCESS, *scheme)
+        assert (found["nameless"], found["headless"], found["faint"]) == (0, 0, [])
+        assert found["dark"] == bool(scheme)
 
 
 @pytest.fixture(scope="module")
