@@ -145,6 +145,13 @@ def test_an_image_that_is_gone_ends_the_job(job, world_size):
     assert not job.has_measured
 
 
+def test_a_scratch_that_the_job_lacks_ends_it_by_its_key(job):
+    ended = job.run(site=plain(scratch="$NO_SUCH_FOLDER/mine"))
+    assert ended.returncode != 0
+    assert not job.has_measured
+    assert job.end()["mend"] == "scratch"
+
+
 @pytest.fixture
 def node(tmp_path):
     """A job's folder with a node's scratch, a data set and an image."""

@@ -25,18 +25,19 @@ def test_a_command_that_hangs_is_given_up(asked, monkeypatch):
 
 
 def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
-    foreign = ("SLURM_MEM_PER_CPU", "SLURM_CLUSTERS", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
-    for name in (*foreign, "SLURM_CONF", "OTHER"):
+    foreign = ("SLURM_MEM_PER_CPU", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
+    for name in (*foreign, "SLURM_CONF", "OTHER", "SLURM_CLUSTERS"):
         monkeypatch.setenv(name, "1")
+    slurm.on_cluster("big")
     asked.act("squeue", "/usr/bin/env")
     asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
     slurm.sbatch(asked.folder / "x.sh", "mine")
     question, job = slurm.ask("squeue"), (asked.folder / "job").read_text()
     for environment in (question, job):
         assert [name for name in foreign if f"{name}=" in environment] == []
-        assert {"SLURM_CONF=1", "OTHER=1"} <= set(environment.splitlines())
+        assert {"SLURM_CONF=1", "OTHER=1", "SLURM_CLUSTERS=big"} <= set(environment.splitlines())
     assert "SLURM_TIME_FORMAT=%s" in question
-    assert "SLURM_" not in job.replace("SLURM_CONF", "")
+    assert "SLURM_" not in job.replace("SLURM_CONF", "").replace("SLURM_CLUSTERS", "")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from data.job_samples import campaign_of, site_of, small
+from data.job_samples import CONTAINER, campaign_of, site_of, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
@@ -74,6 +74,36 @@ def test_a_script_equals_its_golden_file(name):
     if os.environ.get(REWRITE):
         path.write_text(script_of(name))
     assert script_of(name) == path.read_text(), f"if that is meant: {REWRITE}=1 pytest {__file__}"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"cluster": "big"}, "#SBATCH --clusters=big"),
+        ({"gpu_request": "gres"}, "#SBATCH --gres=gpu:h100:1"),
+        ({"directives": ["--comment=my own"]}, "#SBATCH --comment=my own"),
+        (
+            {"cpu_bind": "verbose,cores", "mpi": "pmix", "srun_options": ["--label"]},
+            "srun_options=('--cpu-bind=verbose,cores' --mpi=pmix --label)",
+        ),
+        ({"modules": ["Apptainer 1.3"]}, "module load 'Apptainer 1.3' || lockstep_fail "),
+        ({"container": CONTAINER | {"runtime": "singularity"}}, "handing=SINGULARITYENV # "),
+        ({"container": CONTAINER | {"runtime": "singularity"}}, "in_image=(singularity exec "),
+        ({"scratch": "$TMPDIR/my own"}, "scratch=${TMPDIR:?TMPDIR of "),
+        ({}, "export OPENBLAS_NUM_THREADS=16"),
+        ({"env": {"OMP_NUM_THREADS": "3"}}, "export OMP_NUM_THREADS=3"),
+    ],
+)
+def test_what_a_site_asks_for_stands_in_its_scripts(said, line):
+    site = plain(**said)
+    script = render(jobs(small(), site, FOLDER)[0], site)
+    assert any(one.startswith(line) for one in script.splitlines()), script
+    assert "gpus-per-node" not in script or site.gpu_request == "gpus-per-node"
+
+
+def test_a_site_may_leave_the_partition_to_its_qos():
+    site = plain(partition=None, qos="gpu_regular", constraint="gpu")
+    assert "--partition" not in " ".join(jobs(small(), site, FOLDER)[0].directives)
 
 
 def shellcheck(*arguments):

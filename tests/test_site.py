@@ -48,8 +48,8 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (GOOD, "in a container or with modules and venv, and neither is given; give one"),
-        (GOOD + 'venv = "/v"\nsuite = "/s"\n' + IMAGE, "and both are given"),
+        (GOOD, "ranks run in a container or with modules and venv; give one"),
+        (GOOD + 'venv = "/v"\nsuite = "/s"\n' + IMAGE, "a container and a venv are both given"),
         (GOOD + 'venv = "/v"\n', "key 'suite' is missing"),
         (GOOD + 'partitoin = "gpu"\n' + IMAGE, "unknown key 'partitoin'; did you mean 'partition'"),
         (GOOD + IMAGE + 'bind = ["/a"]\n', "unknown key 'container.bind'; did you mean 'binds'"),
@@ -76,7 +76,8 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD.replace("= 4", "= 0") + 'gpu_type = "a"\n' + IMAGE, "but gpus_per_node is 0"),
         (GOOD + IMAGE + 'binds = ["/a,/b"]\n', "a comma separates binds"),
         ("schema = \n", "not a TOML file"),
-        (GOOD.replace('partition = "gpu"\n', "") + IMAGE, "key 'partition' is missing, which"),
+        (GOOD + 'scratch = "$TMP DIR"\n' + IMAGE, "such as $TMPDIR"),
+        (GOOD + 'directives = ["comment=x"]\n' + IMAGE, "not an option"),
         (GOOD + 'stage_in = ["/data"]\n' + IMAGE, "key 'scratch' is missing"),
         (GOOD + "stage_image = true\n" + IMAGE, "key 'scratch' is missing"),
         (

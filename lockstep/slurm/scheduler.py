@@ -28,7 +28,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What outside variables say of other jobs, or of how answers are to read, is not for ours.
 FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_")
 # Where Slurm is, and who asks: what no command answers without.
-KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"}
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -194,6 +194,12 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in KEPT or not name.startswith(FOREIGN)
     }
+
+
+def on_cluster(name: str | None) -> None:
+    """Let each command of Slurm be about a cluster; None leaves it to the user's SLURM_CLUSTERS."""
+    if name is not None:
+        os.environ["SLURM_CLUSTERS"] = name
 
 
 class FailedError(RuntimeError):

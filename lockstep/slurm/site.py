@@ -37,8 +37,8 @@ EXTRA_OPTIONS = (
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
     "began|chosen|failed|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|"
-    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|"
-    "stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
+    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|srun_options|"
+    "handing|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
 )
 
 
@@ -76,6 +76,20 @@ def _absolute(text: str) -> str:
     return text
 
 
+def _scratch(text: str) -> str:
+    if not text.startswith("$"):
+        return _without_colon(_bindable(_absolute(text)))
+    if not re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*(/[^:,]*)?", text, re.ASCII):
+        raise ValueError("a folder or a variable of a job, such as $TMPDIR or $TMPDIR/mine")
+    return text
+
+
+def _option(text: str) -> str:
+    if not re.match(r"--?[A-Za-z]", text):
+        raise ValueError("not an option; write --name or --name=value")
+    return text
+
+
 def _bindable(text: str) -> str:
     if "," in text:
         raise ValueError("a comma separates binds in Apptainer; list each bind by itself")
@@ -105,7 +119,7 @@ def _extra(text: str) -> str:
         hint = f"did you mean --{near[0]}?" if near else f"known: --{', --'.join(EXTRA_OPTIONS)}"
         raise ValueError(
             f"not an option that may be added to what Lockstep asks for; {hint}; write another "
-            "into a template of your own (key template)"
+            "under the key directives, where nothing is checked"
         )
     if match[2]:
         _directive_value(match[2])
@@ -117,6 +131,8 @@ Word = Annotated[Line, AfterValidator(_directive_value)]
 AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
 Bind = Annotated[AbsolutePath, AfterValidator(_bindable)]
 Extra = Annotated[Line, AfterValidator(_extra)]
+Scratch = Annotated[Line, AfterValidator(_scratch)]
+Option = Annotated[Line, AfterValidator(_option)]
 Place = Annotated[Bind, AfterValidator(_without_colon)]
 Variable = Annotated[str, AfterValidator(_variable)]
 ShellLines = Annotated[str, AfterValidator(_shell_lines)]
@@ -134,6 +150,9 @@ class Container(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    runtime: Literal["apptainer", "singularity"] = Field(
+        default="apptainer", description="what runs the image; SingularityCE takes the same options"
+    )
     image: AbsolutePath = Field(description="Apptainer image, on storage that all nodes see")
     binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
     args: tuple[Line, ...] = Field(default=(), description="further options of apptainer exec")
@@ -156,6 +175,9 @@ class Site(BaseModel):
     schema_version: inputs.SchemaVersion
     name: Line = Field(description="the centre or machine")
     partition: Word | None = Field(default=None, description="partition of all jobs")
+    cluster: Annotated[Word, Field(pattern=r"^[^,]+$")] | None = Field(
+        default=None, description="cluster of all jobs, where Slurm has several (sbatch --clusters)"
+    )
     collect_partition: Word | None = Field(
         default=None, description="partition, without GPUs, of the job that collects and reports"
     )
@@ -172,6 +194,10 @@ class Site(BaseModel):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
         default=None, description="type of GPU where the partition has several, such as a100"
     )
+    gpu_request: Literal["gpus-per-node", "gres"] = Field(
+        default="gpus-per-node",
+        description="option that asks for GPUs; gres writes --gres=gpu:TYPE:N",
+    )
     gpu_runtime: Literal["cuda", "rocm"] = Field(
         default="cuda", description="what the GPUs need in an image"
     )
@@ -183,16 +209,20 @@ class Site(BaseModel):
     max_ranks_per_node: Count | None = Field(
         default=None, description="ranks of one node; its GPUs, or its CPUs, by default"
     )
-    container: Container | None = Field(default=None, description="run in an Apptainer image")
-    modules: tuple[Line, ...] = Field(default=(), description="or load these modules")
-    venv: AbsolutePath | None = Field(default=None, description="and enter this environment")
+    container: Container | None = Field(default=None, description="run in an image")
+    modules: tuple[Line, ...] = Field(
+        default=(), description="load these modules, beside an image or in its place"
+    )
+    venv: AbsolutePath | None = Field(
+        default=None, description="enter this environment, in the place of an image"
+    )
     suite: Place | None = Field(
         default=None, description="checkout of Lockstep; the image's own by default"
     )
-    scratch: Place | None = Field(
+    scratch: Scratch | None = Field(
         default=None,
-        description="folder on every node, in which a job keeps its data files until it ends; "
-        "beside the results by default",
+        description="folder on every node, or a variable of the job such as $TMPDIR, in which it "
+        "keeps its data files until it ends; beside the results by default",
     )
     stage_in: tuple[AbsolutePath, ...] = Field(
         default=(), description="files and folders that a job copies among its data files"
@@ -205,6 +235,14 @@ class Site(BaseModel):
     )
     env: dict[Variable, Line] = Field(default={}, description="variables of every rank, NCCL's say")
     extra_directives: tuple[Extra, ...] = Field(default=(), description="options of sbatch")
+    directives: tuple[Option, ...] = Field(
+        default=(), description="further options of sbatch, on your own responsibility"
+    )
+    cpu_bind: Line = Field(default="cores", description="srun --cpu-bind of the ranks")
+    mpi: Word = Field(default="none", description="srun --mpi of the ranks")
+    srun_options: tuple[Option, ...] = Field(
+        default=(), description="further options of srun, on your own responsibility"
+    )
     shell_before: ShellLines = Field(default="", description="shell lines before the first launch")
     shell_after: ShellLines = Field(
         default="", description="shell lines at the end of a job, also of one that fails"
@@ -264,20 +302,16 @@ class Site(BaseModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        native = bool(self.modules or self.venv)
-        if native == (self.container is not None):
-            which = "both are given; keep one" if native else "neither is given; give one"
-            raise ValueError(f"ranks run in a container or with modules and venv, and {which}")
-        if native and self.suite is None:
+        if self.container is None and not (self.modules or self.venv):
+            raise ValueError("ranks run in a container or with modules and venv; give one")
+        if self.container is not None and self.venv:
+            raise ValueError("a container and a venv are both given; keep one")
+        if self.container is None and self.suite is None:
             raise ValueError(
                 "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"
             )
         if self.gpu_type and not self.gpus_per_node:
             raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
-        if self.gpus_per_node and self.partition is None:
-            raise ValueError(
-                "key 'partition' is missing, which jobs with GPUs need; `sinfo` lists them"
-            )
         return self
 
     @model_validator(mode="after")

@@ -131,19 +131,19 @@ lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's va
 lockstep_enter_image() { # lockstep_enter_image NAME...
     local one handed own='^(APPTAINERENV|SINGULARITYENV)_|^(PWD|OLDPWD|SHLVL|_)$'
     handed="^($(IFS='|' && echo "${handed_on[*]}"))"
-    for one; do export "APPTAINERENV_$one=${!one}"; done
-    export APPTAINERENV_PYTHONPATH=$suite APPTAINERENV_PYTHONNOUSERSITE=1
+    for one; do export "${handing}_$one=${!one}"; done
+    export "${handing}_PYTHONPATH=$suite" "${handing}_PYTHONNOUSERSITE=1"
     LOCKSTEP_DROPPED= # names of what the site's lines set and no rank will see
     for one in $(compgen -e); do
         [[ $one =~ $handed|$own ]] ||
-            [ -v "APPTAINERENV_$one" ] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
+            [ -v "${handing}_$one" ] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
             LOCKSTEP_DROPPED+=" $one"
     done
     export LOCKSTEP_DROPPED
     # shellcheck disable=SC2016 # a rank expands it, not this shell
-    hand_on="handed='$handed'"'
+    hand_on="handed='$handed' handing=$handing"'
 for one in $(compgen -e); do
-    if [[ $one =~ $handed ]]; then export "APPTAINERENV_$one=${!one}"; fi
+    if [[ $one =~ $handed ]]; then export "${handing}_$one=${!one}"; fi
 done
 need() { # need KEY PATH: this node has what the site file names
     ! stat -- "$2" >/dev/null 2>&1 || return 0
@@ -350,8 +350,8 @@ lockstep_step() { # lockstep_step LOG COMMAND...: one srun over the ranks of $sh
     local log=$1 rc=0
     shift
     [ "$num_ranks" -eq 1 ] || lockstep_meet
-    srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task" --cpu-bind=cores \
-        --mpi=none --export=ALL --kill-on-bad-exit=1 \
+    srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task" "${srun_options[@]}" \
+        --export=ALL --kill-on-bad-exit=1 \
         "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
     running=$!
     lockstep_await "$running" || rc=$?

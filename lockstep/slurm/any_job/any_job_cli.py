@@ -243,6 +243,7 @@ def shell(
     say_site(site)
     chosen, where = campaigns.load(campaign), sites.load(site.source)
     where = where.in_partition(partition) if partition else where
+    slurm.on_cluster(where.cluster)
     size = world_size or min(chosen.world_sizes)
     time_s = None if limit is None else parse_limit(limit)
     command = point_shell.command(chosen, where, size, time_s, Path.cwd())

@@ -66,13 +66,16 @@ def _gpu_runtime(subject: Subject) -> str | None:
 def apptainer(subject: Subject) -> Finding:
     """Whether Apptainer is here, and new enough."""
     wanted = _container(subject)
+    if not isinstance(wanted, Finding) and wanted.runtime == "singularity":
+        if shutil.which("singularity"):
+            return ok("singularity is here; what follows is looked at by Apptainer alone")
+        return _lacking(subject, "no singularity on PATH", "load its module or ask for it")
     if shutil.which("apptainer") is None:
         if isinstance(wanted, Finding):
             return not_needed(f"not on PATH; {wanted.says}")
         if shutil.which("singularity"):
-            return _lacking(
-                subject, "only singularity, and jobs call apptainer", "install or load Apptainer"
-            )
+            action = 'load Apptainer, or set runtime = "singularity" in [container]'
+            return _lacking(subject, "only singularity, and jobs call apptainer", action)
         return _lacking(
             subject, "not on PATH", "load its module or ask for it, or use modules and a venv"
         )

@@ -1,5 +1,6 @@
 """The commands about jobs that were sent: cancel and collect."""
 
+import contextlib
 import json
 import shlex
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ def results_of(folder: str) -> "Results":
     Raises:
         ValueError: It is no folder, or holds no campaign.
     """
+    from lockstep.slurm import scheduler as slurm
     from lockstep.slurm.status.sent import Results
+    from lockstep.slurm.submit import submission
 
     path = Path(folder)
     if not path.is_dir():
@@ -40,6 +43,9 @@ def results_of(folder: str) -> "Results":
         raise ValueError(
             f"{folder} holds no campaign; give the results folder, such as results/NAME"
         )
+    if (results.jobs_folder / submission.SITE_FILE).exists():
+        with contextlib.suppress(OSError, ValueError):  # then of this machine's own cluster
+            slurm.on_cluster(submission.stored_site(results).cluster)
     return results
 
 

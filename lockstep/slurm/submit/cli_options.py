@@ -176,6 +176,7 @@ def work_of(
         ValueError: Campaign, site and options do not fit.
     """
     from lockstep.campaign import campaign as campaigns
+    from lockstep.slurm import scheduler as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit.job import settle
@@ -184,6 +185,7 @@ def work_of(
     say_site(site)
     chosen, where = campaigns.load(campaign), sites.load(site.source)
     where = where.in_partition(partition) if partition else where
+    slurm.on_cluster(where.cluster)
     results = Results((root / chosen.name).resolve())
     todo = Work(settle(chosen, where), where, results, profiler, debug_comm=debug_comm)
     if budget is None:

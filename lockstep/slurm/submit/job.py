@@ -238,6 +238,7 @@ class Maker:
             billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else num_gpus,
             time_s=time_s,
             cpus_per_task=resources.cpus_per_task,
+            num_threads=resources.num_threads or resources.cpus_per_task,
             directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
             shapes={size: shape(self.site, resources, size) for size in sizes},
             options=tuple(_options(self.campaign, self.site)),

@@ -42,6 +42,7 @@ class JobSpec:
         billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
         time_s: Its time limit.
         cpus_per_task: CPUs of a rank, equal at every world size.
+        num_threads: Threads of a rank, for OpenMP and the libraries of linear algebra.
         directives: The options of sbatch.
         shapes: World size -> srun's options for nodes, ranks and GPUs.
         tests: What pytest measures, absolute; nothing for the suite's own.
@@ -61,6 +62,7 @@ class JobSpec:
     billed_per_node: int
     time_s: int
     cpus_per_task: int
+    num_threads: int
     directives: tuple[str, ...]
     shapes: dict[int, tuple[str, ...]]
     options: tuple[str, ...]

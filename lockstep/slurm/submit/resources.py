@@ -19,6 +19,7 @@ class Share:
     ranks_per_node: int
     cpus_per_task: int
     is_gpu: bool
+    num_threads: int | None = None  # as many as it has CPUs, by default
 
     def num_nodes(self, world_size: int) -> int:
         """Return the nodes of a world size."""
@@ -53,7 +54,7 @@ def share(campaign: Campaign, site: Site) -> Share:
             f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "
             f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
         )
-    return Share(ranks, cpus, is_gpu)
+    return Share(ranks, cpus, is_gpu, campaign.threads_per_rank)
 
 
 def directives(
@@ -65,6 +66,7 @@ def directives(
     warning_s = min(WARNING_S, time_s // 4)
     chosen = {
         "job-name": name,
+        "clusters": site.cluster,
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -73,7 +75,7 @@ def directives(
         "nodes": resources.num_nodes(largest),
         "ntasks-per-node": on_node,
         "cpus-per-task": resources.cpus_per_task,
-        "gpus-per-node": _gpus(site, on_node) if resources.is_gpu else None,
+        **(_gpus(site, on_node) if resources.is_gpu else {}),
         "mem": site.mem,
         "time": clock(time_s),
         "signal": f"B:USR1@{warning_s}",
@@ -85,6 +87,7 @@ def directives(
             yield directive(option, str(value))
     yield "--no-requeue"
     yield from site.extra_directives
+    yield from site.directives
 
 
 def directive(option: str, value: str) -> str:
@@ -101,8 +104,10 @@ def directive(option: str, value: str) -> str:
     return f'--{option}="{value}"' if " " in value else f"--{option}={value}"
 
 
-def _gpus(site: Site, num: int) -> str:
-    return f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
+def _gpus(site: Site, num: int) -> dict[str, str]:
+    """Return the option, of sbatch and srun, that asks for so many GPUs on each node."""
+    typed = f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
+    return {site.gpu_request: f"gpu:{typed}" if site.gpu_request == "gres" else typed}
 
 
 def shape(site: Site, resources: Share, world_size: int) -> tuple[str, ...]:
@@ -115,4 +120,6 @@ def shape(site: Site, resources: Share, world_size: int) -> tuple[str, ...]:
     )
     # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
     # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
-    return (*options, f"--gpus-per-node={_gpus(site, on_node)}") if resources.is_gpu else options
+    if not resources.is_gpu:
+        return options
+    return (*options, *(f"--{name}={value}" for name, value in _gpus(site, on_node).items()))

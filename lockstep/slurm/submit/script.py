@@ -43,6 +43,9 @@ DEVICES = {
 }
 # How names of variables begin that each rank hands on into the image.
 HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
+# How names of variables begin that a runtime hands on into an image.
+HANDING = {"apptainer": "APPTAINERENV", "singularity": "SINGULARITYENV"}
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
 # Kinds of jobs for which no data are copied: what only reads results, and the user's own.
 WITHOUT_DATA = ("collect", "stage", "fallback")
@@ -72,7 +75,7 @@ def container_command(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tu
     binds += [f"--bind={path}" for path in site.container.binds]
     # Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
     flags = ["--cleanenv", "--no-eval", *([GPU_FLAGS[site.gpu_runtime]] if is_gpu else [])]
-    return ("apptainer", "exec", *flags, *binds, *site.container.args)
+    return (site.container.runtime, "exec", *flags, *binds, *site.container.args)
 
 
 def needs(site: Site) -> tuple[str, ...]:
@@ -114,8 +117,18 @@ def environment(site_template: str | None = None) -> Environment:
         keep_trailing_newline=True,
     )
     made.filters["sh"] = lambda value: shlex.quote(str(value))
+    made.filters["place"] = _place
     made.filters["words"] = lambda values: " ".join(map(_word, values))
     return made
+
+
+def _place(path: str) -> str:
+    """Return a folder as the script writes it, one in a variable so that an unset one ends it."""
+    if not path.startswith("$"):
+        return shlex.quote(path)
+    name, _, below = path[1:].partition("/")
+    unset = f"{name} of the site's scratch is not set in this job"
+    return f"${{{name}:?{unset}}}" + (f"/{shlex.quote(below)}" if below else "")
 
 
 def _word(value: str) -> str:
@@ -137,12 +150,15 @@ def render(job: JobSpec, site: Site) -> str:
     """
     if job.kind == "preflight":  # it shows that there is scratch, with no copy of what is large
         site = site.model_copy(update={"stage_in": (), "stage_image": False})
+    variables = dict.fromkeys(THREADS, str(job.num_threads)) | site.rank_environment()
     values: dict[str, Any] = {
         "job": job,
         "site": site,
         "library": LIBRARY,
         "suite": suite(site),
-        "variables": site.rank_environment(),
+        "variables": variables,
+        "srun_options": (f"--cpu-bind={site.cpu_bind}", f"--mpi={site.mpi}", *site.srun_options),
+        "handing": HANDING[site.container.runtime] if site.container else "",
         "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),
         "command": container_command(site, _seen(job), is_gpu=job.gpus_per_node > 0),
         "needs": needs(site),

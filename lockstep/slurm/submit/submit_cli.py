@@ -113,6 +113,7 @@ def resume(
       lockstep resume results/campaign --site site.toml
       lockstep resume results/campaign --flagged
     """
+    from lockstep.slurm import scheduler as slurm
     from lockstep.slurm import site as sites
     from lockstep.slurm.status.sent import Results
     from lockstep.slurm.submit import submission
@@ -120,6 +121,7 @@ def resume(
     results = Results(folder.resolve())
     campaign, before = submission.stored(results)
     todo = submission.Work(campaign, sites.load(changed) if changed else before, results)
+    slurm.on_cluster(todo.site.cluster)
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))

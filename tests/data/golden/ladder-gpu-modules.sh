@@ -40,14 +40,19 @@ module load 'Python 3' || lockstep_fail 'module Python 3 cannot be loaded'
 mend=venv
 . '/home/me/my venv/bin/activate'
 export PYTHONPATH=$suite${PYTHONPATH:+:$PYTHONPATH}
+export MKL_NUM_THREADS=16
 export NCCL_DEBUG=WARN
+export OMP_NUM_THREADS=16
+export OPENBLAS_NUM_THREADS=16
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
 
 num_nodes=2
 num_ranks=8 # of the largest step
 cpus_per_task=16
+srun_options=(--cpu-bind=cores --mpi=none)
 image= # ranks run outside one
+mend=scratch
 scratch=/scratch/me/lockstep-$id
 stage_in=()
 stage_image=
@@ -62,7 +67,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-lockstep_enter NCCL_DEBUG
+lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
 # One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
 # share_job.

@@ -28,19 +28,25 @@ set +u # what a site loads is not written for it
 mend=shell_before
 ulimit -l unlimited
 export GLOO_SOCKET_IFNAME=hsn0
+export MKL_NUM_THREADS=16
 export NCCL_DEBUG=WARN
 export NCCL_SOCKET_IFNAME=hsn0
+export OMP_NUM_THREADS=16
+export OPENBLAS_NUM_THREADS=16
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
 
 num_nodes=2
 num_ranks=8 # of the largest step
 cpus_per_task=16
+srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
+handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --rocm --bind=/results/ladder --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
 handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES)
+mend=scratch
 scratch='/local/my jobs'/lockstep-$id
 stage_in=(/data/set '/data/other set')
 stage_image=true
@@ -55,7 +61,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-lockstep_enter GLOO_SOCKET_IFNAME NCCL_DEBUG NCCL_SOCKET_IFNAME
+lockstep_enter GLOO_SOCKET_IFNAME MKL_NUM_THREADS NCCL_DEBUG NCCL_SOCKET_IFNAME OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
 # One allocation for the whole ladder; other repeats are jobs of their own, unless the campaign has
 # share_job.

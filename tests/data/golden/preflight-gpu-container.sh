@@ -27,14 +27,19 @@ lockstep_begin
 set +u # what a site loads is not written for it
 mend=shell_before
 ulimit -l unlimited
+export MKL_NUM_THREADS=16
 export NCCL_DEBUG=WARN
+export OMP_NUM_THREADS=16
+export OPENBLAS_NUM_THREADS=16
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
 
 num_nodes=2
 num_ranks=8 # of the largest step
 cpus_per_task=16
+srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
+handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
@@ -47,7 +52,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
         8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
     esac
 }
-lockstep_enter NCCL_DEBUG
+lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
 # Every node answers; then the ranks meet, exchange data and train a step.
 lockstep_shape_of 8

@@ -27,14 +27,19 @@ lockstep_begin
 set +u # what a site loads is not written for it
 mend=shell_before
 ulimit -l unlimited
+export MKL_NUM_THREADS=16
 export NCCL_DEBUG=WARN
+export OMP_NUM_THREADS=16
+export OPENBLAS_NUM_THREADS=16
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
 
 num_nodes=1
 num_ranks=1 # of the largest step
 cpus_per_task=16
+srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
+handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
@@ -49,7 +54,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
     esac
 }
-lockstep_enter NCCL_DEBUG
+lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
 # A few steps of each case, apart from the measured launches.
 lockstep_launch w1-r0 1 0

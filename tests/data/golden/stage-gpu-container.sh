@@ -26,14 +26,19 @@ lockstep_begin
 set +u # what a site loads is not written for it
 mend=shell_before
 ulimit -l unlimited
+export MKL_NUM_THREADS=64
 export NCCL_DEBUG=WARN
+export OMP_NUM_THREADS=64
+export OPENBLAS_NUM_THREADS=64
 export LOCKSTEP_LAUNCHER=slurm PYTHONNOUSERSITE=1
 set -u
 
 num_nodes=1
 num_ranks=1 # of the largest step
 cpus_per_task=64
+srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
+handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/usr/lib --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
@@ -45,7 +50,7 @@ lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes
         1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1) ;;
     esac
 }
-lockstep_enter NCCL_DEBUG
+lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
 
 # The user's own command, by each task of the job, in the folder that it was sent from.
 export LOCKSTEP_RESULTS=$results

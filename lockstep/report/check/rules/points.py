@@ -12,7 +12,10 @@ from lockstep.report.load.results import Launch
 # Facts of a launch that may change a speed and forbid no pooling.
 FACTS = ("cpu_model", "git_commit", "git_dirty", "lockstep_version", "python", "kernel", "backend")
 # `unequal-ranks` has the threads; devices are numbered as a job got them.
-NOT_COMPARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+NOT_COMPARED = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    "CUDA_VISIBLE_DEVICES",
+)
 # Sizes measured so far apart did not share the state of a machine.
 FAR_APART = timedelta(hours=12)
 
