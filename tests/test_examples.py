@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from data.training_samples import seeds
 from launched import environ
 from measured import CAMPAIGNS, SHARED, write_campaign
 
@@ -92,6 +93,8 @@ def desk(tmp_path_factory, measured):
     for name, campaign in RESULTS.items():
         shutil.copytree(measured / campaign, folder / "results" / name)
     _split(measured / "fp32", folder / "results")
+    for name, lr in {"runs": 0.1, "tuned": 0.2}.items():
+        seeds(folder / "results" / name, lr=lr)
     for world_size in (1, 8):
         there = measured / "fp32" / "launches" / f"w{min(world_size, 2)}-r0" / "result.json"
         shutil.copy(there, folder / f"w{world_size}.json")

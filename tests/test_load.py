@@ -165,14 +165,6 @@ def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, content, sentence
     assert "\n" not in str(caught.value)
 
 
-def test_a_training_run_is_refused_by_its_name(tmp_path):
-    summary = {"schema": 1, "config": {}, "epoch_plan": {}, "step_losses": [], "epochs": []}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(ValueError, match=r"training run of `lockstep train`; report reads") as got:
-        load([tmp_path])
-    assert str(tmp_path / "summary.json") in str(got.value)
-
-
 def test_another_schema_is_refused(tmp_path):
     content = one_launch()
     content["benchmarks"][0]["extra_info"][KEY]["schema"] = 99

@@ -33,7 +33,7 @@ class Column(NamedTuple):
         return whole.get(self.unit, "float64")
 
 
-_WHAT = {
+WHAT = {
     "case": Column("text", "the benchmark's name, or the imported table's"),
     "origin": Column("text", "measured, cited or target: never mixed in one series"),
     "study": Column("text", "the question: strong, weak, precision, bucket, collective, ..."),
@@ -66,7 +66,7 @@ def _with_interval(name: str, unit: str, meaning: str) -> dict[str, Column]:
 # One row a case, layout and world size, over all its launches.
 POINTS = {
     "series": Column("text", "label of the curve: what varies, without what all share"),
-    **_WHAT,
+    **WHAT,
     "layout": Column("text", "what tells it from the series' main layout"),
     "num_launches": Column("count", "repeats, which intervals are over"),
     "num_jobs": Column("count", "Slurm jobs of the launches"),
@@ -86,6 +86,13 @@ POINTS = {
     "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
     "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
     "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    "num_seeds": Column("count", "different seeds of training runs, which accuracies are over"),
+    **_with_interval("epoch_s", "s", "median epoch of training, validation left aside"),
+    **_with_interval("validation_accuracy", "ratio", "mean over runs, after the last epoch"),
+    **_with_interval("best_accuracy", "ratio", "mean over runs of the best epoch's"),
+    "target_accuracy": Column("ratio", "to reach: as asked for, or what all runs come to"),
+    "num_reached": Column("count", "runs that reach it"),
+    **_with_interval("time_to_target_s", "s", "training until then, where all runs reach it"),
     "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
     "num_far_out": Column("count", "rounds far outside their launch's quartiles; none is left out"),
     "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
@@ -96,7 +103,7 @@ DETAILS = {"details": Column("object", "name -> distinct values over launches")}
 # One row a case and launch.
 LAUNCHES = {
     "launch": Column("text", "name of the launch, or the line of an imported table"),
-    **_WHAT,
+    **WHAT,
     "job": Column("text", "Slurm job of the launch"),
     "started": Column("text", "when the launch began, as ISO 8601"),
     "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
@@ -112,6 +119,10 @@ LAUNCHES = {
     "loader_idle": Column("ratio", "share of a step that waits for the data loader"),
     "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
     "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    "seed": Column("count", "of a training run"),
+    "epoch_s": Column("s", "median epoch of a training run, validation left aside"),
+    "validation_accuracy": Column("ratio", "of a training run, after its last epoch"),
+    "best_accuracy": Column("ratio", "of a training run, its best epoch's"),
     "num_far_out": Column("count", "rounds far outside the quartiles; none is left out"),
     "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
 }
@@ -119,7 +130,7 @@ LAUNCHES = {
 # One row a case, launch, rank and round.
 ROUNDS = {
     "launch": Column("text", "name of the launch"),
-    **_WHAT,
+    **WHAT,
     "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
     "rank": Column("count", "the rank, from 0"),
     "host": Column("text", "its host"),
@@ -129,7 +140,29 @@ ROUNDS = {
     "step_s": Column("s", "that over the round's steps"),
 }
 
-TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS}
+# One row a training run and epoch.
+EPOCHS = {
+    "launch": Column("text", "name of the launch, or of the folder of a run"),
+    **WHAT,
+    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
+    "seed": Column("count", "of the run"),
+    "epoch": Column("count", "which, from 1"),
+    "steps": Column("count", "updates"),
+    "time_s": Column("s", "from the first update to the slowest rank's last one"),
+    "elapsed_s": Column("s", "training since the run began, at the end of the epoch"),
+    "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
+    "lr": Column("ratio", "learning rate of the last update"),
+    "loss": Column("ratio", "mean over updates and ranks, each before its update"),
+    "validation_loss": Column("ratio", "mean over the whole validation set"),
+    "accuracy": Column("ratio", "share of the validation set predicted right"),
+    "train_accuracy": Column("ratio", "share of the samples predicted right, before each update"),
+    "validation_s": Column("s", "validation, slowest rank"),
+    "checkpoint_s": Column("s", "until the checkpoint was on disk"),
+    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
+    "is_warmup": Column("truth", "whether it is the first epoch of its process"),
+}
+
+TABLES = {"points": POINTS, "launches": LAUNCHES, "rounds": ROUNDS, "epochs": EPOCHS}
 
 
 def listing() -> str:

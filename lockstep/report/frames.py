@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
-from lockstep.report.compute import quantities
+from lockstep.report.compute import learning, quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import sources
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHARES = ("communication_share", "gpu_utilisation", "loader_idle")
+# Of a training run.
+LEARNED = ("seed", "epoch_s", "validation_accuracy", "best_accuracy")
 # Columns that no field of a row has.
 MADE = {
-    *SHARES, "joules_per_sample", "is_pooled", "rank", "host", "round", "round_s",
+    *SHARES, "joules_per_sample", "is_pooled", "rank", "host", "round", "round_s", *LEARNED,
 }  # fmt: skip
 PARTED = "; "
 
@@ -36,6 +38,7 @@ def read(
     *paths: str | PathLike[str],
     launches: bool = False,
     rounds: bool = False,
+    epochs: bool = False,
     baseline: int | None = None,
 ) -> "pd.DataFrame":
     """Return results as a tidy pandas DataFrame, one row a point.
@@ -51,18 +54,21 @@ def read(
             `lockstep import` wrote.
         launches: One row a case and launch instead.
         rounds: One row a case, launch, rank and round instead.
+        epochs: One row a training run and epoch instead.
         baseline: World size that ratios divide by; the smallest of each series by default.
 
     Raises:
         ImportError: pandas is not installed.
-        ValueError: A file is missing, broken or of another schema, or both kinds are asked for.
+        ValueError: A file is missing, broken or of another schema, or two kinds are asked for.
     """
-    if launches and rounds:
-        raise ValueError("launches and rounds are two tables; read one of them at a time")
+    if launches + rounds + epochs > 1:
+        raise ValueError("launches, rounds and epochs are tables; read one of them at a time")
     results = gather(map(Path, paths))
     _warn(results)
     if rounds:
         return _frame(list(_rounds(results)), columns.ROUNDS)
+    if epochs:
+        return _frame(list(_epochs(results)), columns.EPOCHS)
     if launches:
         return _frame(list(_launches(results)), columns.LAUNCHES)
     return _frame(_points(results, baseline), columns.POINTS)
@@ -106,7 +112,28 @@ def _launches(results: Results) -> Iterator[dict[str, Any]]:
             "is_pooled": id(row) in pooled,
             "joules_per_sample": quantities.joules_per_sample(row),
             "flags": _kinds(row.flags),
+            **dict(zip(LEARNED, _learned(row), strict=True)),
         }
+
+
+def _learned(row: Row) -> tuple[float | None, ...]:
+    """Return the values of `LEARNED`."""
+    if row.training is None or not row.step_s:
+        return (None,) * len(LEARNED)
+    accuracies = learning.final_accuracy(row), learning.best_accuracy(row)
+    return learning.seed(row), row.step_s * (row.steps_per_round or 1), *accuracies
+
+
+def _epochs(results: Results) -> Iterator[dict[str, Any]]:
+    """Yield the epochs of each training run."""
+    pooled = _pooled(results)
+    for row in results.rows:
+        shared = {name: getattr(row, name) for name in ("launch", *columns.WHAT)}
+        shared |= {"seed": learning.seed(row), "is_pooled": id(row) in pooled}
+        shared |= _factors(row.factors, columns.EPOCHS)
+        for one, end_s in zip(learning.epochs(row), learning.elapsed_s(row), strict=True):
+            known = vars(one) | {"elapsed_s": end_s, "throughput_samples_per_s": one.samples_per_s}
+            yield shared | {name: known[name] for name in columns.EPOCHS if name in known}
 
 
 def _pooled(results: Results) -> set[int]:
@@ -120,7 +147,7 @@ def _fields(row: Row, known: Mapping[str, Column]) -> dict[str, Any]:
 
 def _rounds(results: Results) -> Iterator[dict[str, Any]]:
     """Yield the rounds of each launch, which a report reduces, from its file again."""
-    known, pooled = {(row.launch, row.case): row for row in results.rows}, _pooled(results)
+    known, pooled = {(row.launch, row.recorded_case): row for row in results.rows}, _pooled(results)
     for launch in results.launches:
         for entry in sources.read_document(launch.path)["benchmarks"]:
             row = known.get((launch.name, record.case_name(entry)))

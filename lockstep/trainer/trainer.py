@@ -296,6 +296,8 @@ class Trainer:
             "schema": SUMMARY_SCHEMA,
             "config": asdict(config),
             "device": self.device_name,
+            "device_type": self.device.type,
+            "sample_unit": self.workload.sample_unit,
             "num_parameters": sum(p.numel() for p in self.step.ddp.parameters()),
             "epoch_plan": asdict(self.plan),
             "lr_rule": lr_rule | {"scaled_lr": self.lr},

@@ -99,8 +99,12 @@ def command(described: Described) -> str:
         if word.startswith("--") and "=" in word and not word.startswith(OWN_OPTIONS)
     ]  # fmt: skip
     case = next(
-        (str(one) for one in launch.facts.get("expected") or [] if str(one).endswith(row.case)),
-        row.case,
+        (
+            str(one)
+            for one in launch.facts.get("expected") or []
+            if str(one).endswith(row.recorded_case)
+        ),
+        row.recorded_case,
     )
     start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
     return shlex.join([*start, case, *options, "--benchmark-json=again.json"])

@@ -28,13 +28,13 @@ def find(results: Results, wanted: str) -> list[Row]:
     name, _, size = wanted.rpartition("@")
     rows = [
         row for row in results.rows
-        if row.origin == "measured" and str(row.world_size) == size and name in row.case
+        if row.origin == "measured" and str(row.world_size) == size and name in row.recorded_case
     ]  # fmt: skip
     # A whole name means its own case, also where others begin with it.
-    rows = [row for row in rows if row.case == name] or rows
-    cases = list(dict.fromkeys(row.case for row in rows))
+    rows = [row for row in rows if row.recorded_case == name] or rows
+    cases = list(dict.fromkeys(row.recorded_case for row in rows))
     if len(cases) != 1:
-        known = dict.fromkeys(f"{r.case}@{r.world_size}" for r in rows or results.rows)
+        known = dict.fromkeys(f"{r.recorded_case}@{r.world_size}" for r in rows or results.rows)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
             f"--point {wanted}: {len(cases)} cases are meant by it; write a part of one case's "
@@ -51,7 +51,7 @@ def documents(results: Results, rows: list[Row], *, whole: bool) -> Iterator[dic
         rows: What `find` returned.
         whole: Whether to keep what is long and no round.
     """
-    wanted = {row.launch: row.case for row in rows}
+    wanted = {row.launch: row.recorded_case for row in rows}
     for launch in results.launches:
         if case := wanted.get(launch.name):
             yield _cut(sources.read_document(launch.path), case, whole=whole)

@@ -84,12 +84,12 @@ class Evidence:
         Raises:
             ValueError: A file can no longer be read.
         """
-        cases = {(row.launch, row.case) for row in self.results.rows}
+        cases = {(row.launch, row.recorded_case): row.case for row in self.results.rows}
         return [
             Entry(launch, case, block, entry["stats"])
             for launch in self.results.launches
             for entry in read_document(launch.path)["benchmarks"]
-            if (launch.name, case := case_name(entry)) in cases
+            if (case := cases.get((launch.name, case_name(entry))))
             and (block := (entry.get("extra_info") or {}).get(KEY))
         ]
 

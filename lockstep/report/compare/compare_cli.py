@@ -14,6 +14,7 @@ Examples:
   lockstep compare results/before results/after --margin 0.01
   lockstep compare results/fp32 results/bf16 --allow precision
   lockstep compare results/campaign results/spread --allow layout  # what do more nodes cost?
+  lockstep compare results/runs results/tuned --allow training  # other rate, epochs, loader
   lockstep compare results/before results/after --markdown > comparison.md
   lockstep compare results/before results/after --json
 
@@ -29,7 +30,8 @@ be enough.
 Exit code: 0 nothing is slower, 1 some point is slower or blocked, 2 the sides cannot be compared.
 """
 # Keys of pairing.MUST_AGREE, here so that --help needs no numpy; a test compares them.
-ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device")
+ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "layout", "device",
+             "training")  # fmt: skip
 
 
 @click.command("compare", epilog=EXAMPLES)

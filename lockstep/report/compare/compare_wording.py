@@ -8,16 +8,32 @@ from lockstep.report.check.wording import blocked
 from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
 from lockstep.report.compare.pairing import ambiguity
 from lockstep.report.words import lines
-from lockstep.vocabulary.text.formats import DASH, counted, listed, percent, percent_span
+from lockstep.vocabulary.text.formats import (
+    DASH,
+    counted,
+    listed,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    ratio_span,
+    trimmed,
+)
 
 if TYPE_CHECKING:
     from lockstep.report.compare.circumstances import Caution
     from lockstep.report.compare.comparison import Comparison
     from lockstep.report.compare.judging import Judged
     from lockstep.report.compare.pairing import Pair
+    from lockstep.report.compare.training_times import Times
 
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _QUANTITIES = ["quantity, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
+_TIMES = ["training time, s", "ranks", "A", "B", "B / A", "95 % interval", "case"]
+TIMES_NOTE = (
+    "Medians over runs, validation left aside; below 1, B is quicker. Not corrected for the number "
+    "of points."
+)
 # A hash, whose first characters tell it from any other.
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
 
@@ -42,6 +58,9 @@ def text(made: "Comparison", names: tuple[str, str], as_markdown: bool) -> list[
         parts.append(table([_QUANTITIES, *quantities]))
         note = "The intervals of these quantities are not corrected for the number of points."
         parts.append(_listed([note], as_markdown))
+    if times := _time_rows(made):
+        parts.append(table([_TIMES, *times]))
+        parts.append(_listed([TIMES_NOTE], as_markdown))
     parts.append(_listed(_notes(made), as_markdown))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
@@ -126,6 +145,24 @@ def _quantity_rows(made: "Comparison") -> list[list[str]]:
             numbers = [percent(values[key]) for key in ("a", "b", "difference")]
             rows.append([name, str(pair.world_size), *numbers, span, pair.label])
     return rows
+
+
+def _time_rows(made: "Comparison") -> list[list[str]]:
+    """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
+    from lockstep.report.compare import training_times
+
+    return [
+        [_time_name(one), str(pair.world_size), number(one.a), number(one.b), ratio(one.ratio),
+         ratio_span(one.interval), pair.label]
+        for pair, judged in made.points if not judged.blocked_by
+        for one in training_times.times(pair)
+    ]  # fmt: skip
+
+
+def _time_name(times: "Times") -> str:
+    if times.accuracy is None:
+        return times.kind
+    return f"to {trimmed(100 * times.accuracy)} %"
 
 
 def _notes(made: "Comparison") -> list[str]:

@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from lockstep.report.check.checker import Finding, blocked_by
-from lockstep.report.compare import circumstances, compare_wording, pairing
+from lockstep.report.compare import circumstances, compare_wording, pairing, training_times
 from lockstep.report.compare.circumstances import Caution
 from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, Judged, judge
 from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
-from lockstep.report.compute import quantities, replicates
+from lockstep.report.compute import quantities
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.vocabulary.records import flags, record
@@ -237,7 +237,9 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "quantities": {} if judged.blocked_by else other_quantities(pair), "flags": _flags(pair),
+        "quantities": {} if judged.blocked_by else other_quantities(pair),
+        "times": [] if judged.blocked_by else [asdict(one) for one in training_times.times(pair)],
+        "flags": _flags(pair),
     }  # fmt: skip
 
 
@@ -256,10 +258,7 @@ def other_quantities(pair: Pair) -> dict[str, dict[str, float | None]]:
     for name in quantities.NAMES:
         a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
         if a and b:
-            sides = [
-                replicates.independent(rows, one, fmean)
-                for rows, one in zip((pair.a, pair.b), (a, b), strict=True)
-            ]
+            sides = [quantities.units(rows, name) for rows in (pair.a, pair.b)]
             here, there = (quantities.centre(one, name) for one in (a, b))
             found[name] = {"a": here, "b": there, **_difference(*sides), "difference": there - here}
     return found

@@ -17,9 +17,12 @@ from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
 from lockstep.report.load.results import Row
+from lockstep.report.load.training_runs import FACTORS
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.text import formats
 
+# Factors of training runs that stay, or have a name of their own below.
+OF_ROWS = ("workload", "data", "precision", "global_batch", "local_batch")
 # What makes points incomparable, by the name under which `--allow` lets it differ.
 MUST_AGREE = {
     "workload": ("study", "workload"),
@@ -29,7 +32,8 @@ MUST_AGREE = {
     "unit": ("sample_unit", "metric"),
     "origin": ("origin",),
     "layout": ("num_nodes", "ranks_per_node"),
-    "device": ("device_names",),
+    "device": ("device_names", "device"),
+    "training": tuple(name for name in FACTORS if name not in OF_ROWS),
 }
 
 

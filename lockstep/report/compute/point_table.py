@@ -3,12 +3,13 @@
 `lockstep.report` says what each column means.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.compute import quantities
+from lockstep.report.compute import learning, quantities
 from lockstep.report.compute.scaling import Point, Series, pooled_step_s
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -64,6 +65,21 @@ class PointRecord:
     mfu: float | None
     peak_memory_bytes: int | None
     joules_per_sample: float | None
+    num_seeds: int | None
+    epoch_s: float | None
+    epoch_s_low: float | None
+    epoch_s_high: float | None
+    validation_accuracy: float | None
+    validation_accuracy_low: float | None
+    validation_accuracy_high: float | None
+    best_accuracy: float | None
+    best_accuracy_low: float | None
+    best_accuracy_high: float | None
+    target_accuracy: float | None
+    num_reached: int | None
+    time_to_target_s: float | None
+    time_to_target_s_low: float | None
+    time_to_target_s_high: float | None
     flags: list[dict[str, Any]]
     num_far_out: int | None
     blocked_by: list[str]
@@ -72,10 +88,16 @@ class PointRecord:
 
 def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     """Return the record of each point of each series."""
-    return [vars(_record(one, point)) for one in series for point in one.points]
+    every = list(series)
+    targets = learning.targets(every)
+    return [
+        vars(_record(one, point, targets.get(learning.learns(one))))
+        for one in every
+        for point in one.points
+    ]
 
 
-def _record(series: Series, point: Point) -> PointRecord:
+def _record(series: Series, point: Point, target: float | None) -> PointRecord:
     row = point.rows[0]
     far_out = _known(point, "num_far_out")
     return PointRecord(
@@ -113,6 +135,7 @@ def _record(series: Series, point: Point) -> PointRecord:
         **_of_devices(point),
         **_throughput(point),
         **_ratios(series, point),
+        **_learned(point, target),
     )
 
 
@@ -159,6 +182,21 @@ def _ratios(series: Series, point: Point) -> dict[str, Any]:
         | _bounds("parallel_efficiency", point.parallel_efficiency, point.efficiency_interval)
     )
     return ratios if series.is_compared else dict.fromkeys(ratios)
+
+
+def _learned(point: Point, target: float | None) -> dict[str, Any]:
+    """Return what training runs came to, unknown where nothing is trained."""
+    found = learning.learned(point, target) if point.rows[0].training else None
+    pooled = {
+        "epoch_s": found and found.epoch_s, "validation_accuracy": found and found.accuracy,
+        "best_accuracy": found and found.best, "time_to_target_s": found and found.reached_s,
+    }  # fmt: skip
+    ends = {name: astuple(one) if one else (None, None) for name, one in pooled.items()}
+    bounds = (_bounds(name, *pair) for name, pair in ends.items())
+    return {
+        "num_seeds": found and found.num_seeds, "target_accuracy": found and found.target,
+        "num_reached": found.num_reached if found and found.target is not None else None,
+    } | dict(ChainMap(*bounds))  # fmt: skip
 
 
 def _details(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -15,8 +15,8 @@ Energy is no fraction: the joules of a sample are the mean power of all ranks' b
 rounds were timed, over the throughput.
 
 A point's value is the report's: the median over launches of the MFU, the mean of the others. Its
-interval is Student's t of the mean over launches, or over jobs where there are several
-(`lockstep.report.compute.replicates`), its ends kept within 0 to 1.
+interval is Student's t of the mean over launches, or over jobs where there are several, and over
+seeds of what was learned (`lockstep.report.compute.replicates`), its ends kept within 0 to 1.
 """
 
 import math
@@ -54,7 +54,19 @@ def interval(rows: Sequence[Row], name: str) -> Interval | None:
 
     None for fewer than two launches, and for launches equal to the last digit.
     """
-    found = replicates.independent(rows, values(rows, name), fmean)
+    return share_interval(units(rows, name))
+
+
+def units(rows: Sequence[Row], name: str) -> list[float]:
+    """Return what an interval is over: launches or jobs, and of what was learned, seeds."""
+    found = values(rows, name)
+    if found and name == "validation_accuracy" and all(row.training for row in rows):
+        return replicates.of_seeds([row.training and row.training.seed for row in rows], found)
+    return replicates.independent(rows, found, fmean)
+
+
+def share_interval(found: Sequence[float]) -> Interval | None:
+    """Return the Student t interval of the mean of fractions, within 0 to 1."""
     # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
     ends = log_interval([math.exp(value) for value in found])
     return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None
@@ -111,8 +123,14 @@ def _communication_share(row: Row) -> float | None:
     return found["exposed"] / row.mean_step_s
 
 
+def _validation_accuracy(row: Row) -> float | None:
+    """Return the accuracy of a training run after its last epoch."""
+    return row.training.rows[-1].accuracy if row.training and row.training.rows else None
+
+
 _DERIVED: dict[str, Callable[[Row], float | None]] = {
     "mfu": lambda row: row.mfu,
     "communication_share": _communication_share,
+    "validation_accuracy": _validation_accuracy,
     "gpu_utilisation": _gpu_utilisation,
 }

@@ -7,7 +7,7 @@ several jobs, and one of them several launches, a job gives one value: the mean 
 """
 
 from collections.abc import Callable, Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 
 from lockstep.report.load.results import Row
 
@@ -42,3 +42,16 @@ def independent(
     for row, value in zip(rows, values, strict=True):
         found.setdefault(row.job, []).append(value)
     return [mean(one) for one in found.values()]
+
+
+def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
+    """Return one value for each seed: runs of one seed learn the same but for rounding.
+
+    Args:
+        seeds: Of each run.
+        values: A value of each run.
+    """
+    found: dict[object, list[float]] = {}
+    for seed, value in zip(seeds, values, strict=True):
+        found.setdefault(seed, []).append(value)
+    return [fmean(one) for one in found.values()]

@@ -12,7 +12,7 @@ Intervals are over launches and contain the baseline's uncertainty: see `statist
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -21,7 +21,9 @@ from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout
 from lockstep.report.load.results import Row
+from lockstep.report.load.training_runs import USUAL
 from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.text.formats import counted
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLES_PER_COST = 1e6
@@ -265,11 +267,22 @@ def label(row: Row) -> str:
     """Return a short name of a series: what varies, without what the page says anyway."""
     if row.origin != "measured" or not row.factors:
         return row.case
+    if row.training:
+        return _training_label(row.factors)
     parts = [str(row.workload)]
     parts += [f"{k}={v}" for k, v in row.factors.items() if v is not None and v != row.workload]
     if "precision" not in row.factors and row.precision not in (None, "fp32"):
         parts.append(str(row.precision))
     return ", ".join(parts)
+
+
+def _training_label(factors: Mapping[str, Any]) -> str:
+    """Name a training run by what is not as it usually is."""
+    known = {name: value for name, value in factors.items() if USUAL.get(name) != value}
+    bare = [str(known.pop(name)) for name in ("workload", "data", "precision") if name in known]
+    epochs = [counted(known.pop("epochs"), "epoch")] if "epochs" in known else []
+    device = [str(known.pop("device"))] if "device" in known else []
+    return ", ".join([*bare, *epochs, *(f"{k}={v}" for k, v in known.items()), *device])
 
 
 def _telling(interval: Interval | None) -> Interval | None:

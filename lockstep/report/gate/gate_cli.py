@@ -48,21 +48,20 @@ def gate(
 ) -> int:
     """Say of each target whether the results meet it, miss it, or do not show it.
 
-    DIR is anything that `lockstep report` reads, or a folder of training runs. A target is met
-    where the whole 95 % interval reaches it, missed where none of it does, and not shown between,
-    nor by a single launch. The value is of medians over launches, as in a report, the interval of
-    their geometric mean. A target is blocked where lockstep check finds an error in the results
-    behind it.
+    DIR is anything that `lockstep report` reads. A target is met where the whole 95 % interval
+    reaches it, missed where none of it does, and not shown between, nor by a single launch. An
+    accuracy is a mean over training runs that agree in all but their seed and repeat; any other
+    value is of medians over launches, as in a report, the interval of their geometric mean. A
+    target is blocked where lockstep check finds an error in the results behind it.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compare.comparison import compare
     from lockstep.report.gate import gates, verdicts
     from lockstep.report.gate.targets import load
-    from lockstep.report.gate.training_runs import gather
     from lockstep.report.load import reading
 
     wanted = load(targets)
-    results = gather(path)
+    results = reading.gather([path])
     findings = checker.check(results)
     base = None if against is None else reading.gather([against])
     compared = None if base is None else compare(base, results, allowed=allowed)

@@ -1,5 +1,6 @@
 """The sentences of `lockstep gate`: from the records of its verdicts to English."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,18 @@ def notes(verdicts: "Sequence[Verdict]") -> list[str]:
         f"{counted(alone, 'interval')} over launches of one job: another job may get other nodes "
         "and differ by more; repeat in several jobs"
     )
-    return [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), summary(verdicts)]
+    return [*(f"flag: {flag}" for flag in flags), *[job] * bool(alone), *_apart(verdicts),
+            summary(verdicts)]  # fmt: skip
+
+
+def _apart(verdicts: "Sequence[Verdict]") -> list[str]:
+    """Say why a target on training runs has several verdicts."""
+    groups = Counter((one.target, one.apart) for one in verdicts if one.apart)
+    return [
+        f"{target}: {counted(number, 'group')} of training runs, each judged alone: they differ in "
+        f"{listed(names)}, and runs that differ are not averaged"
+        for (target, names), number in groups.items()
+    ]
 
 
 def summary(verdicts: "Sequence[Verdict]") -> str:

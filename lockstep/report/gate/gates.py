@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compare.comparison import Comparison
-from lockstep.report.compute import quantities
+from lockstep.report.compute import compared, quantities
 from lockstep.report.compute.scaling import WITHOUT_COST, Point, Series, series_of
 from lockstep.report.compute.statistics import Interval, welch
 from lockstep.report.gate.references import judge_reference, name_of
@@ -154,7 +154,19 @@ def _quantities(targets: Targets, series: Sequence[Series]) -> Iterator[Verdict]
         for one, point in points:
             value = quantities.centre(quantities.values(point.rows, name), name)
             interval = quantities.interval(point.rows, name)
-            yield goal.judge([point], name_of(one, point), value, interval)
+            verdict = goal.judge([point], name_of(one, point), value, interval)
+            yield replace(verdict, apart=_apart(points)) if one.row.training else verdict
+
+
+def _apart(points: compared.Cases) -> tuple[str, ...]:
+    """Return in what training runs differ, so that they are judged apart and never averaged."""
+    trained = [(one, point) for one, point in points if one.row.training]
+    sizes = {point.world_size for _, point in trained}
+    layouts = {one.layout for one, _ in trained}
+    return (
+        *compared.varied(trained), *["world_size"] * (len(sizes) > 1),
+        *["layout"] * (len(layouts) > 1),
+    )  # fmt: skip
 
 
 def _nodes(targets: Targets, results: Results) -> Iterator[Verdict]:

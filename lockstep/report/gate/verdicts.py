@@ -54,6 +54,8 @@ class Verdict:
         flags: Why the point is no proposal evidence.
         in_one_job: Whether the interval is over launches of one Slurm job.
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
+        apart: In what the training runs behind it differ from those of other verdicts on the
+            target, with which they are not averaged.
         rows: The results behind the value, those of the baseline included.
     """
 
@@ -72,6 +74,7 @@ class Verdict:
     flags: list[Flag] = field(default_factory=list)
     in_one_job: bool = False
     blocked_by: list[str] = field(default_factory=list)
+    apart: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list, repr=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def gaps(results: Results) -> list[Gap]:
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:
     facts, size = launch.facts, launch.facts.get("world_size")
-    known = {row.case for row in results.rows if row.launch == launch.name}
+    known = {row.recorded_case for row in results.rows if row.launch == launch.name}
     kinds: tuple[Kind, Kind] = ("failed", "skipped")
     for kind in kinds:
         for entry in facts.get(kind) or []:

@@ -1,9 +1,9 @@
 """From result files to one tidy table: a row is one case in one launch.
 
-Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, and tables
-brought in by `lockstep import`: `sources` finds and reads the files, `contents` refuses what no
-reader can rely on, `rows` makes the table, `conflicts` says what forbids pooling it, and `results`
-is what comes of it.
+Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of them, runs of
+`lockstep train`, and tables brought in by `lockstep import`: `sources` finds and reads the files,
+`contents` refuses what no reader can rely on, `rows` makes the table, `training_runs` names what
+repeats one training, `conflicts` says what forbids pooling, and `results` is what comes of it.
 """
 
 import gc
@@ -12,15 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.load import conflicts, layout, rows, sources
+from lockstep.report.load import conflicts, layout, rows, sources, training_runs
 from lockstep.report.load.contents import ImportedTable, checked
 from lockstep.report.load.results import Launch, Results, Row, Unread
 from lockstep.report.load.sources import JOURNAL, RESULT
 from lockstep.vocabulary.records import record
 from lockstep.vocabulary.records.launch_block import LaunchBlock
-
-# What the summary of a training run holds, and no pytest-benchmark file.
-TRAINING_RUN = {"config", "epoch_plan", "step_losses"}
 
 
 @contextmanager
@@ -71,13 +68,24 @@ def gather(paths: Iterable[Path]) -> Results:
     if not results.rows and not results.launches:
         raise ValueError("the files hold no result; measure first, or import a table")
     results.conflicts += [
-        *conflicts.mixed_launches(results.launches),
+        *(one for group in _poolable(results) for one in conflicts.mixed_launches(group)),
         *conflicts.mixed_cases(results.rows),
     ]
     _order_parts(results)
     conflicts.flag_unequal_ranks(results)
     conflicts.flag_moved(results)
     return results
+
+
+def _poolable(results: Results) -> list[list[Launch]]:
+    """Return the launches that could be pooled: those that only train are told apart by device."""
+    of_steps = {row.launch for row in results.rows if row.training is None}
+    devices = {row.launch: row.training.device_name for row in results.rows if row.training}
+    groups: dict[str, list[Launch]] = {}
+    for launch in results.launches:
+        own = "" if launch.name in of_steps else devices.get(launch.name, "")
+        groups.setdefault(own, []).append(launch)
+    return list(groups.values())
 
 
 def _read_one(source: Path, results: Results) -> None:
@@ -95,6 +103,8 @@ def _read_one(source: Path, results: Results) -> None:
 def _take(path: Path, document: Any, results: Results) -> None:
     if isinstance(document, dict) and document.get("kind") == "imported":
         _read_imported(path, document, results)
+    elif training_runs.is_summary(document):
+        _read_run(path, document, results)
     else:
         _read_launch(path, document, results)
 
@@ -114,13 +124,19 @@ def _read_imported(path: Path, document: dict[str, Any], results: Results) -> No
         results.rows += [rows.read_line(row, where) for row in table["rows"]]
 
 
+def _read_run(path: Path, document: dict[str, Any], results: Results) -> None:
+    """Read a run of `lockstep train`, which is no launch: its folder names it."""
+    case, known = training_runs.read(path, document), {row.launch for row in results.rows}
+    name = sources.printable(path.parent.name)
+    launch = str(path.parent) if name in known else name
+    for row in rows.measured(launch, [(case.study, case)]):
+        row.job, row.settings = training_runs.given(document)
+        row.ranks_per_node = layout.ranks_per_node(case.world_size, case.num_nodes, ())
+        results.rows.append(row)
+
+
 def _read_launch(path: Path, document: Any, results: Results) -> None:
     entries = document.get("benchmarks") if isinstance(document, dict) else None
-    if isinstance(document, dict) and document.keys() >= TRAINING_RUN:
-        raise ValueError(
-            f"{path} is a training run of `lockstep train`; report reads launches, so give it the "
-            "folder of a campaign"
-        )
     if not isinstance(entries, list):
         raise ValueError(f"{path}: not a pytest-benchmark file: it has no list 'benchmarks'")
     facts = _launch_facts(path, document)
@@ -192,7 +208,7 @@ def _order_parts(results: Results) -> None:
             name = str(case).partition(".py::")[2] or str(case)  # as the result has it
             places[launch.name, name] = (group, index * num_parts + number)
     last = (len(groups), 0)
-    results.rows.sort(key=lambda row: places.get((row.launch, row.case), last))
+    results.rows.sort(key=lambda row: places.get((row.launch, row.recorded_case), last))
 
 
 def _whole(launch: Launch) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.vocabulary.records.described import Amount, Count, Positive, Whole
 from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.records.training_record import Training
 
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
@@ -41,6 +42,8 @@ class Row:
         settings: What else its launch gave its ranks, by name (`lockstep.report.load.layout`).
         job: Slurm job of its launch; None outside one.
         started: When its launch began, as ISO 8601; empty where nobody says.
+        training: How a training run went; None where nothing is trained.
+        own_case: Name of a training run as its file has it; `case` is that of all its repeats.
         origin: One of `ORIGINS`.
     """
 
@@ -82,12 +85,19 @@ class Row:
     settings: dict[str, str] = field(default_factory=dict)
     job: str | None = None
     started: str = ""
+    training: Training | None = None
+    own_case: str = ""
     origin: str = "measured"
 
     @property
     def point(self) -> tuple[str, str, int]:
         """What it shares with its repeats."""
         return self.origin, self.case, self.world_size
+
+    @property
+    def recorded_case(self) -> str:
+        """Name of the case in its file."""
+        return self.own_case or self.case
 
 
 @dataclass
@@ -222,5 +232,9 @@ class Results:
 
     @property
     def on_cpus(self) -> bool:
-        """Whether every rank of every launch ran on a CPU."""
-        return _on_cpus([device for launch in self.launches for device in launch.devices])
+        """Whether every rank of every launch and training run ran on a CPU."""
+        devices = [device for launch in self.launches for device in launch.devices]
+        # A run of `lockstep train` is no launch.
+        known = (row.details.get("device_type") for row in self.rows if row.training)
+        devices += [str(device) for device in known if device]
+        return _on_cpus(devices)

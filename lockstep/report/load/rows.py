@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.compute import rounds
-from lockstep.report.compute.rounds import Rounds
+from lockstep.report.compute.rounds import Named, Rounds
 from lockstep.report.load.contents import Details, Stats, checked
 from lockstep.report.load.results import ORIGINS, OTHER, Row, Unread
+from lockstep.report.load.training_runs import name_alike
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records import flags, record
 from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
@@ -17,7 +18,7 @@ from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
 VARIANTS = "rank_variant_s"
 TIMED = (VARIANTS, "rank_alone_s", "bucket_lead_s")
 # What only a launch can say.
-_OF_LAUNCHES = {"ranks_per_node", "settings", "job"}
+_OF_LAUNCHES = {"ranks_per_node", "settings", "job", "training", "own_case"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
 
 
@@ -30,7 +31,7 @@ def read_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row],
     Raises:
         ValueError: An entry is there twice, or of another schema version.
     """
-    records: list[tuple[str, CaseRecord]] = []
+    records: list[Named] = []
     others: list[Row] = []
     left_out: list[Unread] = []
     names: set[str] = set()
@@ -49,11 +50,18 @@ def read_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row],
             others.append(case)
         else:
             records.append((name, case))
-    measured = rounds.reduce_rounds(records)
-    return [
+    return measured(launch, records) + others, left_out
+
+
+def measured(launch: str, records: list[Named]) -> list[Row]:
+    """Return the rows of cases of a launch; training runs are named as their repeats are."""
+    found = [
         _measured_row(launch, name, case, numbers)
-        for (name, case), numbers in zip(records, measured, strict=True)
-    ] + others, left_out
+        for (name, case), numbers in zip(records, rounds.reduce_rounds(records), strict=True)
+    ]
+    for row in found:
+        name_alike(row)
+    return found
 
 
 def _name(index: int, entry: Any) -> str:
@@ -133,7 +141,7 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
         peak_memory_bytes=max(memory, default=None), rank_variant_s=_variants(case),
         bucket_lead_s=case.details.get("bucket_lead_s") or [],
-        rank_hosts=case.rank_hosts,
+        rank_hosts=case.rank_hosts, training=case.training,
         workload_sha256=case.workload_sha256, position=case.position,
         checks=case.checks, details=_settings_of(case),
         flags=[*map(flags.read, case.flags), *numbers.findings],

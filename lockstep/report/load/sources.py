@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.report.load import training_runs
 from lockstep.report.load.contents import CampaignFile, checked
 from lockstep.vocabulary.records import journal, journal_copies, record
 from lockstep.vocabulary.system import files
@@ -19,6 +20,7 @@ JOBS = "jobs"
 RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
+SUMMARY = "summary.json"
 
 
 def read_campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
@@ -58,10 +60,19 @@ def _inside(folder: Path) -> list[Path]:
     launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
     found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
+    runs = [p for p in sorted({*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")}) if _is_run(p)]
     # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
     if not found and not imported and not (folder / JOBS).is_dir():
         found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
-    return found + imported
+    return list(dict.fromkeys(found + imported + runs))
+
+
+def _is_run(path: Path) -> bool:
+    """Tell whether a file is the summary of a training run, and not another program's."""
+    try:
+        return training_runs.is_summary(read_json(path))
+    except ValueError:
+        return False
 
 
 def _inside_launch(folder: Path) -> list[Path]:

@@ -9,13 +9,13 @@ from typing import Any
 
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
-from lockstep.report.compute import slow
+from lockstep.report.compute import learning, slow
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import checked, facts, folding, top
-from lockstep.report.page.panels import accounts, by_study, losses
+from lockstep.report.page.panels import accounts, by_study, losses, training_panel
 from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
@@ -85,9 +85,9 @@ def _top(
     headlines = top.headlines(series, threshold, lambda one: checked.blocked(one, errors, left_out))
     flagged = sum(bool(point.flags) for one in series for point in one.points)
     return {
-        "headlines": top.lines(headlines),
+        "headlines": [*top.lines(headlines), *training_panel.headlines(series)],
         "tiles": top.tiles(top.first_of(headlines), flagged, told),
-        "figure": top.figure(headlines, threshold),
+        "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
         "warnings": _warnings(results, series, left_out),
@@ -127,7 +127,8 @@ def _title(results: Results, series: Sequence[Series]) -> str:
         words = " and ".join(sorted(origins))
         return f"Scaling numbers, {words}, not measured here"
     extra = sorted(origins - {"measured"})
-    title = f"Scaling report: {name}" if name else "Scaling report"
+    kind = "Training report" if series and all(o.row.training for o in series) else "Scaling report"
+    title = f"{kind}: {name}" if name else kind
     return f"{title} (measured, with {' and '.join(extra)} numbers)" if extra else title
 
 
@@ -140,7 +141,7 @@ def _campaign_name(results: Results) -> str:
 
 def _summary(results: Results, series: Sequence[Series]) -> list[str]:
     sentences = []
-    if results.launches:
+    if results.launches or learning.trained(series):
         sentences.append(_measured_summary(results, series))
         rows = [row for one in series for point in one.points for row in point.rows]
         sentences += basis.sentences([row for row in rows if row.origin == "measured"])
@@ -161,20 +162,26 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     sizes = sorted({point.world_size for one in measured for point in one.points})
     devices = dict.fromkeys(
         str(name) for one in results.launches for name in one.provenance.get("device_names") or []
-    )
+    ) | dict.fromkeys(row.training.device_name for row in results.rows if row.training)
     days = _days(results)
-    workloads = dict.fromkeys(
-        one.row.workload for one in measured if one.row.study in basis.TRAINING
-    )
+    steps = (one for one in measured if one.row.study in basis.TRAINING)
+    workloads = dict.fromkeys(one.row.workload for one in steps)
     what = formats.listed(workloads or ["Benchmarks"], 4)
     ranks = f"{formats.listed(sizes)} rank{'' if sizes == [1] else 's'}"
     text = f"{what} on {ranks}, {method.nodes(results.rows)}"
     text += f" with {formats.listed(devices, 4)}" if devices else ""
     text += (
-        f": {counted(points, 'point')} of {counted(len(measured), 'case')} from "
-        f"{counted(len(results.launches), 'launch')}"
+        f": {counted(points, 'point')} of {counted(len(measured), 'case')} from {_sources(results)}"
     )
     return f"{text}, {days}." if days else f"{text}."
+
+
+def _sources(results: Results) -> str:
+    """Count the launches, and the training runs that are none."""
+    names = {launch.name for launch in results.launches}
+    runs = sum(row.training is not None and row.launch not in names for row in results.rows)
+    known = [(len(names), "launch"), (runs, "training run")]
+    return " and ".join(counted(number, noun) for number, noun in known if number)
 
 
 def _days(results: Results) -> str:

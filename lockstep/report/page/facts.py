@@ -22,6 +22,14 @@ FIRST_FACTS = (
 # Those that the closed table names.
 SAID = ("torch", "cuda", "nccl", "driver", "device_names")
 
+TRAINING = (
+    "A training run goes through whole epochs. An epoch lasts from the barrier before its first "
+    "update to the last one of the slowest rank; it is then validated on the whole validation set, "
+    "each item counted once, and that is not in its time. Runs are pooled where they agree in "
+    "model, data, precision, batch, optimizer, rate, schedule, epochs, device and ranks: then "
+    "seeds and repeats are all that is left. A mean accuracy has Student's t interval over seeds."
+)
+
 
 def number_flags(series: Sequence[Series]) -> None:
     """Note on each point the numbers that its flags have in the table of `flags`."""
@@ -125,7 +133,9 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     """Return how the numbers came about, and what each of them means."""
     made = panel("method", "Method")
     measured = [one for one in series if one.row.origin == "measured" and one.row.study != OTHER]
-    if measured:
+    if any(one.row.training for one in measured):
+        made["lead"].append(TRAINING)
+    if measured := [one for one in measured if not one.row.training]:
         made["lead"] += _measuring(results, measured)
     made["lead"] += [
         "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels import parts
+from lockstep.report.words import training_words
 from lockstep.report.words.lines import numbers, sentence
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
@@ -27,14 +28,30 @@ def console_table(
         series: Its series.
         width: Columns of the terminal; None asks it, and takes 80 to 120.
     """
-    if not series:
-        return []
-    shown = [
-        one for one in series if one.row.study in ("strong", "weak") or one.row.origin != "measured"
-    ] or list(series)
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-    names = _names(shown)
-    header, cells = _cells(results, shown)
+    trained = training_words.ordered(series)
+    others = [one for one in series if one.row.training is None]
+    shown = [
+        one for one in others if one.row.study in ("strong", "weak") or one.row.origin != "measured"
+    ] or others
+    lines = _lines(_names(shown), *_cells(results, shown), columns) if shown else []
+    if not trained:
+        return lines
+    return [*lines, *[""] * bool(lines), *_training(trained, columns)]
+
+
+def _training(series: Sequence[Series], columns: int) -> list[str]:
+    """Return the rows of training runs, and what all have in common."""
+    lines = _lines(*training_words.for_terminal(series), columns)
+    shared = training_words.common(series, training_words.varied(series))
+    return [*lines, *sentence(f"all runs: {shared}", columns)]
+
+
+def _lines(
+    names: Sequence[str], header: Sequence[str], cells: Sequence[Sequence[Sequence[str]]],
+    columns: int,
+) -> list[str]:  # fmt: skip
+    """Return aligned lines, a header first; names stand apart where numbers need the room."""
     rows = [[name, *line] for name, one in zip(names, cells, strict=True) for line in one]
     lines = numbers([["series", *header], *rows])
     return lines if max(map(len, lines)) <= columns else _grouped(header, names, cells, columns)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
@@ -42,7 +43,21 @@ def next_step(
         return "Run the same campaign on the GPUs you will use: the suite works on this machine."
     if slowest:
         return losses.slow_advice(slowest[0])
+    if all(one.row.training for one in measured):
+        return _after_training(measured)
     return _better_evidence(measured) or _after_ladders(measured, threshold, judged)
+
+
+def _after_training(series: Sequence[Series]) -> str:
+    """Return what follows where nothing but training runs was measured."""
+    points = [point for one in series for point in one.points]
+    seeds = min(len({learning.seed(row) for row in point.rows}) for point in points)
+    if seeds < WANTED_LAUNCHES:
+        return (
+            f"Train every setting with at least {WANTED_LAUNCHES} seeds: without them the accuracy "
+            "has no interval, or a wide one."
+        )
+    return "Train what you would change, and hold it against these runs: lockstep compare."
 
 
 def _better_evidence(measured: Sequence[Series]) -> str:

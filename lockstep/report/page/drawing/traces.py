@@ -53,7 +53,7 @@ def curves(spec: dict[str, Any], source: str) -> Canvas:
     low, high = _ends(spec)
     find = ticks.binary if spec.get("binary") else ticks.logarithmic
     marks = find(low, high) if spec["ylog"] else ticks.linear(low, high)
-    names = [_name(spec, value) for value in marks]
+    names = [name_of(spec, value) for value in marks]
     beside = [line["label"] for line in spec["lines"]]
     nodes = dict(spec.get("nodes", ()))
     canvas = sheet(
@@ -70,7 +70,7 @@ def curves(spec: dict[str, Any], source: str) -> Canvas:
     _sizes(axes, spec, nodes)
     head(axes, spec["ylabel"], raised=bool(nodes))
     for line in spec["lines"]:
-        _reference_line(axes, line["y"], line["label"])
+        reference_line(axes, line["y"], line["label"])
     shared = _shared_ideal(spec)
     if shared:
         axes.plot(*zip(*shared, strict=True), **IDEAL, color=INK)
@@ -149,7 +149,7 @@ def _legend(spec: dict[str, Any], high: float) -> list[Line2D]:
         ))  # fmt: skip
     beyond = [y for one in spec["series"] for y in (*one["y"], *(d[1] for d in one["dots"]))]
     if max(beyond) > high:
-        most = _text(spec, max(beyond), None)
+        most = value_text(spec, max(beyond), None)
         label = f"beyond the axis, up to {most}"
         entries.append(Line2D([], [], color=INK, linestyle="none", marker="^", label=label))
     return entries
@@ -211,11 +211,13 @@ def _sizes(axes: Axes, spec: dict[str, Any], nodes: dict[int, int]) -> None:
         side_head(axes, "Nodes")
 
 
-def _name(spec: dict[str, Any], value: float) -> str:
+def name_of(spec: dict[str, Any], value: float) -> str:
+    """Return a mark of the vertical axis as it is written."""
     return f"{100 * value:g}" if spec.get("percent") else formats.trimmed(value)
 
 
-def _reference_line(axes: Axes, y: float, label: str) -> None:
+def reference_line(axes: Axes, y: float, label: str) -> None:
+    """Draw a height that values are compared with."""
     axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
     # Beside the axes, where no point can lie under it.
     axes.annotate(
@@ -228,16 +230,20 @@ def _values(axes: Axes, spec: dict[str, Any], series: dict[str, Any], high: floa
     """Return each point with what it says."""
     known = zip(series["x"], series["y"], series["intervals"], strict=True)
     return [
-        Mark(axes, x, min(y, high), f"{series['label']}, {_place(spec, x)}: {_text(spec, y, ends)}")
+        Mark(
+            axes, x, min(y, high),
+            f"{series['label']}, {_place(spec, x)}: {value_text(spec, y, ends)}",
+        )
         for x, y, ends in known
-    ]
+    ]  # fmt: skip
 
 
 def _place(spec: dict[str, Any], x: float) -> str:
     return formats.size_of(x) if spec.get("size_ticks") else f"{x:g} {spec['xlabel'].lower()}"
 
 
-def _text(spec: dict[str, Any], y: float, ends: list[float] | None) -> str:
+def value_text(spec: dict[str, Any], y: float, ends: list[float] | None) -> str:
+    """Return what a place says: its value, and the ends of its interval."""
     written = formats.percent if spec.get("percent") else formats.number
     value = f"{written(y)} %" if spec.get("percent") else f"{written(y)}"
     return f"{value} ({written(ends[0])} to {written(ends[1])})" if ends else value

@@ -21,6 +21,7 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.report.page.panels.settings import settings_panel
+from lockstep.report.page.panels.training_panel import training_panel
 from lockstep.report.page.plots.pace_figures import pace
 from lockstep.report.predict.prediction import Curve
 from lockstep.vocabulary.text.formats import number
@@ -98,6 +99,8 @@ def _panel(
 ) -> Panel:
     if study in ("strong", "weak"):
         return ladder_panel(study, series, threshold, hours, predicted)
+    if series[0].row.training:
+        return training_panel(study, series)
     if study == "collective":
         return collective_panel(series, wires)
     if study == OTHER:

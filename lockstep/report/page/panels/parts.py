@@ -37,6 +37,7 @@ MEGA = 1e6
 TITLES = {
     "strong": "Strong scaling",
     "weak": "Weak scaling",
+    "train": "Training",
     "precision": "Precision",
     "bucket": "DDP bucket size",
     "sensitivity": "Sensitivity to settings",

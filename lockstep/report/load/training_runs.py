@@ -1,0 +1,133 @@
+"""Training runs: what `lockstep train` left as the record of a case, and which runs are repeats.
+
+Runs repeat one another where they agree in all that changes what is learned, or how fast: all
+factors but the seed and the accuracy to reach, the device, and, as everywhere, the ranks and how
+they are placed. Such rows get one name; a campaign's case keeps its own beside it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.report.load.contents import checked
+from lockstep.report.load.results import Row
+from lockstep.vocabulary.records.record import CaseRecord
+from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
+
+# What the summary of a training run holds, and no other file.
+KEYS = {"config", "epoch_plan", "step_losses"}
+STUDY = "train"
+# As training is where nobody says otherwise; what a record does not name was so.
+USUAL: Mapping[str, Any] = {
+    "optimizer": "sgd", "lr_scale": "none", "base_batch": 256, "momentum": 0.9, "weight_decay": 0.0,
+    "scheduler": "none", "warmup_epochs": 0, "accumulation": 1, "augment": False, "workers": 0,
+}  # fmt: skip
+# In the order in which a report names them.
+FACTORS = (
+    "workload", "data", "num_synthetic", "precision", "epochs", "max_steps", "global_batch",
+    "local_batch", "lr", *USUAL, "bucket_cap_mb",
+)  # fmt: skip
+# Of a run, not of what it learns.
+OF_A_RUN = ("seed", "target_accuracy", "checkpoint_every")
+
+
+def is_summary(document: Any) -> bool:
+    """Tell whether a file holds the summary of a training run."""
+    return isinstance(document, dict) and document.keys() >= KEYS
+
+
+def read(path: Path, document: Mapping[str, Any]) -> CaseRecord:
+    """Return a run of `lockstep train` as the record of a case.
+
+    Its rounds are the epochs of whole length, those that warmed up left aside where there are
+    others, of the slowest rank.
+
+    Raises:
+        ValueError: The summary is incomplete, or holds what is no measured value.
+    """
+    where = f"{path}: training run"
+    try:
+        return checked(CaseRecord, _block(document), where)
+    except (KeyError, TypeError, ZeroDivisionError, IndexError) as error:
+        raise ValueError(f"{where} without {error}; train again") from None
+
+
+def given(document: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
+    """Return the Slurm job of a run, and what its ranks were given beside nodes."""
+    job, threads = document["final"].get("job_id"), document["config"].get("threads_per_rank")
+    settings = {"threads_per_rank": str(threads)} if threads else {}
+    return None if job is None else str(job), settings
+
+
+def _block(document: Mapping[str, Any]) -> dict[str, Any]:
+    config, epochs, final = document["config"], document["epochs"], document["final"]
+    if not epochs:
+        raise IndexError("rows of them")
+    # Samples of an item may be many, so that the batch does not tell.
+    per_step = sum(one["samples"] for one in epochs) // len(document["step_losses"])
+    most = max(one["samples"] for one in epochs)
+    whole = [one for one in epochs if one["samples"] == most]
+    data: Data = "synthetic" if config["data"] == "synthetic" else "real"
+    basis = Basis(data, times_input=True, optimizer=config.get("optimizer") or USUAL["optimizer"])
+    kind = document.get("device_type") or config.get("device")
+    timed = [one for one in whole if not one["is_warmup"]] or whole
+    names = ("workload", "precision", "scaling", "world_size", "num_nodes", "local_batch",
+             "global_batch")  # fmt: skip
+    return {name: final[name] for name in names} | {
+        "study": STUDY,
+        "factors": {name: config.get(name) for name in FACTORS},
+        "sample_unit": document.get("sample_unit") or "samples",
+        "samples_per_step": per_step,
+        "steps_per_round": most // per_step,
+        "rank_round_s": [[one["train_s"] for one in timed]],
+        "peak_memory_bytes": [final.get("peak_memory_bytes")],
+        "checks": {"parameters_equal": len(set(document["parameter_checksums"])) == 1},
+        "details": {BASIS: basis.to_dict()} | ({"device_type": kind} if kind else {}),
+        "training": document.get("training") or _training(document, most, per_step),
+    }
+
+
+def _training(document: Mapping[str, Any], samples: int, per_step: int) -> dict[str, Any]:
+    """Return how a run went whose summary does not have it as results do."""
+    config, epochs = document["config"], document["epochs"]
+    same = ("epoch", "samples_per_s", "lr", "train_accuracy", "checkpoint_s", "peak_memory_bytes",
+            "is_warmup")  # fmt: skip
+    others = {
+        "time_s": "train_s", "validation_s": "val_s", "loss": "train_loss",
+        "validation_loss": "val_loss", "accuracy": "val_accuracy", "ended": "timestamp",
+    }  # fmt: skip
+    return {
+        "data": config["data"],
+        "samples_per_epoch": samples,
+        "epochs": config["epochs"],
+        "optimizer": config.get("optimizer") or USUAL["optimizer"],
+        "lr": document["lr_rule"]["scaled_lr"],
+        "schedule": config["scheduler"],
+        "seed": config["seed"],
+        "device_name": document["device"],
+        "target_accuracy": config.get("target_accuracy"),
+        "rows": [
+            {name: one[name] for name in same}
+            | {name: one[own] for name, own in others.items()}
+            | {"steps": one["samples"] // per_step}
+            for one in epochs
+        ],
+    }
+
+
+def name_alike(row: Row) -> None:
+    """Give a training run the name and factors that it shares with its repeats."""
+    if row.training is None:
+        return
+    given = {name: value for name, value in row.factors.items() if value is not None}
+    known = {**USUAL, **given, "device": row.training.device_name or None}
+    if known["optimizer"] != USUAL["optimizer"]:
+        del known["momentum"]
+    if known["lr_scale"] == USUAL["lr_scale"]:
+        del known["base_batch"]
+    if known.get("data") != "synthetic":
+        known.pop("num_synthetic", None)
+    names = [name for name in (*FACTORS, *known) if name not in OF_A_RUN]
+    row.own_case = row.case
+    row.factors = {name: known[name] for name in names if known.get(name) is not None}
+    row.case = f"{STUDY}[{'-'.join(f'{name}={value}' for name, value in row.factors.items())}]"

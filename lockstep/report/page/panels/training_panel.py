@@ -1,0 +1,92 @@
+"""The panel of training runs: what each size and setting reaches, from a CPU to many nodes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.report.compute import learning
+from lockstep.report.compute.scaling import Series
+from lockstep.report.page.panels.parts import MAX_ROWS, TITLES, Figure, Panel, flagged, panel, table
+from lockstep.report.page.plots import training_figures
+from lockstep.report.words import training_words
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted
+
+LEAD = (
+    "A row has the runs that agree in everything but their seed and repeat; nothing else is pooled."
+)
+CAPTION = "What each setting reaches, the slowest device first"
+NOTE = (
+    "Epoch time and throughput: median over runs, the first epoch of a process left aside; "
+    "accuracy: mean over runs, its interval over seeds."
+)
+
+
+def training_panel(study: str, series: Sequence[Series]) -> Panel:
+    """Return the panel of training runs.
+
+    Args:
+        study: The study, whose name the panel has.
+        series: Those of training runs.
+    """
+    own = training_words.ordered(series)
+    targets = learning.targets(own)
+    names = training_words.varied(own)
+    made = panel(study, TITLES[study], lead=[LEAD])
+    made["figures"] = training_figures.figures(own, targets)
+    lines = training_words.cells(own, targets)
+    rows = [
+        [*(_factor(one, name) for name in names), *line, flagged(point)]
+        for one, cells in zip(own, lines, strict=True)
+        for point, line in zip(one.points, cells, strict=True)
+    ]
+    columns = [*names, *training_words.columns(own, targets), "Flags"]
+    shared = f"All runs: {training_words.common(own, names)}. "
+    made["tables"] = [
+        table(
+            CAPTION,
+            columns,
+            rows[:MAX_ROWS],
+            len(names),
+            note=shared + NOTE + _basis(own),
+            folded=False,
+        )
+    ]
+    if len(rows) > MAX_ROWS:
+        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)} rows; --csv prints all."]
+    return made
+
+
+def _factor(series: Series, name: str) -> str:
+    value = series.row.factors.get(name)
+    return formats.DASH if value is None else str(value)
+
+
+def _basis(series: Sequence[Series]) -> str:
+    """Name what ratios are relative to, and where the accuracy to reach is from."""
+    bases = dict.fromkeys(counted(one.baseline, "rank") for one in series if len(one.points) > 1)
+    said = f" Speed-up is over {formats.listed(bases)} of the same setting." if bases else ""
+    rows = [row for one in series for point in one.points for row in point.rows]
+    if not learning.are_given(rows) and any(learning.best_accuracy(row) for row in rows):
+        said += " The time is to the highest whole per cent that all runs reach; none was set."
+    return said
+
+
+def headlines(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return what the page says first: of the most accurate setting, with the others'."""
+    own = training_words.ordered(series)
+    if not own:
+        return []
+    targets, names = learning.targets(own), training_words.varied(own)
+    own.sort(key=lambda one: -learning.mean_accuracy(one.points[-1].rows))
+    labels = [training_words.label(one, names) or one.label for one in own]
+    first, *others = [training_words.sentence(one, targets) for one in own]
+    said = [f"{name}: {text}" for name, text in zip(labels[1:], others, strict=True)]
+    return [{"title": TITLES["train"], "of": labels[0], "kind": "good", "text": first,
+             "lines": [first], "short": formats.listed(labels[1:], 6), "others": said}]  # fmt: skip
+
+
+def top_figure(series: Sequence[Series]) -> Figure | None:
+    """Return the accuracy over epochs, for beside the headlines; None where none is known."""
+    own = training_words.ordered(series)
+    made = training_figures.figures(own, learning.targets(own)) if own else []
+    return made[0] | {"id": "top-accuracy"} if made else None

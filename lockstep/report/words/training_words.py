@@ -1,0 +1,166 @@
+"""Training runs in words: the rows that the page and the terminal share, and a line for each."""
+
+from collections.abc import Sequence
+
+from lockstep.report.compute import compared, learning
+from lockstep.report.compute.learning import Learned, Pooled, Targets
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.page.panels import parts
+from lockstep.vocabulary.text import formats
+from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, ratio, span
+
+# Factors whose value says what they are.
+BARE = ("workload", "data", "precision", "device")
+GOAL = "Time to"
+# Columns of the page that a terminal has room for, and their names there.
+SHORT = {
+    "Ranks": "n", "Nodes": "nodes", "Runs": "runs", "Epoch time (s)": "epoch, s",
+    "Throughput (samples/s)": "samples/s", "Speed-up": "speed-up", "Efficiency (%)": "eff., %",
+    "Over first row": "x first", "Accuracy (%)": "acc., %", "95 % interval (%)": "95 %",
+    "Best (%)": "best, %",
+}  # fmt: skip
+
+
+def ordered(series: Sequence[Series]) -> list[Series]:
+    """Return the series of training runs, those of the slowest device first: the rungs of a ladder.
+
+    Series of one device keep their order.
+    """
+    found = learning.trained(series)
+    devices: dict[str, float] = {}
+    for one in found:
+        slowest = min(point.rate for point in one.points)
+        devices[_device(one)] = min(slowest, devices.get(_device(one), slowest))
+    return sorted(found, key=lambda one: devices[_device(one)])
+
+
+def _device(series: Series) -> str:
+    return str(series.row.factors.get("device"))
+
+
+def varied(series: Sequence[Series]) -> list[str]:
+    """Return the factors in which runs differ, and so are not pooled."""
+    return compared.varied([(one, one.points[0]) for one in series])
+
+
+def label(series: Series, names: Sequence[str]) -> str:
+    """Name a series by the factors that tell it from the others."""
+    factors = series.row.factors
+    told = [
+        str(factors[name]) if name in BARE else f"{name}={factors[name]}"
+        for name in names
+        if factors.get(name) is not None
+    ]
+    return ", ".join(filter(None, [*told, series.layout]))
+
+
+def common(series: Sequence[Series], names: Sequence[str]) -> str:
+    """Say what all runs have in common."""
+    shared = {k: v for k, v in series[0].row.factors.items() if k not in names}
+    return formats.listed((str(v) if k in BARE else f"{k}={v}" for k, v in shared.items()), 24)
+
+
+def columns(series: Sequence[Series], targets: Targets) -> list[str]:
+    """Return the names of the columns of `cells`, each with its unit."""
+    goals = {targets.get(learning.learns(one)) for one in series}
+    goal = percent_of(next(iter(goals)) if len(goals) == 1 else None)
+    return [
+        "Ranks", "Nodes", "Runs", "Epoch time (s)", "95 % interval (s)", "Throughput (samples/s)",
+        "Speed-up", "Efficiency (%)", "Over first row", "Accuracy (%)", "95 % interval (%)",
+        "Best (%)", f"{GOAL} {goal} (s)", "Memory (GB)",
+    ]  # fmt: skip
+
+
+def percent_of(target: float | None) -> str:
+    """Return an accuracy to reach."""
+    return "goal" if target is None else f"{formats.trimmed(100 * target)} %"
+
+
+def cells(series: Sequence[Series], targets: Targets) -> list[list[list[str]]]:
+    """Return a line of cells for each point of each series; the first row is what others are over.
+
+    Args:
+        series: Those of training runs, in the order of the table.
+        targets: The accuracies to reach.
+    """
+    several = len({_device(one) for one in series}) > 1
+    first = series[0].points[0] if several else None
+    return [
+        [_line(one, p, learning.learned(p, targets.get(learning.learns(one))), first)
+         for p in one.points]
+        for one in series
+    ]  # fmt: skip
+
+
+def for_terminal(series: Sequence[Series]) -> tuple[list[str], list[str], list[list[list[str]]]]:
+    """Return the names of series, the columns that say something, and the cells of each series."""
+    names, targets = varied(series), learning.targets(series)
+    header, found = columns(series, targets), cells(series, targets)
+    empty = ("", formats.DASH)
+    said = [any(line[i] not in empty for one in found for line in one) for i in range(len(header))]
+    kept = [i for i, name in enumerate(header) if said[i] and (name in SHORT or GOAL in name)]
+    return (
+        [label(one, names) or one.row.workload for one in series],
+        [SHORT.get(header[i], header[i].lower()) for i in kept],
+        [[[line[i] for i in kept] for line in one] for one in found],
+    )
+
+
+def _line(series: Series, point: Point, found: Learned, first: Point | None) -> list[str]:
+    nodes = {row.num_nodes for row in point.rows}
+    alone = len(series.points) == 1 and series.main is None
+    memory = max((row.peak_memory_bytes or 0 for row in point.rows), default=0)
+    return [
+        str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
+        runs(point, found), number(found.epoch_s.value), span(found.epoch_s.interval),
+        number(point.throughput_samples_per_s),
+        *(_relative(point, alone, text) for text in (
+            ratio(point.speedup), percent(point.parallel_efficiency))),
+        ratio(point.rate / first.rate) if first and not point.blocked_by else formats.DASH,
+        *_accuracy(found.accuracy), _accuracy(found.best)[0], _reached(found, point),
+        number(memory / parts.GIGA) if memory else formats.DASH,
+    ]  # fmt: skip
+
+
+def _relative(point: Point, alone: bool, text: str) -> str:
+    return formats.DASH if alone else parts.allowed(point, text)
+
+
+def runs(point: Point, found: Learned) -> str:
+    """Return how many runs a point has, and of how many seeds where some repeat one."""
+    count = point.num_launches
+    told = "" if found.num_seeds == count else f" ({counted(found.num_seeds, 'seed')})"
+    return f"{count}{told}"
+
+
+def _accuracy(pooled: Pooled | None) -> tuple[str, str]:
+    if pooled is None:
+        return formats.DASH, formats.DASH
+    return percent(pooled.value), percent_span(pooled.interval)
+
+
+def _reached(found: Learned, point: Point) -> str:
+    if found.target is None:
+        return formats.DASH
+    if found.reached_s is None:
+        return f"{found.num_reached} of {point.num_launches} runs"
+    return number(found.reached_s.value)
+
+
+def sentence(series: Series, targets: Targets) -> str:
+    """Say what the largest size of a series reaches, in what time, and over which size."""
+    point, base = series.points[-1], series.base
+    found = learning.learned(point, targets.get(learning.learns(series)))
+    epochs = counted(series.row.training.epochs, "epoch") if series.row.training else ""
+    said = f"{epochs} of {number(found.epoch_s.value)} s on {counted(point.world_size, 'rank')}"
+    if found.accuracy:
+        spread = found.accuracy.interval
+        ends = percent_span(spread) if spread else "no interval"
+        backed = f"{counted(point.num_launches, 'run')}, {ends}"
+        said += f" reach {percent(found.accuracy.value)} % ({backed})"
+    if found.target is not None and found.reached_s:
+        said += f", {percent_of(found.target)} after {number(found.reached_s.value)} s"
+    if point is not base and not point.blocked_by:
+        said += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
+        said += f" ({percent(point.parallel_efficiency)} %)"
+    return f"{said}."
