@@ -21,6 +21,7 @@ PORT = 8765
 EVERY_S = 60.0
 # Events come in swarms as a campaign ends, and squeue is everybody's.
 LEAST_PAUSE_S = 2.0
+SOON_S = 4.0
 KEY_FILE = "events.key"
 EPILOG = "lib/epilog.sh"
 
@@ -124,9 +125,12 @@ class Follower:
 
     def run(self, every_s: float) -> None:
         """Look again and again; a folder that cannot be read for a while is looked at later."""
+        wait_s = every_s
         while True:
-            self.wanted.wait(every_s)
+            is_told = self.wanted.wait(wait_s)
             self.wanted.clear()
+            # While its epilog tells of a job, squeue calls that still COMPLETING.
+            wait_s = SOON_S if is_told else min(2 * wait_s, every_s)
             try:
                 self.look()
             except (OSError, ValueError) as error:
