@@ -33,7 +33,7 @@ COMMANDS = {
         "lockstep.slurm.drafts.init_cli:init",
         "Write a site and a campaign file for this place.",
     ),
-    "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own sbatch scripts."),
+    "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own scripts."),
     "plan": (
         "lockstep.slurm.submit.plan_cli:plan",
         "Show the Slurm jobs of a campaign and their cost.",

@@ -1,6 +1,8 @@
 """The command `lockstep lint`."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   lockstep lint train.sbatch
+  lockstep lint examples/plain_ddp.py   a training script of Python
   lockstep lint jobs/*.sh --json
   lockstep lint --rules
 
@@ -26,7 +29,7 @@ Exit code: 0 no error or warning, 1 some, 2 a script cannot be read. Notes alone
 @click.option("--rules", "lists_rules", is_flag=True, help="List what is looked for.")
 @click.pass_context
 def lint(ctx: click.Context, scripts: tuple[str, ...], as_json: bool, lists_rules: bool) -> None:
-    """Find errors in your own sbatch SCRIPTS before they wait in the queue.
+    """Find errors in your own sbatch SCRIPTS, and training scripts of Python, before they run.
 
     Reads the scripts and runs nothing.
     """
@@ -49,11 +52,17 @@ def _findings(scripts: tuple[str, ...]) -> "list[Finding]":
     import socket
 
     from lockstep.slurm.lint import linter
+    from lockstep.slurm.lint.training import training_linter as training
 
     interfaces = [name for _, name in socket.if_nameindex()]
     # All are read before the first is judged, so that a wrong name costs no output.
-    loaded = [linter.load(path) for path in scripts]
-    return [one for script in loaded for one in linter.lint(script, interfaces)]
+    judges: list[Callable[[], list[Finding]]] = []
+    for path in scripts:
+        if path.endswith(training.SUFFIX):
+            judges.append(partial(training.lint, training.load(path)))
+        else:
+            judges.append(partial(linter.lint, linter.load(path), interfaces))
+    return [one for judge in judges for one in judge()]
 
 
 def _summary(found: "list[Finding]", num_scripts: int) -> str:
@@ -66,11 +75,11 @@ def _summary(found: "list[Finding]", num_scripts: int) -> str:
 
 def _print_rules(as_json: bool) -> None:
     from lockstep.slurm.lint.linter import RULES
+    from lockstep.slurm.lint.training import training_linter as training
 
-    rows = [
-        {"rule": one.name, "severity": one.severity, "why": one.why, "action": one.action}
-        for one in RULES
-    ]
+    told = [(one.name, one.severity, one.why, one.action) for one in RULES]
+    told += [(one.name, one.severity, one.why, one.action) for one in training.RULES]
+    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in told]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return

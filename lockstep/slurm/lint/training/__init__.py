@@ -1,0 +1,1 @@
+"""What is found in a Python training script."""

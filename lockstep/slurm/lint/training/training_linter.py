@@ -1,0 +1,96 @@
+"""Errors that a reader of a training script can find before its ranks hang or wait."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.slurm.lint.batch import Hit
+from lockstep.slurm.lint.linter import MAX_FACT, Finding, Severity
+from lockstep.slurm.lint.training import training_rules as rules
+from lockstep.slurm.lint.training.training_script import Script
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.printable import one_line
+
+SUFFIX = ".py"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One error to look for.
+
+    Attributes:
+        why: What comes of it.
+        action: What to do.
+    """
+
+    name: str
+    severity: Severity
+    why: str
+    action: str
+    check: Callable[[Script], Iterator[Hit]]
+
+
+RULES = (
+    Rule(
+        "SET-EPOCH", "error", "each epoch then has the order of the first",
+        "call sampler.set_epoch(epoch) before each epoch", rules.same_order,
+    ),
+    Rule(
+        "NO-SAMPLER", "warning", "each rank then goes through all of the data",
+        "give the DataLoader a DistributedSampler, and no shuffle", rules.all_data_everywhere,
+    ),
+    Rule(
+        "SYNC-IN-STEP", "warning", "the CPU waits there for the GPU, which idles afterwards",
+        "keep loss.detach() and read it every hundred steps or at the epoch's end",
+        rules.read_each_step,
+    ),
+    Rule(
+        "RANK-COLLECTIVE", "error", "the other ranks wait for it until the time-out",
+        "call it on every rank, and let only what prints or writes depend on the rank",
+        rules.some_ranks_only,
+    ),
+    Rule(
+        "DATA-PARALLEL", "warning", "its threads share one interpreter, and no second node",
+        "use DistributedDataParallel, one process a GPU", rules.data_parallel,
+    ),
+    Rule(
+        "FIXED-PORT", "warning", "another job on the node may have it",
+        "leave it to torchrun, or derive it: 20000 + int(os.environ['SLURM_JOB_ID']) % 10000",
+        rules.fixed_port,
+    ),
+    Rule(
+        "GPU-ZERO", "error", "all ranks of a node then share its first GPU",
+        'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first', rules.one_gpu_for_all,
+    ),
+    Rule(
+        "NO-SEED", "note", "no two runs are alike, and ranks may begin with other parameters",
+        "call torch.manual_seed with one seed on all ranks", rules.no_seed,
+    ),
+)  # fmt: skip
+
+
+def load(path: str) -> Script:
+    """Read a script.
+
+    Raises:
+        ValueError: There is no such file, or it is not Python.
+    """
+    try:
+        content = files.content(Path(path))
+        return Script(path, ast.parse(content))
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno or 1}: not Python: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"{path}: nested too deep to be read") from None
+
+
+def lint(script: Script) -> list[Finding]:
+    """Return what is wrong with a script, from its first line to its last."""
+    found = [_finding(script, rule, hit) for rule in RULES for hit in rule.check(script)]
+    return sorted(dict.fromkeys(found), key=lambda one: one.line)
+
+
+def _finding(script: Script, rule: Rule, hit: Hit) -> Finding:
+    message = f"{one_line(hit.fact[:MAX_FACT])}: {rule.why}"
+    return Finding(script.path, hit.line, rule.name, rule.severity, message, rule.action)
