@@ -18,6 +18,7 @@ def test_train(
     epochs: int,
     augment: bool,
     accumulation: int,
+    num_workers: int,
     global_batch: int | None,
     local_batch: int | None,
     checkpoint_every: int | None,

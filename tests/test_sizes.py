@@ -66,6 +66,22 @@ def test_what_the_other_studies_vary():
     assert len(column("collective", "collective")) == 5 * 4
 
 
+@pytest.mark.parametrize(
+    ("factors", "batches"),
+    [
+        ((), (96, None)),
+        ((("global_batch", (64,)),), (64, None)),
+        ((("local_batch", (16,)),), (None, 16)),
+    ],
+)
+def test_a_training_has_a_global_batch_or_a_local_one(factors, batches):
+    (row,) = sizes.rows("train", sizes.adapt(sizes.find("smoke"), factors=factors))
+    assert (row["global_batch"], row["local_batch"]) == batches
+    both = (("global_batch", (64,)), ("local_batch", (16,)))
+    with pytest.raises(ValueError, match="global_batch or local_batch as a factor, not both"):
+        sizes.rows("train", sizes.adapt(sizes.find("smoke"), factors=both))
+
+
 @ALL
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_every_size_shares_its_global_batch_on_the_usual_ladder(name, world_size):

@@ -21,7 +21,9 @@ from lockstep.vocabulary.sizes import case_id
 FOLDER = "train"
 
 
-def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
+def train(
+    harness: Harness, *, seed: int | None = None, num_workers: int = 0, **options: Any
+) -> None:
     """Train a model on the ranks of this launch, and keep how that went.
 
     Its files lie beside the launch's journal. A case that was begun before goes on after the last
@@ -31,6 +33,7 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
     Args:
         harness: The case's view of the launch.
         seed: Of parameters, order and augmentation; the launch's by default.
+        num_workers: Loader processes of each rank.
         options: Of `TrainConfig`: workload, data, either global_batch or local_batch, and others.
 
     Raises:
@@ -40,7 +43,8 @@ def train(harness: Harness, *, seed: int | None = None, **options: Any) -> None:
     """
     skip_unless_supported(harness, options.get("precision", "fp32"))
     with _base(harness) as base:
-        config = _config(harness, base / FOLDER / _digest(harness), seed, options)
+        folder = base / FOLDER / _digest(harness)
+        config = _config(harness, folder, seed, options | {"workers": num_workers})
         trainer = Trainer(config, harness.world, lambda row: _note(harness, row))
         with telemetry.of(harness.device, harness.watches and harness.measures) as watch:
             with watch:

@@ -193,7 +193,8 @@ def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[R
     return [
         row
         for row in rows.values()
-        if row.get("num_workers") != 0 or not (row["persistent_workers"] or row["prefetch_factor"])
+        if row.get("num_workers") != 0
+        or not (row.get("persistent_workers") or row.get("prefetch_factor"))
     ]
 
 
@@ -278,7 +279,10 @@ def _collective(size: Size) -> list[Row]:
 
 
 def _train(size: Size) -> list[Row]:
-    is_local = "local_batch" in dict(size.factors)  # whose values take the place of None
+    given = dict(size.factors)  # whose values take the place of None
+    is_local = "local_batch" in given
+    if is_local and "global_batch" in given:
+        raise ValueError("the study train takes global_batch or local_batch as a factor, not both")
     return [
         {
             "workload": size.train_workload,
@@ -293,6 +297,7 @@ def _train(size: Size) -> list[Row]:
             "epochs": size.epochs,
             "augment": False,
             "accumulation": 1,
+            "num_workers": 0,
             "global_batch": None if is_local else size.train_batch,
             "local_batch": None,
             "checkpoint_every": None,
