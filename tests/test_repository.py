@@ -27,7 +27,10 @@ MAY_IMPORT = {
     "measure": {"vocabulary", "machine", "world", "workloads", "causes"},
     "launch": {"vocabulary", "content", "machine", "world", "workloads", "measure", "plugin"},
     "tracker": {"vocabulary", "content", "report"},
-    "campaign": {"vocabulary", "content", "world", "workloads", "report", "tracker"},
+    "command": {"vocabulary", "content", "machine"},
+    "campaign": {
+        *("vocabulary", "content", "world", "workloads", "command", "report", "tracker"),
+    },
     "own_loop": {"vocabulary", "causes", "machine", "world", "measure", "workloads"},
     "trainer": {
         *("vocabulary", "content", "machine", "world", "workloads", "measure", "launch"),

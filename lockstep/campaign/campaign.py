@@ -3,6 +3,7 @@
 The published JSON Schema is `lockstep/campaign/campaign.schema.json`.
 """
 
+import json
 import math
 import random
 from collections import Counter
@@ -20,12 +21,14 @@ from pydantic import (
     StrictBool,
     StrictFloat,
     StrictInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from lockstep import content, workloads
 from lockstep.campaign.job_cuts import Count, Jobs
+from lockstep.command.table import Command
 from lockstep.vocabulary import factors, sizes
 from lockstep.vocabulary.records.record import OWN, Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
@@ -48,7 +51,9 @@ class Campaign(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="name of its results folder: letters, digits and . _ -",
     )
-    studies: tuple[Study, ...] = Field(default=(), description="the questions to answer")
+    studies: tuple[Study | Literal["command"], ...] = Field(
+        default=(), description="the questions to answer; command for the program of [command]"
+    )
     tests: tuple[str, ...] = Field(
         default=(),
         description="instead of studies: your own tests that ask for the fixture lockstep, as "
@@ -81,6 +86,14 @@ class Campaign(BaseModel):
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = Field(
         default=None, description="seconds that a case may take, 900 by default"
     )
+    until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="measure from the smallest world size on, and stop after one whose efficiency "
+        "is below this",
+    )
+    command: Command | None = Field(
+        default=None, description='the program of studies = ["command"]: a table'
+    )
     factors: dict[str, tuple[Value, ...]] = Field(
         default={}, description="values in the place of a study's own: bucket_cap_mb = [1, 5, 10]"
     )
@@ -89,26 +102,53 @@ class Campaign(BaseModel):
         default=None, description="your command at the end, such as a mail; see LOCKSTEP_STATE"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_program(cls, given: Any) -> Any:
+        """Fill in what need not be chosen for a program: how long it runs is its own."""
+        if not isinstance(given, dict) or not given.get("command"):
+            return given
+        threads = (given.get("factors") or {}).get("threads") or ()
+        most = max((one for one in threads if type(one) is int), default=None)
+        return {"size": "smoke", "threads_per_rank": most} | given
+
     @model_validator(mode="after")
     def _asks_something(self) -> Self:
         if bool(self.studies) == bool(self.tests):
             raise ValueError(
                 'give either studies, such as studies = ["strong"], or tests = ["benchmarks"]'
             )
+        if self.until_efficiency is not None and self.jobs.allocation == "array":
+            raise ValueError(
+                'until_efficiency ends a ladder; choose allocation = "ladder" or "job", not "array"'
+            )
         if self.tests and self.jobs.allocation == "array":
             raise ValueError(
                 'allocation = "array" needs studies, whose cases are known before they run; '
                 'for tests choose "ladder" or "job"'
             )
+        if ("command" in self.studies) != (self.command is not None):
+            raise ValueError('studies = ["command"] and a table [command] belong together')
+        if self.command is not None:
+            return self._with_program(self.command)
         for name in self.factors:
             if not any(factors.has(study, [name], self.measured_size()) for study in self.studies):
                 raise ValueError(f"none of the studies {list(self.studies)} has a factor {name!r}")
         return self
 
+    def _with_program(self, command: Command) -> Self:
+        if len(self.studies) > 1:
+            raise ValueError('a program is a campaign of its own; keep studies = ["command"]')
+        if self.jobs.preflight:
+            raise ValueError("preflight measures by torch; set it to false for a program")
+        command.check(self.factors)
+        return self
+
     @field_validator("factors")
     @classmethod
-    def _known(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return dict(factors.check(values))
+    def _known(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        # Those of a program are its own.
+        return values if info.data.get("command") else dict(factors.check(values))
 
     @field_validator("studies", "tests", "world_sizes")
     @classmethod
@@ -147,6 +187,8 @@ class Campaign(BaseModel):
 
     def cases_of_studies(self) -> dict[str, int]:
         """Return study -> how many cases of it one launch holds."""
+        if self.command is not None:
+            return {"command": math.prod(map(len, self.factors.values()))}
         return {study: len(sizes.rows(study, self.measured_size())) for study in self.studies}
 
 
@@ -184,7 +226,8 @@ def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
     """Return the launches in the order they are made.
 
     Repeats are interleaved: each one visits every world size once, in a seeded random order, so
-    that a drift of the machine does not look like scaling.
+    that a drift of the machine does not look like scaling. With `until_efficiency` all repeats of a
+    size are made before the next one, whose turn may never come.
 
     Args:
         campaign: What to measure.
@@ -202,22 +245,24 @@ def plan(campaign: Campaign, *, by_case: bool = False) -> list[Launch]:
             ]
         order.shuffle(block)
         launches += block
+    if campaign.until_efficiency is not None:
+        launches.sort(key=lambda launch: launch.world_size)
     return launches
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A world size that a machine cannot measure.
+    """A world size that is not measured.
 
     Attributes:
         world_size: Its ranks, each of which needs a GPU of its own.
-        num_gpus: How many GPUs the machine has.
-        kind: Why it is left out.
+        num_gpus: How many GPUs the machine has, where they are too few.
+        kind: Why it is left out: `below_floor` where a smaller size missed `until_efficiency`.
     """
 
     world_size: int
-    num_gpus: int
-    kind: Literal["too_few_gpus"] = "too_few_gpus"
+    num_gpus: int | None = None
+    kind: Literal["too_few_gpus", "below_floor"] = "too_few_gpus"
 
 
 def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftOut]]:
@@ -243,20 +288,34 @@ def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftO
 
 
 def common_options(campaign: Campaign) -> Iterator[str]:
-    """Yield the options of pytest in every launch of a campaign."""
-    if campaign.studies:
+    """Yield the options in every launch of a campaign: of pytest, or of a program's driver."""
+    if campaign.command:
+        yield f"--table={json.dumps(_table(campaign, campaign.command))}"
+    elif campaign.studies:
         yield from ("-m", " or ".join(campaign.studies))
     for name in IDENTITY:
         value = getattr(campaign, name)
         if value is not None:
             yield f"--{name.replace('_', '-')}={value}"
-    yield from (f"--set={text}" for text in factors.written(campaign.factors))
+    if not campaign.command:
+        yield from (f"--set={text}" for text in factors.written(campaign.factors))
     if campaign.order_seed is not None:
         yield f"--order-seed={campaign.order_seed}"
     if campaign.case_budget is not None:
         yield f"--case-budget={campaign.case_budget:g}"
     yield f"--label=campaign={campaign.name}"
     yield f"--label=studies={','.join(campaign.studies or [OWN])}"
+
+
+def _table(campaign: Campaign, command: Command) -> dict[str, Any]:
+    """Return what a program's driver is told, as JSON holds it."""
+    size = campaign.measured_size()
+    return {
+        "command": command.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "factors": campaign.factors,
+        "rounds": size.rounds,
+        "warmup_rounds": size.warmup_rounds,
+    }
 
 
 def own_options(launch: Launch) -> Iterator[str]:
@@ -285,14 +344,16 @@ def load(source: str, **changes: Any) -> Campaign:
         ValueError: The file cannot be read, or says something that is not allowed.
     """
     studies = changes.get("studies")
-    if studies is not None and "factors" not in changes:
+    if studies is not None and "command" not in studies and "factors" not in changes:
         plain = inputs.load(source, Campaign, built_in())
         changes["factors"] = factors.kept(plain.factors, studies, plain.measured_size())
     campaign = inputs.load(source, Campaign, built_in(), **changes)
     path = built_in().get(source, Path(source))
     _check(campaign, path)
     tests = tuple(_absolute(test, path) for test in campaign.tests)
-    return campaign.model_copy(update={"tests": tests, "jobs": campaign.jobs.placed()})
+    command = campaign.command and campaign.command.beside(path)
+    placed = {"tests": tests, "command": command, "jobs": campaign.jobs.placed()}
+    return campaign.model_copy(update=placed)
 
 
 def _absolute(test: str, path: Path) -> str:
@@ -326,12 +387,18 @@ def _check_workload(spec: str) -> None:
 
 def differences(stored: Mapping[str, Any], campaign: Campaign) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which results already there were measured otherwise."""
-    now = campaign.facts()
+    then, now = _as_measured(stored), _as_measured(campaign.facts())
     return {
-        key: (stored.get(key), now[key])  # older files know fewer keys
-        for key in ("tests", "factors", *IDENTITY)
-        if (stored.get(key) or None) != (now[key] or None)
+        key: (then.get(key), now[key])  # older files know fewer keys
+        for key in ("tests", "factors", "command", *IDENTITY)
+        if (then.get(key) or None) != (now[key] or None)
     }
+
+
+def _as_measured(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts without where a program runs: a folder may move."""
+    command = facts.get("command")
+    return {**facts, "command": command and {**command, "workdir": None}}
 
 
 def with_threads(campaign: Campaign, before: int | None, cores: int) -> Campaign:

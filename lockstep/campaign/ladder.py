@@ -9,7 +9,7 @@ import dataclasses
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import psutil
 
 from lockstep import content
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
+from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import Folder, Outcome
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launcher import (
@@ -26,6 +27,7 @@ from lockstep.campaign.launcher import (
     Hang,
     left_ranks,
     local_environment,
+    program_driver,
     torchrun,
 )
 from lockstep.campaign.next import Next, decide, gather, mark
@@ -98,17 +100,36 @@ class Ladder:
         """
         self.results.claim(self.campaign, plan(self.campaign), self.left_out)
 
+    def missed(self, launch: Launch) -> Missed | None:
+        """Return the smaller world size whose missing of the floor leaves this launch out.
+
+        Raises:
+            ValueError: A journal is corrupt.
+        """
+        floor = self.campaign.until_efficiency
+        return missed(self.folder / "launches", launch.world_size, floor) if floor else None
+
+    def leave_out(self, world_sizes: Collection[int]) -> None:
+        """Note in the folder that the ladder has ended before these sizes."""
+        beyond = [LeftOut(size, kind="below_floor") for size in sorted(world_sizes)]
+        made = [each for each in plan(self.campaign) if each.world_size not in world_sizes]
+        self.results.claim(self.campaign, made, [*self.left_out, *beyond])
+
     def command(self, launch: Launch, options: Sequence[str] = ()) -> list[str]:
-        """Return the torchrun command line of a launch.
+        """Return the command line of a launch: torchrun's, or that of a program's driver.
 
         Args:
             launch: Which one.
             options: Further options of pytest, to leave out what failed before.
         """
+        measured = self.campaign.tests or [str(content.ROOT / "bench")]
+        pytest = [*torchrun(launch.world_size), "-m", "pytest", *measured]
         return [
-            *torchrun(launch.world_size),
-            *("-m", "pytest", *(self.campaign.tests or [str(content.ROOT / "bench")])),
-            *("-p", "lockstep.launch.hooks"),
+            *(
+                program_driver(launch.world_size)
+                if self.campaign.command
+                else [*pytest, "-p", "lockstep.launch.hooks"]
+            ),
             *common_options(self.campaign),
             *own_options(launch),
             *("--resume", "--journal", str(self.results.journal(launch.name))),
@@ -154,7 +175,8 @@ class Ladder:
                 _stop(process)
                 self.results.write_result(launch.name)
         code = process.returncode
-        why = last_words(path, before.num_log_bytes) or f"torchrun ended with {code}"
+        starter = "its driver" if self.campaign.command else "torchrun"
+        why = last_words(path, before.num_log_bytes) or f"{starter} ended with {code}"
         return Ended(gather(folder, before, str(hung or why)), code, hung)
 
     def _limit_s(self, outcome: Outcome) -> float:
@@ -165,6 +187,9 @@ class Ladder:
         """
         if outcome.complete:
             return 2 * LEAST_PATIENCE_S
+        if self.campaign.command:
+            size = self.campaign.measured_size()
+            return self.campaign.command.longest_s(size.rounds + size.warmup_rounds)
         return 2 * max(self.campaign.case_budget or USUAL_BUDGET_S, LEAST_PATIENCE_S)
 
     def _wait(

@@ -151,6 +151,11 @@ def torchrun(nproc: int) -> list[str]:
     return [sys.executable, *launcher, f"--nproc-per-node={nproc}"]
 
 
+def program_driver(world_size: int) -> list[str]:
+    """Return the start of a command: what runs a program at so many ranks."""
+    return [sys.executable, "-m", "lockstep.command.driver", f"--world-size={world_size}"]
+
+
 def local_environment(environ: Mapping[str, str], threads_per_rank: int) -> dict[str, str]:
     """Return the environment of ranks on this machine, free of an outer launcher's variables.
 

@@ -115,9 +115,9 @@ def run(
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
     """
     from lockstep.campaign.sweep import load_with
-    from lockstep.vocabulary.factors import read
+    from lockstep.vocabulary.factors import parse
 
-    chosen = load_with(campaign, read(factors), **_with_tests(changes))
+    chosen = load_with(campaign, parse(factors), **_with_tests(changes))
     return measure(chosen, root, dry_run=dry_run, as_json=as_json)
 
 
@@ -148,10 +148,12 @@ def measure(
     before = Folder(folder).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladders.Ladder(chosen, folder).refuse()
-    absent = launcher.missing_packages()
+    # A program brings its own packages, and says itself what it computes on.
+    is_program = chosen.command is not None
+    absent = "" if is_program else launcher.missing_packages()
     if absent and not dry_run:
         raise RuntimeError(absent)
-    chosen, left_out = (chosen, []) if absent else _within_gpus(chosen)
+    chosen, left_out = (chosen, []) if absent or is_program else _within_gpus(chosen)
     ladder = ladders.Ladder(chosen, folder, tuple(left_out))
     if dry_run:
         _show_plan(ladder, as_json=as_json)
@@ -233,8 +235,8 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     if as_json:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
-    if num_left := len(missing) - len(outcomes):
-        click.echo(f"Time is up: {counted(num_left, 'launch')} left for another time.", err=True)
+    if left := missing[len(outcomes) :]:
+        click.echo(_why_left(ladder, left), err=True)
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
         _explain(ladder, outcome)
@@ -254,7 +256,10 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
 
 
 def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "list[Outcome]":
-    """Make the launches, as long as another of the longest so far would end in time."""
+    """Make the launches, as long as another of the longest so far would end in time.
+
+    Once a world size has missed the campaign's floor, none of a larger one is made.
+    """
     from lockstep.campaign.progress import View
     from lockstep.tracker.live import following
 
@@ -270,7 +275,7 @@ def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "lis
 
         for launch in missing:
             now = time.monotonic()
-            if now - begun + longest_s > limit_s:
+            if now - begun + longest_s > limit_s or ladder.missed(launch):
                 break
             view.begin(launch)
             outcomes.append(ladder.run(launch, advance))
@@ -278,6 +283,16 @@ def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "lis
             tracker.send()
             longest_s = max(longest_s, time.monotonic() - now)
     return outcomes
+
+
+def _why_left(ladder: "Ladder", left: "list[Launch]") -> str:
+    """Say why launches were not made; those beyond the floor are noted as left out for good."""
+    num_left = counted(len(left), "launch")
+    missed = ladder.missed(left[0])
+    if missed is None:
+        return f"Time is up: {num_left} left for another time."
+    ladder.leave_out({launch.world_size for launch in left})
+    return f"The ladder ends, {num_left} before its end: {missed}."
 
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:

@@ -15,7 +15,7 @@ def load_with(source: str, factors: Mapping[str, Sequence[Value]], **changes: An
 
     Without studies in the changes, the one that varies the least else is asked: of the campaign's
     where they have the factors. Without a name, the factors become part of it, since their results
-    do not mix with the campaign's own.
+    do not mix with the campaign's own. A program has its study.
 
     Args:
         source: A TOML file, or the name of a built-in campaign.
@@ -30,8 +30,10 @@ def load_with(source: str, factors: Mapping[str, Sequence[Value]], **changes: An
     if changes.get("tests"):
         raise ValueError("--set is about studies; parametrize tests of your own by pytest")
     plain = load(source, **changes)
-    if changes.get("studies") is None:
-        asked = known.study_of(list(factors), plain.studies, plain.measured_size())
-        changes["studies"] = (asked,)
+    if plain.command is None:
+        known.check(factors)
+        if changes.get("studies") is None:
+            asked = known.study_of(list(factors), plain.studies, plain.measured_size())
+            changes["studies"] = (asked,)
     changes["name"] = changes.get("name") or "-".join([plain.name, *factors])[:MAX_NAME]
     return load(source, **changes, factors=dict(factors))

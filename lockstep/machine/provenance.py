@@ -45,7 +45,9 @@ GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
 # Apptainer writes into every image when, and of what, it was built.
 # Whose code decides what is measured.
-MEASURING_ROOMS = ("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch")
+MEASURING_ROOMS = (
+    *("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch", "command"),
+)
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 

@@ -262,7 +262,7 @@ def _write_page(page: dict[str, Any], target: Path) -> None:
 
 
 def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
-    from lockstep.report.words import verdict_card
+    from lockstep.report.words import factor_card, verdict_card
     from lockstep.report.words.console import console_table
 
     lines = console_table(results, series)
@@ -270,6 +270,8 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
+    for line in factor_card.lines(series):
+        click.echo(line)
     if judged := verdict_card.judge(series, threshold):
         click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))
 

@@ -36,9 +36,9 @@ EXTRA_OPTIONS = (
 # Variables of the script itself, of Slurm, and those that bash does not let be set.
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
-    "began|chosen|failed|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|lost|measured|"
-    "mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|srun_options|"
-    "handing|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
+    "began|chosen|driver|failed|floor|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|"
+    "lost|measured|mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|"
+    "srun_options|handing|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
 )
 
 

@@ -81,10 +81,21 @@ def check(factors: Mapping[str, Sequence[Value]]) -> Factors:
 
 
 def read(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Return the factors of several `NAME=VALUE,VALUE`, as `parse` does.
+
+    Raises:
+        ValueError: As `parse`, or `check` refuses one.
+    """
+    found = parse(texts)
+    check(found)
+    return found
+
+
+def parse(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     """Return the factors of several `NAME=VALUE,VALUE`, as of options; values of one name add up.
 
     Raises:
-        ValueError: A text is none of that form, or `check` refuses it.
+        ValueError: A text is none of that form.
     """
     found: dict[str, tuple[Value, ...]] = {}
     for text in texts:
@@ -92,7 +103,6 @@ def read(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
         if not equals:
             raise ValueError(f"{text!r} is not NAME=VALUE,VALUE such as bucket_cap_mb=1,5,10")
         found[name] = found.get(name, ()) + tuple(map(_value, _BETWEEN.split(values)))
-    check(found)
     return found
 
 

@@ -13,6 +13,8 @@ running=            # process of the srun that runs
 mend=               # key of the site file that is to be mended if what runs now fails
 # Where a node or a rank leaves the key, or the variable, that names what it lacks.
 export LOCKSTEP_MEND=$jobs/.mend-$id
+driver=()           # what starts the ranks of a program in pytest's place
+floor=              # least efficiency of a world size for a larger one to be begun
 keeper=             # process that removes what the job leaves on its nodes
 declare -A had=()   # what is exported before the site's own lines
 
@@ -115,7 +117,7 @@ lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's va
         --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
     start=() # what each rank's command begins with
     if [ -n "$image" ]; then lockstep_enter_image "$@"; fi
-    if [ "$num_ranks" -gt 1 ]; then lockstep_serve; fi # it starts while the image is read and staged
+    if [ "$num_ranks" -gt 1 ] && [ "${#driver[@]}" -eq 0 ]; then lockstep_serve; fi # it starts while the image is read and staged
     if [ -n "$image" ]; then
         mend=container.image
         LOCKSTEP_IMAGE_SHA256=$(lockstep_image_hash)
@@ -304,11 +306,13 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
         failed=1
         return
     fi
+    lockstep_above_floor "$2" || return 0
     mkdir -p -- "$folder"
     lockstep_shape_of "$2"
     lockstep_profiled "$folder"
-    measure=("${tool[@]}" python3 -m pytest "${tests[@]}" "${options[@]}" --label=launch="$name"
-        --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
+    measure=("${tool[@]}" python3 -m pytest "${tests[@]}")
+    [ "${#driver[@]}" -eq 0 ] || measure=("${driver[@]}" --world-size="$2")
+    measure+=("${options[@]}" --label=launch="$name" --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
     # However srun's step ends, another session follows where cases are left that it may measure.
     while [ "${follows[0]}" = again ]; do
         rc=0
@@ -332,6 +336,15 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
     failed=1
 }
 
+lockstep_above_floor() { # lockstep_above_floor WORLD_SIZE: no smaller size has missed until_efficiency
+    local said rc=0
+    [ -n "$floor" ] || return 0
+    said=$("${start[@]}" python3 -m lockstep.campaign.floor "$measured" "$1" "$floor" </dev/null) || rc=$?
+    [ "$rc" -eq 3 ] || return 0
+    lockstep_say "world size $1: not started, for ${said##*$'\n'}"
+    return 1
+}
+
 lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what follows a session, line by line
     local answer rc mark='lockstep-next: '
     for _ in 1 2; do # a busy file system may fail it once
@@ -347,12 +360,16 @@ lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what foll
 }
 
 lockstep_step() { # lockstep_step LOG COMMAND...: one srun over the ranks of $shape
-    local log=$1 rc=0
+    local log=$1 rc=0 step=(srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task"
+        "${srun_options[@]}" --export=ALL --kill-on-bad-exit=1)
     shift
-    [ "$num_ranks" -eq 1 ] || lockstep_meet
-    srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task" "${srun_options[@]}" \
-        --export=ALL --kill-on-bad-exit=1 \
-        "${start[@]}" "$@" </dev/null >>"$log" 2>&1 &
+    if [ "${#driver[@]}" -gt 0 ]; then # it starts the ranks of each run
+        set -- "$@" "${step[@]/#/--under=}" "${start[@]/#/--inside=}"
+    else
+        [ "$num_ranks" -eq 1 ] || lockstep_meet
+        set -- "${step[@]}" "${start[@]}" "$@"
+    fi
+    "$@" </dev/null >>"$log" 2>&1 &
     running=$!
     lockstep_await "$running" || rc=$?
     running=

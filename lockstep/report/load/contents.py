@@ -21,6 +21,23 @@ LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
+class MetricFacts:
+    """A metric of a program: one value a run."""
+
+    unit: str
+    better: str
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """What panels show of a program."""
+
+    metrics: dict[str, MetricFacts]
+    over: list[str]
+
+
+@dataclass(frozen=True)
 class Details:
     """What panels compute with, of the factors and details of a case.
 
@@ -31,6 +48,7 @@ class Details:
             name of the step's variant. What came before it is `rank_alone_s`, and before that
             `alone_step_s`.
         bucket_lead_s: How long before the end of the backward each bucket is ready.
+        command: What was run, of any program.
     """
 
     message_bytes: Amount | None = None
@@ -42,6 +60,7 @@ class Details:
     rank_alone_s: list[Rounds] | None = None
     rank_variant_s: dict[str, list[Rounds]] | None = None
     bucket_lead_s: list[Amount] | None = None
+    command: ProgramFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,7 @@ class LeftOutSize:
 
     world_size: Whole | None = None
     num_gpus: Whole | None = None
+    kind: str = "too_few_gpus"
 
 
 @dataclass(frozen=True)

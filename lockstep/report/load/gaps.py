@@ -1,12 +1,12 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.report.load.results import Launch, Results
 
-Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus"]
+Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Gap:
     @property
     def can_be_filled(self) -> bool:
         """Whether another run could fill it."""
-        return self.kind not in ("skipped", "too-few-gpus")
+        return self.kind not in ("skipped", "too-few-gpus", "below-floor")
 
     @property
     def is_explained(self) -> bool:
@@ -48,7 +48,7 @@ def gaps(results: Results) -> list[Gap]:
         if str(planned.get("name")) not in there
     ]
     left_out = [
-        Gap("too-few-gpus", "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
+        Gap(_why_left_out(size), "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
         for size in results.campaign.get("left_out", [])
     ]
     return (
@@ -56,6 +56,10 @@ def gaps(results: Results) -> list[Gap]:
         + not_run
         + [gap for launch in results.launches for gap in _of_launch(launch, results)]
     )
+
+
+def _why_left_out(size: Mapping[str, Any]) -> Kind:
+    return "below-floor" if size.get("kind") == "below_floor" else "too-few-gpus"
 
 
 def _of_launch(launch: Launch, results: Results) -> Iterator[Gap]:

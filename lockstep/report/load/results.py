@@ -90,6 +90,11 @@ class Row:
     origin: str = "measured"
 
     @property
+    def program(self) -> dict[str, Any]:
+        """What is known of a program that was run; empty of what the suite measured itself."""
+        return self.details.get("command") or {}
+
+    @property
     def point(self) -> tuple[str, str, int]:
         """What it shares with its repeats."""
         return self.origin, self.case, self.world_size

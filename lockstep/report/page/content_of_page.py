@@ -100,7 +100,8 @@ def _band(results: Results) -> str | None:
     """Return what a reader must know before any number."""
     if facts_of := results.campaign.get(RECORDED):
         return recording_label.label(facts_of)
-    return CPU_BAND if results.on_cpus else None
+    is_training = any(not row.program for row in results.rows)
+    return CPU_BAND if results.on_cpus and is_training else None
 
 
 def _around(

@@ -92,6 +92,8 @@ def _why(gap: Gap) -> str:
         return f"{gap.kind}: {gap.reason}"
     if gap.kind == "too-few-gpus":
         return f"skipped: it needs {gap.world_size} GPUs, and the machine has {gap.num_gpus}"
+    if gap.kind == "below-floor":
+        return "left out: a smaller size missed until_efficiency"
     if gap.kind == "not-run":
         return "the launch was planned and left no result"
     return "expected, but the launch holds no result"

@@ -39,7 +39,7 @@ def next_step(
         return "Measure the same points on the machine you will use; cited numbers are no evidence."
     if results.campaign.get(RECORDED):
         return "Measure your own machine: lockstep run."
-    if results.on_cpus:
+    if results.on_cpus and not all(row.program for row in results.rows):
         return "Run the same campaign on the GPUs you will use: the suite works on this machine."
     if slowest:
         return losses.slow_advice(slowest[0])

@@ -121,9 +121,11 @@ class Maker:
     def _apart(self, launches: Sequence[Launch]) -> Iterator[tuple[str, list[Launch]]]:
         """Yield what jobs of their own make, with an end for their names: a repeat each.
 
-        Repeats within one job share its nodes, and are not independent of each other.
+        Repeats within one job share its nodes, and are not independent of each other. So do
+        those of a ladder that may end early, for a size is judged by all of its repeats.
         """
-        if self.campaign.jobs.share_job or self.campaign.repeats == 1:
+        is_one = self.campaign.jobs.share_job or self.campaign.until_efficiency is not None
+        if is_one or self.campaign.repeats == 1:
             yield "", list(launches)
             return
         for repeat, group in groupby(launches, key=lambda launch: launch.repeat):
@@ -243,6 +245,8 @@ class Maker:
             shapes={size: shape(self.site, resources, size) for size in sizes},
             options=tuple(_options(self.campaign, self.site)),
             tests=self.campaign.tests,
+            workdir=self.campaign.command.workdir if self.campaign.command else None,
+            floor=self.campaign.until_efficiency,
         )
 
 

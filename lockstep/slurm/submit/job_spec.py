@@ -50,6 +50,8 @@ class JobSpec:
         launches: The launches in the order they are made; an array's element K makes the K-th.
         after: The jobs that it waits for.
         profiler: What each rank runs under, if anything.
+        workdir: Where a program runs, absolute; None where pytest measures.
+        floor: Least efficiency of a world size for a larger one to be begun; None for any.
         continues: The job of whose launches it makes what that left; None for the first of them.
         stage: The user's own command, of a stage.
     """
@@ -70,6 +72,8 @@ class JobSpec:
     after: tuple[Dependency, ...] = ()
     profiler: Profiler | None = None
     tests: tuple[str, ...] = ()
+    workdir: str | None = None
+    floor: float | None = None
     continues: str | None = None
     stage: Stage | None = None
 

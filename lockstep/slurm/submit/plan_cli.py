@@ -200,7 +200,7 @@ def _points(todo: "Work") -> "Table":
 def _batches(campaign: "Campaign") -> list[str]:
     """Say what the ranks share, and what each has in the other studies."""
     size, others = campaign.measured_size(), set(campaign.studies)
-    others -= {"strong", "collective", "train"}
+    others -= {"strong", "collective", "train", "command"}
     said = []
     if "strong" in campaign.studies:
         said.append(f"Strong scaling shares a global batch of {size.global_batch:,}.")

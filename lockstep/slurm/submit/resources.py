@@ -46,9 +46,12 @@ def share(campaign: Campaign, site: Site) -> Share:
         )
     is_gpu = site.gpus_per_node > 0 and campaign.device != "cpu"
     most = site.gpus_per_node if is_gpu else site.cpus_per_node
-    ranks = min(most, site.max_ranks_per_node or most)
-    cpus = site.cpus_per_node // ranks
     threads = campaign.threads_per_rank or 1
+    ranks = min(most, site.max_ranks_per_node or most)
+    # A program is laddered over threads, so that a rank may take a whole node.
+    if campaign.command and threads <= site.cpus_per_node:
+        ranks = min(ranks, site.cpus_per_node // threads)
+    cpus = site.cpus_per_node // ranks
     if cpus < threads:
         raise ValueError(
             f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "

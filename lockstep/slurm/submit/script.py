@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -46,6 +47,8 @@ HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
 # How names of variables begin that a runtime hands on into an image.
 HANDING = {"apptainer": "APPTAINERENV", "singularity": "SINGULARITYENV"}
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What an MPI reads of its launcher, and libraries of their threads.
+OF_PROGRAMS = ("PMI", "OMPI_", "OMP_", "MKL_", "OPENBLAS_")
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
 # Kinds of jobs for which no data are copied: what only reads results, and the user's own.
 WITHOUT_DATA = ("collect", "stage", "fallback")
@@ -86,10 +89,19 @@ def needs(site: Site) -> tuple[str, ...]:
     return tuple(f"need:{key}={path}" for key, path in named)
 
 
+def _srun_options(site: Site, job: JobSpec) -> Iterator[str]:
+    yield f"--cpu-bind={site.cpu_bind}"
+    # What no rank of ours needs, a program may: then it is Slurm's own default.
+    if not (job.workdir and site.mpi == "none"):
+        yield f"--mpi={site.mpi}"
+    yield from site.srun_options
+
+
 def _seen(job: JobSpec) -> list[str]:
     """Return the folders that a job's ranks or tasks read and write."""
     of_stage = [job.stage.folder] if job.stage and job.stage.folder else []
-    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage]))
+    own = [job.workdir] if job.workdir else []
+    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage, *own]))
 
 
 def _folders(tests: Sequence[str]) -> list[str]:
@@ -157,11 +169,17 @@ def render(job: JobSpec, site: Site) -> str:
         "library": LIBRARY,
         "suite": suite(site),
         "variables": variables,
-        "srun_options": (f"--cpu-bind={site.cpu_bind}", f"--mpi={site.mpi}", *site.srun_options),
+        "srun_options": tuple(_srun_options(site, job)),
         "handing": HANDING[site.container.runtime] if site.container else "",
-        "handed_on": (*HANDED_ON, *DEVICES[site.gpu_runtime]),
+        "handed_on": (
+            *HANDED_ON,
+            *DEVICES[site.gpu_runtime],
+            *(OF_PROGRAMS if job.workdir else ()),
+        ),
         "command": container_command(site, _seen(job), is_gpu=job.gpus_per_node > 0),
         "needs": needs(site),
+        # Where Slurm is spoken to from, on a file system that the nodes see, too.
+        "driver": (str(content.IMPORTABLE_FROM), sys.executable, "-m", "lockstep.command.driver"),
         "staged": site.scratch is not None and job.kind not in WITHOUT_DATA,
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],

@@ -374,7 +374,7 @@ def _launch_block(header: dict[str, Any], last: dict[str, dict[str, Any]]) -> di
 
 
 def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    names = ("reason", "crashed", "causes")
+    names = ("reason", "crashed", "causes", "failure")
     return [
         {"case": case} | {name: end[name] for name in names if name in end}
         for case, end in last.items()

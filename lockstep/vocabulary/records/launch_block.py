@@ -145,6 +145,12 @@ class Unmeasured:
     causes: Annotated[
         list[FailureCause], About("What ranks met, the first to blame first; absent if unknown.")
     ] = field(default_factory=list)
+    failure: Annotated[
+        dict[str, Any] | None,
+        About(
+            "Of a program: kind (exit-code, timeout, sanity, missing-metric), run, and its facts."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

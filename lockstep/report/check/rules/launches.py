@@ -99,8 +99,9 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
     for series in evidence.series:
         for point in series.points:
             seen: dict[tuple[Any, ...], list[str]] = {}
+            # What a program counts may be the same each time.
             # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
-            for row in (row for row in point.rows if row.stddev_step_s is not None):
+            for row in (r for r in point.rows if r.stddev_step_s is not None and not r.program):
                 seen.setdefault(_numbers(row), []).append(row.launch)
             for names in seen.values():
                 if len(names) > 1:
@@ -185,8 +186,13 @@ def too_few_steps(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _steps(row: Row) -> int:
-    """Return the timed steps of a launch; those of others' benchmarks are not counted in steps."""
-    return row.rounds * row.steps_per_round if row.rounds and row.steps_per_round else FEWEST_STEPS
+    """Return the timed steps of a launch; those of others' benchmarks are not counted in steps.
+
+    A run of a program is no step.
+    """
+    if row.program or not (row.rounds and row.steps_per_round):
+        return FEWEST_STEPS
+    return row.rounds * row.steps_per_round
 
 
 def unfinished(evidence: Evidence) -> Iterator[Hit]:

@@ -20,6 +20,7 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
+from lockstep.report.page.panels.programs_panel import programs_panels
 from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.panels.training_panel import training_panel
 from lockstep.report.page.plots.pace_figures import pace
@@ -54,7 +55,8 @@ def panels(
         chosen = [one for one in measured if one.row.study == study]
         if chosen:
             made.append(_panel(study, chosen, threshold, hours, wires, predicted or {}))
-    made += _pace(measured)
+    made += programs_panels(measured)
+    made += _pace([one for one in measured if not one.row.program])
     for origin in ("cited", "target"):
         chosen = [one for one in series if one.row.origin == origin]
         if chosen:

@@ -68,6 +68,8 @@ def ladder_panel(
         if strong
         else "The local batch is fixed: ideally a step takes as long on many ranks as on one."
     )
+    if all(one.row.program for one in series):
+        lead = f"The work of a run is fixed{'' if strong else ' for each rank'}."
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"], notes = _figures(study, drawn(series), threshold, predicted)
     made["tables"] = [
@@ -103,7 +105,8 @@ def _caption(series: Series) -> str:
     """Return a series' label with the precision and batch that the label does not tell."""
     row = series.row
     name = "global_batch" if row.scaling == "strong" else "local_batch"
-    told = [] if "precision" in row.factors else [row.precision or "no arithmetic"]
+    known = "precision" in row.factors or row.program
+    told = [] if known else [row.precision or "no arithmetic"]
     if name not in row.factors and getattr(row, name):
         told.append(f"{name}={getattr(row, name)}")
     return f"{series.label} ({', '.join(told)})" if told else series.label

@@ -38,7 +38,7 @@ def _rows(section: Mapping[str, Any], series: Sequence[Series]) -> list[Row]:
 
 def sentences(rows: Sequence[Row]) -> list[str]:
     """Say on what training steps rest; nothing where none was taken."""
-    steps = [row for row in rows if row.study in TRAINING]
+    steps = [row for row in rows if row.study in TRAINING and not row.program]
     found = [step_basis.of(row.details) for row in steps]
     return [method.basis(found, [row.precision for row in steps])] if steps else []
 

@@ -1,0 +1,98 @@
+"""Whether a ladder goes on: `until_efficiency` against the sizes that are measured.
+
+`lockstep run` asks `missed`; a job's script runs `python3 -m lockstep.campaign.floor` where its
+ranks run; there is no more than Python's own library.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records.record import KEY, case_name
+
+EXIT_MISSED = 3
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A world size after which the ladder ends.
+
+    Attributes:
+        world_size: Its ranks.
+        efficiency: The best that any case reaches there, relative to the smallest size.
+        floor: What it had to reach.
+    """
+
+    world_size: int
+    efficiency: float
+    floor: float
+
+    def __str__(self) -> str:
+        return (
+            f"world size {self.world_size} reaches {100 * self.efficiency:.0f} % efficiency, below "
+            f"the {100 * self.floor:.0f} % of until_efficiency"
+        )
+
+
+def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
+    """Return the size below a world size that missed the floor; None where the ladder goes on.
+
+    Args:
+        launches: Folder of the campaign's launches.
+        world_size: What would be measured next.
+        floor: Least parallel efficiency.
+
+    Raises:
+        ValueError: A journal is corrupt.
+    """
+    found = efficiencies(launches)
+    low = [size for size, value in found.items() if size < world_size and value < floor]
+    return Missed(min(low), found[min(low)], floor) if low else None
+
+
+def efficiencies(launches: Path) -> dict[int, float]:
+    """Return world size -> the best parallel efficiency of any case measured there.
+
+    Of the rates of work X, medians over launches: X(p) / X(p0) / (p / p0), with p0 the smallest
+    size that a case was measured at.
+    """
+    rates: dict[str, dict[int, list[float]]] = {}
+    for path in sorted(launches.glob("*/journal.jsonl")):
+        for entry in journal.measured(path).values():
+            block = entry["extra_info"][KEY]
+            if block["scaling"] is not None:
+                own = rates.setdefault(case_name(entry), {})
+                own.setdefault(block["world_size"], []).append(_rate(entry, block))
+    best: dict[int, float] = {}
+    for own in rates.values():
+        base = min(own)
+        for size, values in own.items():
+            reached = median(values) / median(own[base]) / (size / base)
+            best[size] = max(best.get(size, 0.0), reached)
+    return best
+
+
+def _rate(entry: Mapping[str, Any], block: Mapping[str, Any]) -> float:
+    work: float = block["samples_per_step"] * block["steps_per_round"]
+    return work / float(entry["stats"]["median"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Say which smaller size has missed the floor, and exit with 3; else say nothing."""
+    parser = argparse.ArgumentParser(prog="lockstep.campaign.floor", description=main.__doc__)
+    parser.add_argument("launches", type=Path, help="folder of the campaign's launches")
+    parser.add_argument("world_size", type=int, help="what would be measured next")
+    parser.add_argument("floor", type=float, help="least parallel efficiency, a fraction")
+    given = parser.parse_args(arguments)
+    if found := missed(given.launches, given.world_size, given.floor):
+        sys.stdout.write(f"{found}\n")
+        sys.exit(EXIT_MISSED)
+
+
+if __name__ == "__main__":
+    main()

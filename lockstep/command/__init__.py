@@ -1,0 +1,1 @@
+"""Any program as a study: how it is started, what is read of its output, and its record."""

@@ -1,0 +1,210 @@
+"""Programs: what starts their ranks, and one run of them."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.command.failures import RunError
+from lockstep.command.table import GRACE_S, Command, Launcher, marks
+from lockstep.vocabulary.system.host import die_with_parent, hostname
+
+# What OpenMP and the usual libraries of linear algebra read.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Of a rank that its launcher says; a program would take an outer launcher's for its own.
+OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
+# Of output; what a program prints beyond it is on disk, and not searched.
+MAX_OUTPUT_BYTES = 16 * 2**20
+PROBE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """What starts the ranks of a program.
+
+    Attributes:
+        launcher: Its name.
+        words: Its command line, for the program's to follow.
+        hosts: Host of each rank.
+    """
+
+    launcher: Launcher
+    words: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended well.
+
+    Attributes:
+        wall_s: From its start to its end.
+        began: When it began, in seconds since the epoch.
+        output: What it printed, on standard output and then on standard error.
+    """
+
+    wall_s: float
+    began: float
+    output: str
+
+
+def launcher_of(command: Command, world_size: int, *, in_job: bool) -> Launcher:
+    """Return what starts the ranks.
+
+    Raises:
+        ValueError: Nothing here starts so many.
+    """
+    has_srun = in_job or ("SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None)
+    has_mpirun = shutil.which("mpirun") is not None
+    if command.launcher is None and has_srun:
+        return "srun"
+    if command.launcher is None and world_size > 1 and has_mpirun:
+        return "mpirun"
+    chosen = command.launcher or "alone"
+    if chosen == "mpirun" and not has_mpirun:
+        raise ValueError("there is no mpirun on PATH; install an MPI, or set another launcher")
+    if chosen == "srun" and not has_srun:
+        raise ValueError("srun starts ranks in a Slurm job alone; submit it, or set a launcher")
+    if chosen == "alone" and world_size > 1 and "ranks" not in marks(command.line):
+        raise ValueError(
+            f"nothing here starts {world_size} ranks: install mpirun, or let the line start them "
+            "itself by {ranks}"
+        )
+    return chosen
+
+
+def start(command: Command, world_size: int, under: Sequence[str], inside: Sequence[str]) -> Start:
+    """Return what starts the ranks, and where they then are.
+
+    Args:
+        command: The program.
+        world_size: Its ranks.
+        under: srun with what a job's script tells it; empty outside one.
+        inside: What puts a rank into an image; empty where none is used.
+
+    Raises:
+        ValueError: Nothing here starts so many ranks.
+        RuntimeError: The launcher does not start them.
+    """
+    launcher = launcher_of(command, world_size, in_job=bool(under))
+    words = {
+        "srun": tuple(under) or ("srun", f"--ntasks={world_size}"),
+        "mpirun": ("mpirun", "-np", str(world_size)),
+        "alone": (),
+    }[launcher]
+    options = command.launcher_options if words else ()
+    words = (*words, *options, *inside)
+    return Start(launcher, words, _hosts(launcher, words, world_size))
+
+
+def _hosts(launcher: Launcher, words: Sequence[str], world_size: int) -> tuple[str, ...]:
+    """Return the host of each rank, as a trial of the launcher shows."""
+    if launcher == "alone":
+        return (hostname(),) * world_size
+    try:
+        ended = subprocess.run(
+            [*words, "hostname"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=PROBE_S, check=False, env=clean(os.environ),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
+    names = ended.stdout.split()
+    if ended.returncode or len(names) != world_size:
+        said = (ended.stderr.strip().splitlines() or [f"{len(names)} answer"])[-1]
+        raise RuntimeError(f"{launcher} does not start {world_size} ranks: {said}")
+    return tuple(sorted(names))
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what an outer MPI says of a rank."""
+    return {name: value for name, value in environ.items() if not name.startswith(OUTER)}
+
+
+def environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a program's environment, in which its libraries take so many threads."""
+    return clean(environ) | dict.fromkeys(THREADS, str(threads))
+
+
+def run(
+    words: Sequence[str], folder: Path, workdir: str, environ: Mapping[str, str], timeout_s: float
+) -> Run:
+    """Run a program once; what it prints is kept in files of a folder.
+
+    Args:
+        words: Its whole command line.
+        folder: Made for this run.
+        workdir: Where it runs.
+        environ: Its variables.
+        timeout_s: When it is ended.
+
+    Raises:
+        RunError: It did not start, did not end in time, or ended with another code than 0.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    output, errors = folder / "stdout.txt", folder / "stderr.txt"
+    began, clock_s = time.time(), time.perf_counter()
+    with output.open("wb") as out, errors.open("wb") as err:
+        try:
+            process = subprocess.Popen(
+                words, cwd=workdir, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            raise RunError("not-started", error=str(error)) from None
+        is_late = _wait(process, timeout_s)
+    wall_s = time.perf_counter() - clock_s
+    text = _text(output) + "\n" + _text(errors)
+    if is_late or process.returncode:
+        failed = (
+            RunError("timeout", limit_s=timeout_s)
+            if is_late
+            else RunError("exit-code", code=process.returncode)
+        )
+        failed.said = text
+        raise failed
+    return Run(wall_s, began, text)
+
+
+def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait for a process, and return whether it had to be ended: it took too long."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _end(process)
+
+    # Popen's own time-out looks every 50 ms, which would be part of the time measured.
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        process.wait()
+    finally:
+        timer.cancel()
+        if process.poll() is None:
+            _end(process)
+    return late.is_set()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a program with all that it has started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        deadline = time.monotonic() + GRACE_S
+        while process.returncode is None and time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        if process.returncode is not None:
+            return
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")

@@ -1,0 +1,95 @@
+"""Speed-up and efficiency of a program over one of its factors, such as threads.
+
+With X(v) the rate of work at the value v of a factor, and v0 the smallest value measured:
+
+    speedup(v)    = X(v) / X(v0)
+    efficiency(v) = speedup(v) / (v / v0)
+
+All else is equal within a ladder: the other factors, the world size and the layout.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import Interval, ratio_interval
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One value of the factor.
+
+    Attributes:
+        value: The value.
+        point: What was measured there.
+        speedup: Rate over that at the smallest value.
+        speedup_interval: None at the smallest value, and without repeats.
+        efficiency: Speed-up over the ratio of the values.
+        efficiency_interval: Its interval.
+    """
+
+    value: float
+    point: Point
+    speedup: float = 1.0
+    speedup_interval: Interval | None = None
+    efficiency: float = 1.0
+    efficiency_interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class FactorLadder:
+    """A program over one factor.
+
+    Attributes:
+        factor: Its name.
+        label: The program, and the factors that are fixed.
+        world_size: Ranks of all rungs.
+        series: The series of the smallest value.
+        rungs: In the order of the values.
+    """
+
+    factor: str
+    label: str
+    world_size: int
+    series: Series
+    rungs: tuple[Rung, ...]
+
+    @property
+    def base(self) -> Rung:
+        """What the others are compared with."""
+        return self.rungs[0]
+
+
+def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
+    """Return the ladders of two values or more over the factors that programs name for it."""
+    groups: dict[tuple[object, ...], list[tuple[float, Series, Point]]] = {}
+    for one, factor, value in _named(series):
+        rest = tuple((name, str(v)) for name, v in one.row.factors.items() if name != factor)
+        for point in one.points:
+            key = (factor, one.row.workload, rest, one.layout, point.world_size)
+            groups.setdefault(key, []).append((value, one, point))
+    found = [_ladder(str(key[0]), group) for key, group in groups.items()]
+    return [one for one in found if len(one.rungs) > 1]
+
+
+def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
+    """Yield each series with a factor that its program is laddered over, and its value."""
+    for one in series:
+        for factor in one.row.program.get("over", []):
+            value = one.row.factors.get(factor)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                yield one, factor, value
+
+
+def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadder:
+    group.sort(key=lambda rung: rung[0])
+    smallest, series, base = group[0]
+    rungs = [Rung(smallest, base)]
+    for value, _, point in group[1:]:
+        speedup, interval = point.rate / base.rate, ratio_interval(point.units, base.units)
+        times = value / smallest
+        ends = (interval[0] / times, interval[1] / times) if interval else None
+        rungs.append(Rung(value, point, speedup, interval, speedup / times, ends))
+    fixed = [f"{name}={value}" for name, value in series.row.factors.items() if name != factor]
+    label = ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])
+    return FactorLadder(factor, label, base.world_size, series, tuple(rungs))

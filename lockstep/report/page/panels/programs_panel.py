@@ -1,0 +1,124 @@
+"""The panels of programs: speed-up over a factor such as threads, and what else they printed."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from lockstep.report.compute.factor_ladders import FactorLadder, Rung, factor_ladders
+from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import log_interval
+from lockstep.report.page.panels.parts import (
+    MAX_CURVES,
+    MAX_ROWS,
+    Figure,
+    Panel,
+    Table,
+    absolute,
+    allowed,
+    curve_figure,
+    ends,
+    flagged,
+    panel,
+    table,
+)
+from lockstep.vocabulary.text.formats import (
+    counted,
+    number,
+    percent,
+    percent_span,
+    ratio,
+    ratio_span,
+    span,
+)
+
+IDEAL = "ideal, from the smallest value"
+
+
+def programs_panels(series: Sequence[Series]) -> list[Panel]:
+    """Return a panel for each factor that programs are laddered over, and one of their metrics."""
+    found: dict[str, list[FactorLadder]] = {}
+    for one in factor_ladders(series):
+        found.setdefault(one.factor, []).append(one)
+    made = [_over(factor, own) for factor, own in found.items()]
+    metrics = [of_one for one in series if (of_one := _metrics(one))]
+    if metrics:
+        lead = "What the program printed: of each launch the median over its runs."
+        made.append(panel("metrics", "Metrics of programs", lead=[lead], tables=metrics))
+    return made
+
+
+def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
+    made = panel(f"over-{factor}", f"Scaling over {factor}")
+    made["figures"] = [_figure(factor, ladders[:MAX_CURVES])]
+    made["tables"] = [_table(one) for one in ladders]
+    return made
+
+
+def _figure(factor: str, ladders: Sequence[FactorLadder]) -> Figure:
+    curves = [_curve(one) for one in ladders]
+    figure = curve_figure(
+        f"over-{factor}-speedup", f"Speed-up over {factor}", "Speed-up", curves, ylog=True,
+        xlabel=factor, ideal=IDEAL, nodes=[],
+    )  # fmt: skip
+    # A figure of curves is one over ranks, if nothing else is said.
+    return figure | {"desc": figure["desc"].replace("against ranks", f"against {factor}")}
+
+
+def _curve(ladder: FactorLadder) -> dict[str, Any]:
+    base, rungs = ladder.base, ladder.rungs
+    dots = [
+        [rung.value, rate / base.point.rate]
+        for rung in rungs for rate in rung.point.rates if len(rung.point.rates) > 1
+    ]  # fmt: skip
+    return {
+        "label": f"{ladder.label}, {counted(ladder.world_size, 'rank')}",
+        "x": [rung.value for rung in rungs],
+        "y": [rung.speedup for rung in rungs],
+        "intervals": [ends(rung.speedup_interval) for rung in rungs],
+        "dots": dots,
+        "ideal": [[rung.value, rung.value / base.value] for rung in rungs],
+        "nodes": [],
+    }
+
+
+def _table(ladder: FactorLadder) -> Table:
+    unit = ladder.series.row.sample_unit
+    columns = (
+        ladder.factor, "Launches", f"Rate ({unit}/s)", "Speed-up", "95 % interval",
+        "Efficiency (%)", "95 % interval (%)", "Flags",
+    )  # fmt: skip
+    base = ladder.base
+    note = f"Ratios are relative to {ladder.factor}={number(base.value)} at {absolute(base.point)}."
+    caption = f"{ladder.label} on {counted(ladder.world_size, 'rank')}"
+    return table(caption, columns, list(map(_row, ladder.rungs)), note=note)
+
+
+def _row(rung: Rung) -> list[str]:
+    point = rung.point
+    return [
+        number(rung.value), str(point.num_launches), number(point.rate),
+        allowed(point, ratio(rung.speedup)), allowed(point, ratio_span(rung.speedup_interval)),
+        allowed(point, percent(rung.efficiency)),
+        allowed(point, percent_span(rung.efficiency_interval)), flagged(point),
+    ]  # fmt: skip
+
+
+def _metrics(series: Series) -> Table | None:
+    """Return the table of a program's metrics; None where it is measured by its wall time alone."""
+    known = series.row.program.get("metrics", {})
+    if len(known) < 2:
+        return None
+    columns = ("Metric", "Ranks", "Launches", "Median", "95 % interval", "Unit", "Better")
+    rows = [
+        _metric_row(name, facts, point) for name, facts in known.items() for point in series.points
+    ]
+    return table(series.label, columns, rows[:MAX_ROWS], 1)
+
+
+def _metric_row(name: str, facts: Mapping[str, Any], point: Point) -> list[str]:
+    launches = [median(row.program["metrics"][name]["values"]) for row in point.rows]
+    interval = log_interval(launches) if min(launches) > 0 else None
+    return [
+        name, str(point.world_size), str(point.num_launches), number(median(launches)),
+        span(interval), str(facts.get("unit")), str(facts.get("better")),
+    ]  # fmt: skip

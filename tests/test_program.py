@@ -1,0 +1,255 @@
+"""Any program as a study: what it is told, what is read of it, and what a failed run leaves.
+
+The programs are shell scripts whose metric is known: 100 a rank, or the threads that they are told.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from launched import environ
+
+from lockstep.campaign import floor
+from lockstep.campaign.campaign import Campaign, load, plan
+from lockstep.command import table
+from lockstep.command.table import Command
+from lockstep.report.compute.factor_ladders import factor_ladders
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import gather
+from lockstep.vocabulary.records.record import KEY
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 120
+HEAD = """
+schema = 1
+name = "{name}"
+studies = ["command"]
+world_sizes = [{sizes}]
+repeats = {repeats}
+rounds = 2
+warmup_rounds = 0
+{keys}
+[command]
+launcher = "alone"
+"""
+RATE = """
+[[command.metrics]]
+name = "rate"
+unit = "items/s"
+regex = "rate ([0-9.]+)"
+primary = true
+"""
+# Each run differs by a thousandth, so that there is an interval.
+HUNDRED = "line = 'echo rate $((100 * {ranks})).$((RANDOM % 100))'\n"
+OUTPUT = "line = 'echo rate {ranks}; cat seen; echo x >>seen'\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, *, name="test", sizes="1, 2", repeats=1, keys=""):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(HEAD.format(name=name, sizes=sizes, repeats=repeats, keys=keys) + text)
+        return path
+
+    return write
+
+
+def lockstep(folder, *arguments):
+    """Run the command in a folder and return how it ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "lockstep", *map(str, arguments)],
+        cwd=folder, env=environ(ROOT), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+def result(folder, launch="w1-r0"):
+    return json.loads((folder / "launches" / launch / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("line", "filled"),
+    [
+        ("a {ranks} {size}", "a 2 8"),
+        ("echo ${HOME} {{ranks}} $((3 * {ranks}))", "echo ${HOME} {ranks} $((3 * 2))"),
+        ("awk '{print $1}' --flag={word}", "awk '{print $1}' --flag='two words'"),
+    ],
+)
+def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
+    assert table.fill(line, {"ranks": 2, "size": 8, "word": "two words"}) == filled
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"line": "a {thread}"}, "thread"),
+        ({"line": "a", "factors": {"size": [1]}}, "does not use factor 'size'"),
+        ({"metrics": [{"name": "m", "unit": "s", "regex": "no group"}]}, "has no group"),
+        ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "speed-ups"),
+        ({"metrics": [{"name": "m", "unit": "s"}]}, "needs a regex or a json path"),
+        ({"sanity": "("}, "no regular expression"),
+    ],
+)
+def test_a_table_that_could_not_be_measured_is_refused(changes, said):
+    factors = changes.pop("factors", {})
+    given = {"schema": 1, "name": "x", "studies": ["command"], "world_sizes": [1]}
+    with pytest.raises(ValueError, match=said):
+        Campaign.model_validate(given | {"factors": factors, "command": {"line": "true"} | changes})
+
+
+@pytest.mark.slow
+def test_a_program_goes_through_run_report_compare_and_gate(written, tmp_path):
+    sane = 'sanity = "^rate"\n'
+    for name in ("a", "b"):
+        path = written(HUNDRED + sane + RATE, name=name, repeats=3)
+        ended = lockstep(tmp_path, "run", path)
+        assert ended.returncode == 0, ended.stderr
+    (series,) = series_of(gather([tmp_path / "results" / "a"]).rows)
+    assert [point.rate for point in series.points] == pytest.approx([100, 200], rel=0.01)
+    assert series.points[1].parallel_efficiency == pytest.approx(1, abs=0.01)
+    assert series.points[1].efficiency_interval is not None
+    (entry,) = result(tmp_path / "results" / "a", "w2-r0")["benchmarks"]
+    facts = entry["extra_info"][KEY]["details"]["command"]
+    assert facts["metrics"]["wall"]["values"] != facts["metrics"]["rate"]["values"]
+    assert facts["launcher"] == "alone"
+    reported = lockstep(tmp_path, "report", "results/a")
+    assert reported.returncode == 0, reported.stderr
+    assert "items/s" in reported.stdout
+    compared = lockstep(tmp_path, "compare", "results/a", "results/b", "--json")
+    (_, point) = json.loads(compared.stdout)["points"]
+    assert point["ratio"] == pytest.approx(1, abs=0.01)
+    (tmp_path / "t.toml").write_text("schema = 1\n[parallel_efficiency]\n2 = 0.9\n")
+    assert lockstep(tmp_path, "gate", "results/a", "--targets", "t.toml").returncode == 0
+    (tmp_path / "t.toml").write_text("schema = 1\n[speedup]\n2 = [2.5, 3.0]\n")
+    assert lockstep(tmp_path, "gate", "results/a", "--targets", "t.toml").returncode == 1
+
+
+@pytest.mark.slow
+def test_threads_are_told_to_the_program_and_have_a_ladder_of_their_own(written, tmp_path):
+    line = "line = 'echo rate $((OMP_NUM_THREADS + MKL_NUM_THREADS)).$((RANDOM % 10))'\n"
+    text = line + RATE + "[factors]\nthreads = [1, 2, 4]\n"
+    assert lockstep(tmp_path, "run", written(text, sizes="1", repeats=2)).returncode == 0
+    (ladder,) = factor_ladders(series_of(gather([tmp_path / "results" / "test"]).rows))
+    assert ladder.factor == "threads"
+    assert [rung.value for rung in ladder.rungs] == [1, 2, 4]
+    assert ladder.rungs[-1].speedup == pytest.approx(4, rel=0.5)
+    reported = lockstep(tmp_path, "report", "results/test")
+    assert "over threads" in reported.stdout, reported.stderr
+    assert "Scaling over threads" in (tmp_path / "results" / "test" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("line = 'echo rate 1; exit 3'\n" + RATE, {"kind": "exit-code", "code": 3}),
+        ("line = 'echo rat 1'\n" + RATE, {"kind": "missing-metric", "lack": "no-match"}),
+        ("line = 'echo rate 0'\n" + RATE, {"kind": "missing-metric", "lack": "not-positive"}),
+        ("line = 'echo rate 1'\nsanity = 'done'\n" + RATE, {"kind": "sanity", "pattern": "done"}),
+        ("line = 'sleep 60'\ntimeout = 0.3\n", {"kind": "timeout", "limit_s": 0.3}),
+        (
+            "line = 'true'\n[[command.metrics]]\nname = 'm'\nunit = 'K'\njson = 'a.0'\n"
+            "file = '{out}/m.json'\n",
+            {"kind": "missing-metric", "lack": "no-file"},
+        ),
+    ],
+)
+def test_a_run_that_does_not_count_is_a_failed_case_with_its_kind(written, tmp_path, text, failure):
+    ended = lockstep(tmp_path, "run", written(text, sizes="1"))
+    assert ended.returncode == 1
+    document = result(tmp_path / "results" / "test")
+    (failed,) = document[KEY]["failed"]
+    assert not document["benchmarks"]
+    assert failed["failure"]["run"] == 1
+    assert failure.items() <= failed["failure"].items()
+
+
+def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
+    from lockstep.command import program_output
+    from lockstep.command.programs import Run
+
+    output = 'rate 1\nrate 2e3\n{"a": [{"b": 7}]}\nbye\n'
+    metrics = [
+        {"name": "rate", "unit": "x/s", "regex": "rate ([0-9e]+)"},
+        {"name": "b", "unit": "K", "json": "a.0.b"},
+    ]
+    command = Command.model_validate({"line": "true", "metrics": metrics})
+    assert program_output.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
+
+
+@pytest.mark.slow
+def test_a_killed_ladder_goes_on_where_it_was(written, tmp_path):
+    text = (
+        "line = 'echo {size} >>../runs; sleep 0.3'\nworkdir = 'here'\n[factors]\nsize = [1, 2, 3]\n"
+    )
+    (tmp_path / "here").mkdir()
+    path = written(text, sizes="1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", "run", str(path)], cwd=tmp_path, env=environ(ROOT),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    journal = tmp_path / "results" / "test" / "launches" / "w1-r0" / "journal.jsonl"
+    deadline = time.monotonic() + PATIENCE_S
+    while not (journal.exists() and '"kind": "case"' in journal.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    first = journal.read_text().count('"kind": "case"')
+    ended = lockstep(tmp_path, "run", path)
+    assert ended.returncode == 0, ended.stderr
+    assert len(result(tmp_path / "results" / "test")["benchmarks"]) == 3
+    # Two runs a case; what ended before the kill is not run again, what it met at most once more.
+    assert 6 <= len((tmp_path / "runs").read_text().split()) <= 6 + 2
+    assert first < 3
+
+
+@pytest.mark.slow
+def test_a_ladder_ends_after_the_size_that_misses_the_floor(written, tmp_path):
+    line = "line = 'echo rate $((100 + 10 * {ranks})).$((RANDOM % 10))'\n"
+    path = written(line + RATE, sizes="1, 2, 4", repeats=2, keys="until_efficiency = 0.7")
+    assert [launch.world_size for launch in plan(load(str(path)))] == [1, 1, 2, 2, 4, 4]
+    for _ in range(2):  # and does not go on when it is asked again
+        ended = lockstep(tmp_path, "run", path)
+        assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / "results" / "test"
+    assert {path.name for path in (folder / "launches").iterdir()} == {
+        *("w1-r0", "w1-r1", "w2-r0", "w2-r1"),
+    }
+    missed = floor.missed(folder / "launches", 4, 0.7)
+    assert missed is not None
+    assert missed.world_size == 2
+    assert missed.efficiency == pytest.approx(120 / 110 / 2, rel=0.01)
+    claimed = json.loads((folder / "campaign.json").read_text())
+    assert claimed["left_out"] == [{"world_size": 4, "num_gpus": None, "kind": "below_floor"}]
+
+
+@pytest.mark.slow
+def test_an_edited_program_is_not_pooled_with_what_it_was(written, tmp_path):
+    script = tmp_path / "mine.sh"
+    script.write_text("echo rate 1")
+    text = "line = 'bash mine.sh {size}'\n" + RATE
+    path = written(text + "[factors]\nsize = [1, 2]\n", sizes="1")
+    assert lockstep(tmp_path, "run", path).returncode == 0
+    journal = tmp_path / "results" / "test" / "launches" / "w1-r0" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:3]))  # one of the two cases
+    (journal.parent / "result.json").unlink()
+    script.write_text("echo rate 2")
+    ended = lockstep(tmp_path, "run", path)
+    assert ended.returncode == 1
+    assert "was changed" in ended.stderr
+
+
+EXAMPLES = sorted((ROOT / "examples" / "commands").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_campaign(path):
+    assert load(str(path)).name == tomllib.loads(path.read_text())["name"]
