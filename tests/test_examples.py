@@ -26,7 +26,10 @@ pytestmark = pytest.mark.slow
 EXAMPLES = {line: where for where, line in reversed(collected())}
 # A name in an example -> the measured campaign that is found under it.
 RESULTS = {
-    **dict.fromkeys(("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks"), "fp32"),
+    **dict.fromkeys(
+        ("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks", "shell", "xgboost"),
+        "fp32",
+    ),
     "bf16": "bf16",
     "b": "batch",
 }
@@ -59,6 +62,8 @@ SHORTER = {
     "run --set": "run --dry-run --set",
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
+    "xgboost.toml": "xgboost.toml --dry-run",
+    "shell.toml": "shell.toml --repeats 1 --rounds 1",
     "run smoke": "run smoke --studies weak",
     "run train": "run train --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
@@ -128,6 +133,8 @@ def _write_texts(folder):
     shutil.copy(data / "lint" / "good.sbatch", folder / "jobs" / "train.sh")
     shutil.copy(ROOT / "slurm_templates" / "sites" / "example.toml", folder / "site.toml")
     write_campaign(folder / "campaign.toml", **SHARED, name="campaign", **CAMPAIGNS["fp32"])
+    commands = Path("examples", "commands")
+    shutil.copytree(ROOT / commands, folder / commands, dirs_exist_ok=True)
     (folder / "benchmarks").mkdir()
     (folder / "benchmarks" / "test_step.py").write_text(
         BUILD + _block("python", "def test_my_step")

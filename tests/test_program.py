@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -247,9 +247,52 @@ def test_an_edited_program_is_not_pooled_with_what_it_was(written, tmp_path):
     assert "was changed" in ended.stderr
 
 
+# Campaigns of the suite's own studies lie beside those of programs.
 EXAMPLES = sorted((ROOT / "examples" / "commands").glob("*.toml"))
+PROGRAMS = [path for path in EXAMPLES if "[command]" in path.read_text()]
+
+# What each example is told for a run of seconds.
+SMALL = {
+    "shell": ["--set", "numbers=200", "--world-sizes", "1,2"],
+    "mpi": ["--set", "terms=1000", "--world-sizes", "1,2"],
+    **{name: ["--set", "threads=1", "--set", "rows=500"] for name in ("xgboost", "lightgbm")},
+}
+# As Open MPI starts ranks and tells each of them its number.
+MPIRUN = """#!/bin/bash
+shift
+ranks=$1
+shift
+for ((rank = 0; rank < ranks; rank++)); do
+    OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$ranks "$@" &
+done
+wait
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_an_example_of_a_program_runs(path, tmp_path, monkeypatch):
+    mpirun = tmp_path / "bin" / "mpirun"
+    mpirun.parent.mkdir()
+    mpirun.write_text(MPIRUN)
+    mpirun.chmod(0o755)
+    own = [str(mpirun.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(own))
+    usual = ["--repeats", "1", "--rounds", "1", "--name", "example"]
+    ended = lockstep(tmp_path, "run", path, *usual, *SMALL[path.stem])
+    document = result(tmp_path / "results" / "example")
+    if path.stem in ("xgboost", "lightgbm") and find_spec(path.stem) is None:
+        (failed,) = document[KEY]["failed"]
+        assert failed["failure"]["kind"] == "exit-code"
+        assert "lockstep-bench[trees]" in failed["failure"]["said"]
+        return
+    assert ended.returncode == 0, ended.stderr
+    (entry,) = document["benchmarks"]
+    assert entry["extra_info"][KEY]["details"]["command"]["launcher"] == (
+        "mpirun" if path.stem == "mpi" else "alone"
+    )
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_a_campaign(path):
-    assert load(str(path)).name == tomllib.loads(path.read_text())["name"]
+def test_an_example_is_a_campaign_of_its_name(path):
+    assert load(str(path)).name == path.stem

@@ -141,7 +141,7 @@ class Campaign(BaseModel):
             raise ValueError('a program is a campaign of its own; keep studies = ["command"]')
         if self.jobs.preflight:
             raise ValueError("preflight measures by torch; set it to false for a program")
-        command.check(self.factors)
+        command.check(self.factors, max(self.world_sizes))
         return self
 
     @field_validator("factors")
@@ -315,6 +315,7 @@ def _table(campaign: Campaign, command: Command) -> dict[str, Any]:
         "factors": campaign.factors,
         "rounds": size.rounds,
         "warmup_rounds": size.warmup_rounds,
+        "most_ranks": max(campaign.world_sizes),
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.command import program_output, program_record, programs
-from lockstep.command.failures import Failure, RunError
+from lockstep.command.failed_runs import Failure, RunError
 from lockstep.command.program_record import Case
 from lockstep.command.programs import Start
 from lockstep.command.table import WALL, Command, fill
@@ -240,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, _ = _parser().parse_known_args(arguments)
     try:
         command = Command.model_validate(given.table["command"])
-        start = programs.start(command, given.world_size, given.under, given.inside)
+        most = given.table["most_ranks"]
+        start = programs.start(command, given.world_size, most, given.under, given.inside)
         rounds, warmups = given.table["rounds"], given.table["warmup_rounds"]
         driver = Driver(given, command, given.table["factors"], rounds, warmups, start)
         code = driver.measure()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.command.failures import Lack, RunError
+from lockstep.command.failed_runs import Lack, RunError
 from lockstep.command.programs import MAX_OUTPUT_BYTES, Run
 from lockstep.command.table import Command, Metric, fill
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.command.failures import RunError
+from lockstep.command.failed_runs import RunError
 from lockstep.command.table import GRACE_S, Command, Launcher, marks
 from lockstep.vocabulary.system.host import die_with_parent, hostname
 
@@ -54,8 +54,8 @@ class Run:
     output: str
 
 
-def launcher_of(command: Command, world_size: int, *, in_job: bool) -> Launcher:
-    """Return what starts the ranks.
+def launcher_of(command: Command, most_ranks: int, *, in_job: bool) -> Launcher:
+    """Return what starts the ranks, the same at every world size up to the largest.
 
     Raises:
         ValueError: Nothing here starts so many.
@@ -64,27 +64,30 @@ def launcher_of(command: Command, world_size: int, *, in_job: bool) -> Launcher:
     has_mpirun = shutil.which("mpirun") is not None
     if command.launcher is None and has_srun:
         return "srun"
-    if command.launcher is None and world_size > 1 and has_mpirun:
+    if command.launcher is None and most_ranks > 1 and has_mpirun:
         return "mpirun"
     chosen = command.launcher or "alone"
     if chosen == "mpirun" and not has_mpirun:
         raise ValueError("there is no mpirun on PATH; install an MPI, or set another launcher")
     if chosen == "srun" and not has_srun:
         raise ValueError("srun starts ranks in a Slurm job alone; submit it, or set a launcher")
-    if chosen == "alone" and world_size > 1 and "ranks" not in marks(command.line):
+    if chosen == "alone" and most_ranks > 1 and "ranks" not in marks(command.line):
         raise ValueError(
-            f"nothing here starts {world_size} ranks: install mpirun, or let the line start them "
-            "itself by {ranks}"
+            f"nothing here starts {most_ranks} ranks: install mpirun, or let the line start them "
+            'itself by {ranks}, with launcher = "alone"'
         )
     return chosen
 
 
-def start(command: Command, world_size: int, under: Sequence[str], inside: Sequence[str]) -> Start:
+def start(
+    command: Command, world_size: int, most_ranks: int, under: Sequence[str], inside: Sequence[str]
+) -> Start:
     """Return what starts the ranks, and where they then are.
 
     Args:
         command: The program.
         world_size: Its ranks.
+        most_ranks: Those of the ladder's largest size.
         under: srun with what a job's script tells it; empty outside one.
         inside: What puts a rank into an image; empty where none is used.
 
@@ -92,7 +95,7 @@ def start(command: Command, world_size: int, under: Sequence[str], inside: Seque
         ValueError: Nothing here starts so many ranks.
         RuntimeError: The launcher does not start them.
     """
-    launcher = launcher_of(command, world_size, in_job=bool(under))
+    launcher = launcher_of(command, most_ranks, in_job=bool(under))
     words = {
         "srun": tuple(under) or ("srun", f"--ntasks={world_size}"),
         "mpirun": ("mpirun", "-np", str(world_size)),

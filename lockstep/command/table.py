@@ -112,8 +112,8 @@ class Command(BaseModel):
     )
     launcher: Launcher | None = Field(
         default=None,
-        description="what starts the ranks; srun under Slurm, else mpirun for two ranks or more "
-        "where it is there, else alone: the line is run once and starts its ranks itself",
+        description="what starts the ranks: srun under Slurm, else mpirun for a ladder of two or "
+        "more where it is there, else alone: one process, which starts its ranks by {ranks}",
     )
     launcher_options: tuple[str, ...] = Field(
         default=(), description="further options of the launcher, such as --mpi=pmix"
@@ -168,13 +168,22 @@ class Command(BaseModel):
         """Return how long a case of so many runs may take, and its launch be without a word."""
         return num_runs * (self.timeout + 2 * GRACE_S) + START_S
 
-    def check(self, factors: Mapping[str, Sequence[Any]]) -> None:
+    def check(self, factors: Mapping[str, Sequence[Any]], most_ranks: int) -> None:
         """Refuse factors that the line does not use, and names in it that have no value.
+
+        Args:
+            factors: The campaign's.
+            most_ranks: Its largest world size.
 
         Raises:
             ValueError: As said.
         """
         named = marks(self.line)
+        if "ranks" in named and self.launcher is None and most_ranks > 1:
+            raise ValueError(
+                'with {ranks} in its line the command needs a launcher: "alone" where the line '
+                'starts its ranks itself, else "srun" or "mpirun"'
+            )
         files = [marks(metric.file) for metric in self.metrics if metric.file]
         for name, values in factors.items():
             if name in GIVEN and name != "threads":
