@@ -29,7 +29,7 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     lengths = {len(rounds) for rounds in rank_round_s}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"every rank must hold the same number of rounds, found {sorted(lengths)}")
-    return [max(durations) for durations in zip(*rank_round_s, strict=True)]
+    return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
 
 
 def throughput(samples: float, elapsed_s: float) -> float:

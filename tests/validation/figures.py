@@ -122,6 +122,16 @@ class Bench:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
         return done.stdout
 
+    def peak_bytes(self, command: Sequence[str]) -> int:
+        """Return the most memory that a command held at once."""
+        with subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=self._environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as running:  # fmt: skip
+            _, status, used = os.wait4(running.pid, 0)
+            running.returncode = os.waitstatus_to_exitcode(status)
+        return used.ru_maxrss * 1024
+
     def _environment(self) -> dict[str, str]:
         # Bytecode is cached, as where a user works; without it imports would take several times
         # as long and flatter every figure that divides by them.
@@ -311,7 +321,7 @@ def in_turn(bench: Bench, pair: Sequence[Sequence[str]]) -> list[float]:
 
 
 def report(bench: Bench) -> list[Figure]:
-    """Is our report as quick as pytest-benchmark's own table, and does its time grow linearly?"""
+    """Is our report as quick as pytest-benchmark's own table, does its time grow, and its page?"""
     few, many = (_report_times(bench, num_points) for num_points in POINTS)
     note = f"two files of generated cases, {POINTS[0]} or {POINTS[1]} points, 20 rounds each"
     growth = [long / short for (long, _), (short, _) in zip(many, few, strict=True)]
@@ -324,17 +334,29 @@ def report(bench: Bench) -> list[Figure]:
         )
         for num_points, times in zip(POINTS, (few, many), strict=True)
     ]
-    return [*ratios, Figure("lockstep report, ten times the points", growth, 10.0, note)]
+    page, command = bench.folder / f"{POINTS[1]}.html", _report(bench, POINTS[1])
+    size, peak = page.stat().st_size / 1e6, bench.peak_bytes(command) / 1e6
+    return [
+        *ratios,
+        Figure("lockstep report, ten times the points", growth, 10.0, note),
+        Figure(f"page of {POINTS[1]} points, MB", [size], 5.0),
+        Figure(f"memory of lockstep report, {POINTS[1]} points, MB", [peak], 500.0),
+    ]
+
+
+def _report(bench: Bench, num_points: int) -> tuple[str, ...]:
+    """Return the command that makes the page of so many points."""
+    from figures_report import write_files
+
+    paths = map(str, write_files(bench.folder, num_points))
+    page = str(bench.folder / f"{num_points}.html")
+    return ("-m", "lockstep", "report", *paths, "--output", page)
 
 
 def _report_times(bench: Bench, num_points: int) -> list[tuple[float, float]]:
     """Return seconds of `lockstep report` and of `pytest-benchmark compare`, per repeat."""
-    from figures_report import write_files
-
-    paths = [str(path) for path in write_files(bench.folder, num_points)]
-    page = str(bench.folder / f"{num_points}.html")
-    ours = ("-m", "lockstep", "report", *paths, "--output", page)
-    theirs = ("-m", "pytest_benchmark", "compare", *paths)
+    ours = _report(bench, num_points)
+    theirs = ("-m", "pytest_benchmark", "compare", *ours[3:-2])
     for command in (ours, theirs):
         bench.output(command)
     return [(bench.wall_s(ours), bench.wall_s(theirs)) for _ in range(bench.repeats)]

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
 from lockstep.report.load.sources import read_document
+from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.record import KEY, case_name
 
 # Studies whose points are meant to be compared over world sizes.
@@ -49,6 +50,11 @@ class Entry:
     case: str
     block: dict[str, Any]
     stats: dict[str, Any]
+
+    @cached_property
+    def round_s(self) -> list[float]:
+        """Return each round's duration: that of its slowest rank."""
+        return metrics.slowest_rank(self.block["rank_round_s"])
 
 
 @dataclass(frozen=True)

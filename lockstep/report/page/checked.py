@@ -48,9 +48,10 @@ def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
 
     A table of targets says of itself that nobody measured it; its ratios stay.
     """
+    wrong = checker.errors(found)  # of ten thousand points most have a warning
     for one in series:
         for point in one.points if one.row.origin != "target" else ():
-            point.blocked_by = blocked_by(found, [*point.rows, *one.base.rows])
+            point.blocked_by = blocked_by(wrong, [*point.rows, *one.base.rows])
 
 
 def series_in(folder: Path) -> list[Series]:

@@ -8,6 +8,7 @@ the results at hand, so a report may well say that some are not.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 from typing import Literal
@@ -54,17 +55,17 @@ class _Given:
     results: Results
     series: Sequence[Series]
 
-    @property
+    @cached_property
     def measured(self) -> list[Point]:
         return [p for one in self.series if one.row.origin == "measured" for p in one.points]
 
-    @property
+    @cached_property
     def compared(self) -> list[Series]:
         """Return the series with ratios."""
         found = [one for one in self.series if len(one.points) > 1 and one.is_compared]
         return [one for one in found if one.row.study != OTHER]
 
-    @property
+    @cached_property
     def ratios(self) -> list[Point]:
         return [p for one in self.compared for p in one.points if p is not one.base]
 

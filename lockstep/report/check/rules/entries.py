@@ -6,7 +6,6 @@ from typing import Any
 
 from lockstep.report.check.evidence import Entry, Evidence, Hit
 from lockstep.report.load.results import Launch
-from lockstep.vocabulary import metrics
 
 # The fastest step without communication over the slowest round's step: beyond the noise of few
 # steps, the part would be longer than the whole.
@@ -35,7 +34,7 @@ def alone_longer(evidence: Evidence) -> Iterator[Hit]:
         # The fastest step: a neighbour may slow the steps alone, which come after the rounds.
         steps = details.get("rank_variant_s", {}).get("own") or details.get("rank_alone_s")
         alone = list(map(min, steps or [])) or details.get("alone_step_s")
-        step_s = max(_rounds(entry)) / entry.block["steps_per_round"]
+        step_s = max(entry.round_s) / entry.block["steps_per_round"]
         if entry.block["world_size"] > 1 and alone and min(alone) > LONGER * step_s:
             yield _hit("alone-longer", entry, alone_s=min(alone), step_s=step_s)
 
@@ -76,7 +75,7 @@ def _hosts(launch: Launch) -> set[str]:
 def cold_start(evidence: Evidence) -> Iterator[Hit]:
     """The first round is the longest by far in every launch of a point."""
     for (case, size), entries in _points(evidence).items():
-        rounds = [_rounds(entry) for entry in entries]
+        rounds = [entry.round_s for entry in entries]
         if sum(map(len, rounds)) < FEWEST_ROUNDS or min(map(len, rounds)) < 2:
             continue
         if all(first > COLD * max(others) for first, *others in rounds):
@@ -88,13 +87,13 @@ def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
     """The rounds of two launches are in one proportion: one launch is the other, multiplied."""
     shapes: dict[tuple[object, ...], list[Entry]] = {}
     for entry in evidence.entries:
-        rounds = _rounds(entry)
+        rounds = entry.round_s
         shape = tuple(round(one / rounds[0], DIGITS) for one in rounds)
         if len(set(shape)) > 2:
             shapes.setdefault((entry.case, shape), []).append(entry)
     for (case, _), entries in shapes.items():
         # Equal to the last digit is what `duplicate` names by their numbers.
-        if len({_rounds(entry)[0] for entry in entries}) > 1:
+        if len({entry.round_s[0] for entry in entries}) > 1:
             sizes = tuple(dict.fromkeys(int(one.block["world_size"]) for one in entries))
             names = tuple(one.launch.name for one in entries)
             yield Hit("scaled-copy", {"count": len(entries)}, (str(case),), sizes, names)
@@ -105,10 +104,6 @@ def _points(evidence: Evidence) -> dict[tuple[str, int], list[Entry]]:
     for entry in evidence.entries:
         points.setdefault((entry.case, int(entry.block["world_size"])), []).append(entry)
     return points
-
-
-def _rounds(entry: Entry) -> list[float]:
-    return metrics.slowest_rank(entry.block["rank_round_s"])
 
 
 def _hit(kind: str, entry: Entry, **values: Any) -> Hit:

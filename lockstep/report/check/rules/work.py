@@ -8,7 +8,6 @@ from typing import Any
 from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
-from lockstep.vocabulary import metrics
 
 # Stored numbers are copies of one another; published ones are rounded.
 EXACT = 1e-6
@@ -159,7 +158,7 @@ def _is_one(factor: float) -> bool:
 def _stored_factor(entry: Entry) -> float:
     """Return stored throughput times the rounds' time over the rounds' samples; 1 if not stored."""
     block = entry.block
-    rounds = metrics.slowest_rank(block["rank_round_s"])
+    rounds = entry.round_s
     samples = block["samples_per_step"] * block["steps_per_round"] * len(rounds)
     stored = block.get("mean_throughput_samples_per_s", block.get("throughput_samples_per_s"))
     return float(stored * sum(rounds) / samples) if isinstance(stored, int | float) else 1.0
@@ -167,7 +166,7 @@ def _stored_factor(entry: Entry) -> float:
 
 def _statistic_factors(entry: Entry) -> dict[str, float]:
     """Return what is stored of the rounds over what they say, where it is stored."""
-    rounds = metrics.slowest_rank(entry.block["rank_round_s"])
+    rounds = entry.round_s
     stored = {
         "mean": (entry.stats.get("mean"), fmean(rounds)),
         "median": (entry.stats.get("median"), median(rounds)),

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lockstep.report.page.drawing import ticks
 from lockstep.report.page.drawing.palette import (
     CHARACTER_IN,
     FAINT,
@@ -107,15 +108,38 @@ def sheet(
         box = (left_in, bottom_in, WIDTH_IN - left_in - right_in, plot_in)
         canvas.axes.append(_plot(figure, box, height_in))
     if legend:
+        at = (EDGE_IN / WIDTH_IN, (bottom_in - below_in) / height_in)
         figure.legend(
             list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
-            borderaxespad=0, labelspacing=0.25,
-            bbox_to_anchor=(EDGE_IN / WIDTH_IN, (bottom_in - below_in) / height_in),
+            borderaxespad=0, labelspacing=0.25, bbox_to_anchor=at,
         )  # fmt: skip
     figure.text(
         EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
     )  # fmt: skip
+    return canvas
+
+
+def rows(spec: dict[str, Any], source: str, names: Sequence[str], row_in: float) -> Canvas:
+    """Return an empty figure with a line for each name, from the top down.
+
+    Args:
+        spec: Its description, of which both labels are written.
+        source: As `sheet` takes it.
+        names: What each line is; cut where it would take more than half of the width.
+        row_in: Height of a line in inches.
+    """
+    room = int(WIDTH_IN / 2 / CHARACTER_IN)
+    shown = [wrapped(name, room).partition("\n")[0] for name in names]
+    left_in = 0.2 + ticks.widest_in(shown)
+    top_in = LINE_IN + EDGE_IN
+    canvas = sheet(spec, source, [row_in * len(shown)], left_in=left_in, top_in=top_in)
+    (axes,) = canvas.axes
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_yticks(range(len(shown)), shown)
+    axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
+    axes.grid(visible=False, axis="y")
+    side_head(axes, spec["ylabel"])
     return canvas
 
 

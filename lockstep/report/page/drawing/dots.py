@@ -8,19 +8,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from lockstep.report.page.drawing import canvas as canvases
 from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import EDGE_IN, Canvas, Mark, sheet, side_head, wrapped
-from lockstep.report.page.drawing.palette import (
-    CHARACTER_IN,
-    INK,
-    LABEL_PT,
-    LINE_IN,
-    SERIES_COLOURS,
-    WIDTH_IN,
-)
+from lockstep.report.page.drawing.canvas import Canvas, Mark
+from lockstep.report.page.drawing.palette import INK, SERIES_COLOURS
 from lockstep.vocabulary.text import formats
 
-ROW_IN = 0.3
+ROW_IN = 0.31
 BESIDE = 1.06
 # A difference in per cent: less is noise, and shall not look like more.
 LEAST_SPAN = 1.0
@@ -29,25 +23,15 @@ LEAST_SPAN = 1.0
 def rows(spec: dict[str, Any], source: str) -> Canvas:
     """Return a figure of one line for each item."""
     items = spec["items"]
-    room = int(WIDTH_IN / 2 / CHARACTER_IN)
-    names = [wrapped(item["label"], room).partition("\n")[0] for item in items]
-    left_in = 0.2 + ticks.widest_in(names)
-    canvas = sheet(
-        spec, source, [ROW_IN * len(items) + 0.1], left_in=left_in, top_in=LINE_IN + EDGE_IN
-    )
+    canvas = canvases.rows(spec, source, [item["label"] for item in items], ROW_IN)
     (axes,) = canvas.axes
     for y, item in enumerate(items):
         _one_row(axes, y, item)
         canvas.marks.append(Mark(axes, item["value"], y, _text(item)))
     low, high = _ends(spec)
     axes.set_xlim(low, high)
-    axes.set_ylim(len(items) - 0.4, -0.6)
-    axes.set_yticks(range(len(items)), names)
     marks = ticks.linear(low, high)
     axes.set_xticks(marks, [formats.trimmed(mark) for mark in marks])
-    axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
-    axes.grid(visible=False, axis="y")
-    side_head(axes, spec["ylabel"])
     if "line" in spec:
         axes.axvline(spec["line"], color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
     return canvas

@@ -8,16 +8,9 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from lockstep.report.page.drawing import ticks
-from lockstep.report.page.drawing.canvas import EDGE_IN, Canvas, Mark, sheet, side_head, wrapped
-from lockstep.report.page.drawing.palette import (
-    CHARACTER_IN,
-    INK,
-    LABEL_PT,
-    LINE_IN,
-    SERIES_COLOURS,
-    WIDTH_IN,
-)
+from lockstep.report.page.drawing import canvas as canvases
+from lockstep.report.page.drawing.canvas import Canvas, Mark
+from lockstep.report.page.drawing.palette import INK, LABEL_PT, SERIES_COLOURS
 from lockstep.vocabulary.text import formats
 
 ROW_IN = 0.29
@@ -29,10 +22,7 @@ STEPS = 8
 
 def grid(spec: dict[str, Any], source: str) -> Canvas:
     """Return a figure of one cell for each setting and size."""
-    names = [wrapped(row, int(WIDTH_IN / 2.6 / CHARACTER_IN)).partition("\n")[0]
-             for row in spec["rows"]]  # fmt: skip
-    left_in = 0.2 + ticks.widest_in(names)
-    canvas = sheet(spec, source, [ROW_IN * len(names)], left_in=left_in, top_in=LINE_IN + EDGE_IN)
+    canvas = canvases.rows(spec, source, spec["rows"], ROW_IN)
     (axes,) = canvas.axes
     size_pt = LABEL_PT if len(spec["columns"]) <= 8 else LABEL_PT - 1.5
     for y, row in enumerate(spec["cells"]):
@@ -47,15 +37,11 @@ def grid(spec: dict[str, Any], source: str) -> Canvas:
             )  # fmt: skip
             canvas.marks.append(Mark(axes, x, y, _text(spec, x, y, cell)))
     axes.set_xlim(-0.5, len(spec["columns"]) - 0.5)
-    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xticks(range(len(spec["columns"])), spec["columns"])
-    axes.set_yticks(range(len(names)), names)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.set_xlabel(spec["xlabel"], fontsize=LABEL_PT)
-    side_head(axes, spec["ylabel"])
     return canvas
 
 

@@ -1,7 +1,7 @@
 """The panels of studies that compare settings: precision, bucket size, loader, sensitivity."""
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, islice
 from math import exp, fsum, log
 
 from lockstep.report.compute import compared, quantities
@@ -47,10 +47,10 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     groups = compared.groups(study, series)
     bases = compared.references(study, groups)
     largest = max(size for (_, size, _), _ in groups)
-    made["tables"] = [
-        *_at_largest(study, groups, bases, largest),
-        *_at_others(study, groups, bases, largest),
-    ]
+    tables = chain(
+        _at_largest(study, groups, bases, largest), _at_others(study, groups, bases, largest)
+    )
+    made["tables"] = list(islice(tables, MAX_TABLES))
     made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
         made["notes"] += _equal_buckets(series)
@@ -60,7 +60,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     if study == "loader":
         made["lead"] += _knees(sound)
         made["notes"].append(WAITS)
-    if len(made["tables"]) > MAX_TABLES:
+    if next(tables, None) or len(made["tables"]) > MAX_TABLES:
         made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
         made["tables"] = made["tables"][:MAX_TABLES]
     return made
@@ -68,19 +68,17 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 def _at_largest(
     study: str, groups: Sequence[Group], bases: Sequence[Base], largest: int
-) -> list[Table]:
-    """Return the tables of the largest size; workloads that vary the same factors share one."""
+) -> Iterator[Table]:
+    """Yield the tables of the largest size; workloads that vary the same factors share one."""
     joined: dict[tuple[str, ...], list[tuple[Cases, Base]]] = {}
     for ((_, size, _), cases), base in zip(groups, bases, strict=True):
         if size == largest:
             joined.setdefault((*_shared(cases), str(base is None)), []).append((cases, base))
-    made = []
     # The table of most workloads first.
     for members in sorted(joined.values(), key=len, reverse=True):
         rows = sum(len(cases) for cases, _ in members)
         apart = [members] if rows <= MAX_JOINED else [[one] for one in members]
-        made += [_category_table(study, some, largest) for some in apart]
-    return made
+        yield from (_category_table(study, some, largest) for some in apart)
 
 
 def _shared(cases: Cases) -> tuple[str, ...]:
@@ -93,15 +91,12 @@ def _shared(cases: Cases) -> tuple[str, ...]:
 
 def _at_others(
     study: str, groups: Sequence[Group], bases: Sequence[Base], largest: int
-) -> list[Table]:
-    """Return the tables of the other sizes, folded by workload."""
-    made = []
+) -> Iterator[Table]:
+    """Yield the tables of the other sizes, folded by workload."""
     for ((workload, size, _), cases), base in zip(groups, bases, strict=True):
-        if size == largest:
-            continue
-        one = _category_table(study, [(cases, base)], size)
-        made.append(one | {"folded": True, "group": f"{workload} at other sizes"})
-    return made
+        if size != largest:
+            one = _category_table(study, [(cases, base)], size)
+            yield one | {"folded": True, "group": f"{workload} at other sizes"}
 
 
 def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> str:
