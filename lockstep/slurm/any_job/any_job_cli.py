@@ -212,7 +212,7 @@ def _show_now(job: "Held", *, as_json: bool) -> None:
 
 @click.command()
 @click.argument("campaign", shell_complete=completing.campaigns)
-@site_option("site", "Site file, or a built-in one: example, testbed")
+@site_option("site", "Site file, or a built-in one: example, lumi-g ...")
 @click.option("--partition", help="Another partition of the site.")
 @click.option(
     "--world-size", type=click.IntRange(min=1), help="The point's; the smallest by default."

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 @click.argument(
     "folder", type=click.Path(path_type=Path, file_okay=False), default=".", required=False
 )
-@click.option("--site", help="Start from a built-in site instead of asking Slurm: example.")
+@click.option(
+    "--site", help="Start from a built-in site instead of asking Slurm: example, lumi-g ..."
+)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the files, write none.")
 def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:

@@ -134,7 +134,7 @@ def site_option(name: str, of: str) -> Callable[[Command], Command]:
 
 campaign_options = with_options(
     click.argument("campaign", shell_complete=completing.campaigns),
-    site_option("site", "Site file, or a built-in one: example, testbed"),
+    site_option("site", "Site file, or a built-in one: example, lumi-g ..."),
     click.option(
         "--to",
         "root",
