@@ -1,15 +1,16 @@
 """From a campaign's folder to runs: the campaign, its launches, and the training runs in them."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lockstep.report.load import sources
+from lockstep.tracker.from_trainings import updates
 from lockstep.tracker.tracked import (
+    LONGEST_NAME,
     Artifact,
     Found,
     Metric,
@@ -18,6 +19,7 @@ from lockstep.tracker.tracked import (
     metric_name,
     milliseconds,
     modified_ms,
+    parameters,
     texts,
 )
 from lockstep.vocabulary import metrics
@@ -309,7 +311,27 @@ def _training_runs(run: Run, launch: Launch) -> list[Run]:
             own = found.setdefault(case, _Training())
             own.block, own.has_failed = block, False
             own.take(training["rows"])
-    return [_training_run(run, launch, case, own) for case, own in found.items()]
+    labels = _labels(
+        {case.partition("::")[2] for case in launch.block.get("expected") or ()} | set(found)
+    )
+    return [
+        _training_run(replace(run, name=f"{run.name} {labels[case]}"), launch, case, own)
+        for case, own in found.items()
+    ]
+
+
+def _labels(cases: Iterable[str]) -> dict[str, str]:
+    """Return case -> in what it differs from the other cases of its test."""
+    tests: dict[str, list[str]] = {}
+    for case in cases:
+        tests.setdefault(case.partition("[")[0], []).append(case)
+    labels = {}
+    for test, own in tests.items():
+        shared = set.intersection(*(set(parameters(case)) for case in own))
+        for case in own:
+            differing = [part for part in parameters(case) if part not in shared]
+            labels[case] = " ".join(differing) or test.removeprefix("test_")
+    return labels
 
 
 def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
@@ -319,11 +341,13 @@ def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
     rows = [own.rows[epoch] for epoch in sorted(own.rows)]
     training = own.block.get("training") or {}
     first_ms = milliseconds(rows[0]["ended"])
+    ends_ms = {epoch: milliseconds(row["ended"]) for epoch, row in own.rows.items()}
+    steps = launch.path.parent / str(training.get("steps_file") or "")
     seed = training.get("seed")
     return Run(
         key=f"{run.key}/{case}",
         experiment=run.experiment,
-        name=f"{run.name} {case}"[:250],
+        name=run.name[:LONGEST_NAME],
         kind="training",
         status=status,
         started_ms=max(run.started_ms, first_ms - round(1000 * rows[0]["time_s"])),
@@ -338,7 +362,7 @@ def _training_run(run: Run, launch: Launch, case: str, own: _Training) -> Run:
                 if name != "kept"
             }
         ),
-        metrics=(*_epoch_metrics(rows), *_step_metrics(launch, training, rows)),
+        metrics=(*_epoch_metrics(rows), *updates(steps, ends_ms)),
     )
 
 
@@ -348,21 +372,4 @@ def _epoch_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
         for source, name in EPOCH.items()
         for row in rows
         if row.get(source) is not None
-    ]
-
-
-def _step_metrics(
-    launch: Launch, training: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> list[Metric]:
-    """Return the loss and rate of each update, which are known when their epoch has ended."""
-    path = launch.path.parent / str(training.get("steps_file") or "")
-    if not path.is_file():
-        return []
-    ends = {int(row["epoch"]): milliseconds(row["ended"]) for row in rows}
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [
-        Metric(f"update_{name}", float(line[name]), number, ends[line["epoch"]])
-        for name in ("loss", "lr")
-        for number, line in enumerate(lines)
-        if line["epoch"] in ends
     ]

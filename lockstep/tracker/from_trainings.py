@@ -2,16 +2,18 @@
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep.tracker.tracked import Artifact, Found, Metric, Run, milliseconds, modified_ms, texts
+from lockstep.tracker.tracked import Artifact, Found, Metric, Run, milliseconds, texts
 from lockstep.vocabulary.system import files, locks
 
 SUMMARY = "summary.json"
 EPOCHS = "epochs.csv"
+STEPS = "steps.jsonl"
 ARTIFACTS = (SUMMARY, EPOCHS, "final.csv")
 EXPERIMENT = "train"
 # column of epochs.csv -> the metric's name
@@ -81,7 +83,7 @@ def _run(folder: Path, rows: Sequence[Mapping[str, str]], summary: Mapping[str, 
         ended_ms=None if is_running else milliseconds(rows[-1]["timestamp"]),
         params=texts(known | config),
         facts=texts(facts),
-        metrics=(*_epoch_metrics(rows), *_update_metrics(folder, summary)),
+        metrics=(*_epoch_metrics(rows), *updates(folder / STEPS, _ends(rows))),
         artifacts=() if is_running else _artifacts(folder),
     )
 
@@ -95,12 +97,23 @@ def _epoch_metrics(rows: Sequence[Mapping[str, str]]) -> list[Metric]:
     ]
 
 
-def _update_metrics(folder: Path, summary: Mapping[str, Any]) -> list[Metric]:
-    """Return the loss of each update, which only the summary has."""
-    losses = summary.get("step_losses") or ()
-    time_ms = modified_ms(folder / SUMMARY) if losses else 0
+def _ends(rows: Sequence[Mapping[str, str]]) -> dict[int, int]:
+    return {int(row["epoch"]): milliseconds(row["timestamp"]) for row in rows}
+
+
+def updates(path: Path, ends_ms: Mapping[int, int]) -> list[Metric]:
+    """Return the loss and rate of each update, which are known when its epoch has ended.
+
+    Args:
+        path: A run's record of its updates, a JSON line each; it may be missing.
+        ends_ms: Epoch -> when it ended, in milliseconds since the epoch of the clock.
+    """
+    lines = files.text(path).splitlines() if path.is_file() else []
+    steps = {step["step"]: step for step in map(json.loads, lines) if step["epoch"] in ends_ms}
     return [
-        Metric("update_loss", float(loss), number, time_ms) for number, loss in enumerate(losses)
+        Metric(f"update_{name}", float(step[name]), number, ends_ms[step["epoch"]])
+        for name in ("loss", "lr")
+        for number, step in sorted(steps.items())
     ]
 
 

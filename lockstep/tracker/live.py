@@ -119,7 +119,8 @@ def following(folder: Path) -> Iterator[Sender | Silent]:
     finally:
         is_whole = sys.exc_info()[0] is None
         ended = sender.close(LAST_S if is_whole else LIVE_TIMEOUT_S)
-        sys.stderr.write(f"{tracker_wording.line(ended, folder)}\n")
+        if ended.kind != "unreadable":  # nothing is measured yet
+            sys.stderr.write(f"{tracker_wording.line(ended, folder)}\n")
 
 
 def tell(folder: Path, say: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 # by older servers.
 LONGEST_NAME = 250
 LONGEST_VALUE = 5000
-_NOT_IN_NAMES = re.compile(r"[^\w.\- /]+", re.ASCII)
+_NOT_IN_NAMES = re.compile(r"[^\w.\- ]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,18 @@ class Found:
 
 def metric_name(case: str, quantity: str) -> str:
     """Return the name of a case's quantity, of characters that every tracker takes."""
-    place = case.removeprefix("test_").replace("/", "_").replace("[", "/").replace("]", "")
-    clean = _NOT_IN_NAMES.sub("_", place).strip("/ ")
-    return f"{clean[: LONGEST_NAME - len(quantity) - 1]}/{quantity}"
+    said = [part for part in parameters(case) if not part.endswith("=None")]
+    test = case.partition("[")[0].removeprefix("test_")
+    clean = "/".join(_NOT_IN_NAMES.sub("_", one) for one in (test, "-".join(said)) if one)
+    if len(clean) > (room := LONGEST_NAME - len(quantity) - 1):
+        digest = hashlib.sha256(case.encode()).hexdigest()[:8]
+        clean = f"{clean[: room - len(digest) - 1]}-{digest}"
+    return f"{clean}/{quantity}"
+
+
+def parameters(case: str) -> list[str]:
+    """Return the parameters in a case's name, each as `name=value`."""
+    return re.split(r"-(?=[A-Za-z_]+=)", case.partition("[")[2].removesuffix("]"))
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ import click
 
 from lockstep.campaign import launcher
 from lockstep.campaign.last_words import how, last_words
+from lockstep.tracker.live import Sender, Silent, following
 from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import Batch, TrainConfig
@@ -24,6 +26,8 @@ from lockstep.vocabulary.system.host import die_with_parent
 from lockstep.world.placement import VARIABLES, refuse_apart
 from lockstep.world.process_group import usable_cores
 
+# How often the front end looks for what an epoch left.
+POLL_S = 0.5
 # Equal everywhere but in the number of ranks. 120 divides over 1 to 6, 8, 10 and 12 of them, and
 # the 1,440 training digits into whole batches.
 VERIFY: dict[str, Any] = {
@@ -272,7 +276,10 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(asdict(config)), encoding="utf-8")
         log_file = Path(folder) / "stderr"
-        with log_file.open("w+", encoding="utf-8", errors="replace") as log:
+        with (
+            log_file.open("w+", encoding="utf-8", errors="replace") as log,
+            nullcontext(Silent()) if is_quiet else following(config.folder) as tracker,
+        ):
             process = subprocess.Popen(
                 rank_command(world_size, path),
                 env=rank_environment(config, world_size),
@@ -281,14 +288,26 @@ def launch(config: TrainConfig, world_size: int, is_quiet: bool = False) -> None
                 stderr=log,
                 preexec_fn=die_with_parent,
             )
-            status = _wait(process)
+            status = _wait(process, config.folder / "epochs.csv", tracker)
         _check_status(status, failures.read(path.with_suffix(".error")), log_file)
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the ranks; if this process is interrupted, they are ended first."""
+def _wait(process: "subprocess.Popen[bytes]", epochs: Path, tracker: Sender | Silent) -> int:
+    """Wait for the ranks; if this process is interrupted, they are ended first.
+
+    The tracker is told of each epoch, and the ranks do not wait for it.
+    """
+    seen = 0
     try:
-        return process.wait()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+            now = epochs.stat().st_mtime_ns if epochs.exists() else 0
+            if now != seen:
+                seen = now
+                tracker.send(0)
+            if process.returncode is not None:
+                return process.returncode
     except BaseException:
         process.send_signal(signal.SIGTERM)
         process.wait()
