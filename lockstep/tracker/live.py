@@ -63,13 +63,15 @@ class Sender:
 
     def close(self, wait_s: float = LAST_S) -> Sent:
         """End the process, by force where it takes longer, and return how far it came."""
-        stream = self._process.stdin
-        assert stream is not None
+        told, heard = self._process.stdin, self._process.stdout
+        assert told is not None
+        assert heard is not None
         with contextlib.suppress(OSError):
-            stream.close()
+            told.close()
         deadline_s = time.monotonic() + wait_s
-        while self._hear(deadline_s - time.monotonic()):
-            pass
+        with heard:
+            while self._hear(deadline_s - time.monotonic()):
+                pass
         try:
             self._process.wait(max(0.1, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -1,0 +1,315 @@
+"""What a tracker is told of results: each thing once, whatever fails, and no key in a file."""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import pytest
+from launched import environ
+from tracker_server import KEY, serving
+
+from lockstep.tracker import live, other_formats, sending, target
+from lockstep.tracker.from_launches import of_campaign
+from lockstep.tracker.stores import LARGEST_BATCH
+
+ROOT = Path(__file__).parents[1]
+BEFORE = ROOT / "tests" / "data" / "measured_before"
+CASE = "bench/test_train.py::test_train[workload=mlp-lr=0.1-seed=0]"
+# bencher.dev/docs/reference/bencher-metric-format, "JSON Schema"
+BMF = {
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "additionalProperties": {
+            "type": "object",
+            "properties": {
+                name: {"type": "number"} for name in ("value", "lower_value", "upper_value")
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A campaign's results, and a user who has a key and no site file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(target.KEY_VARIABLE, KEY)
+    monkeypatch.delenv(target.SITE_VARIABLE, raising=False)
+    return Path(shutil.copytree(BEFORE, tmp_path / "before"))
+
+
+def lines(folder, name="w2-r1"):
+    """Return a launch's journal as a list to change, and what writes it back."""
+    path = folder / "launches" / name / "journal.jsonl"
+
+    def write(entries):
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    return [json.loads(line) for line in path.read_text().splitlines()], write
+
+
+def launch(folder, name):
+    return next(run for run in of_campaign(folder).runs if run.name == name)
+
+
+def send(folder, tracker, **options):
+    return sending.send(folder, target.given("http", tracker.uri), **options)
+
+
+def told(tracker):
+    """Return what a tracker holds, and refuse doubles and requests of another form."""
+    assert tracker.problems == []
+    for run in tracker.runs.values():
+        points = Counter((metric["name"], metric["step"]) for metric in run["metrics"])
+        assert set(points.values()) <= {1}
+        assert len(set(run["artifacts"])) == len(run["artifacts"])
+    assert all(count <= LARGEST_BATCH for *_, count in tracker.requests)
+    return {
+        run["key"]: (run["status"], len(run["metrics"]), sorted(run["artifacts"]))
+        for run in tracker.runs.values()
+    }
+
+
+def test_a_launch_is_a_run_with_its_rounds_and_its_efficiency(folder):
+    run = launch(folder, "w2-r1")
+    values = {metric.name.rpartition("/")[2]: metric.value for metric in run.metrics}
+    rounds = [m for m in run.metrics if m.name.startswith("strong") and m.name.endswith("step_s")]
+    assert [(m.step, m.value) for m in rounds] == [
+        (0, 0.025847861999864108 / 2),
+        (1, 0.016344086000572133 / 2),
+        (2, 0.018944409000141604 / 2),
+    ]
+    base = {m.name: m.value for m in launch(folder, "w1-r1").metrics}
+    weak = next(m.name for m in run.metrics if m.name.endswith("throughput_samples_per_s")
+                and m.name.startswith("weak"))  # fmt: skip
+    own = {m.name: m.value for m in run.metrics}
+    expected = own[weak] / base[weak] / 2
+    assert values["parallel_efficiency"] == pytest.approx(expected)
+    assert (run.params["world_size"], run.facts["node"], run.facts["seed"]) == ("2", "vm", "0")
+    assert "gpu_type" not in run.facts  # CPUs are none
+
+
+def test_a_launch_ends_as_its_journal_says(folder):
+    entries, write = lines(folder)
+    begin, case = entries[3:5]
+    fail = begin | {"kind": "fail", "reason": "it broke"}
+    ends = {"FINISHED": [begin, case], "FAILED": [begin, fail], "KILLED": [begin]}
+    stated = {}
+    for name, last in ends.items():
+        write([*entries[:3], *({**one, "time": "2026-11-23T08:00:00+00:00"} for one in last)])
+        run = launch(folder, "w2-r1")
+        stated[name] = run.status
+        assert run.ended_ms == 1795420800000
+    assert stated == {name: name for name in stated}
+    with (folder / "launches" / "w2-r1" / "journal.jsonl").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert (launch(folder, "w2-r1").status, launch(folder, "w2-r1").ended_ms) == (
+            "RUNNING",
+            None,
+        )
+
+
+def test_a_training_in_flight_is_a_run_with_its_epochs_so_far(folder):
+    entries, write = lines(folder)
+    row = {"epoch": 1, "time_s": 2.0, "loss": 0.5, "accuracy": 0.75, "lr": 0.1, "is_warmup": True}
+    epochs = [
+        {"kind": "epoch", "case": CASE, "attempt": entries[0]["attempt"],
+         "row": row | {"epoch": n, "loss": 1 / n, "ended": f"2026-11-23T08:00:0{n}+00:00"}}
+        for n in (1, 2, 2)
+    ]  # fmt: skip
+    entries[0]["expected"] += [CASE, CASE.replace("seed=0", "seed=1")]
+    write([*entries, *epochs])
+    run = next(run for run in of_campaign(folder).runs if run.kind == "training")
+    losses = [(m.step, m.value, m.time_ms) for m in run.metrics if m.name == "train_loss"]
+    assert losses == [(1, 1.0, 1795420801000), (2, 0.5, 1795420802000)]
+    assert (run.name, run.status) == ("w2-r1 seed=0", "KILLED")
+    pytest.importorskip("tensorboard")
+    (written,) = list(other_formats.tensorboard([run], folder / "tensorboard"))
+    list(other_formats.tensorboard([run], folder / "tensorboard"))  # again: nothing twice
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(written)).Reload()
+    points = [(e.step, e.value, e.wall_time) for e in read.Scalars("train_loss")]
+    assert points == [(1, 1.0, 1795420801.0), (2, 0.5, 1795420802.0)]
+
+
+def test_the_http_interface_has_each_thing_once(folder):
+    with serving() as tracker:
+        first = send(folder, tracker)
+        before = told(tracker)
+        again = send(folder, tracker)
+        assert (first.kind, first.num_new, again.kind, again.num_new) == ("sent", 5, "sent", 0)
+        assert (told(tracker), len(tracker.runs)) == (before, 5)
+        (folder / "report.html").write_text("<html></html>")
+        entries, write = lines(folder)
+        write(entries[:3])  # as if a case were still to come
+        assert send(folder, tracker).num_artifacts == 1
+        assert {state for state, *_ in told(tracker).values()} == {"FINISHED", "KILLED"}
+        write(entries)
+        assert send(folder, tracker).kind == "sent"
+        assert told(tracker) != before
+        whole = next(run for run in tracker.runs.values() if run["kind"] == "campaign")
+        assert "report.html" in whole["artifacts"]
+    assert not [path for path in folder.rglob("*") if path.is_file() and KEY in path.read_text()]
+
+
+@pytest.mark.parametrize("dies_after", range(1, 18, 2))
+def test_a_tracker_that_dies_is_sent_the_rest_and_nothing_twice(folder, monkeypatch, dies_after):
+    monkeypatch.setattr(sending.stores, "LARGEST_BATCH", 5)
+    with serving() as whole:
+        send(Path(shutil.copytree(folder, folder.with_name("copy"))), whole)
+        expected = told(whole)
+    with serving(dies_after) as tracker:
+        assert send(folder, tracker, timeout_s=1).kind == "out-of-reach"
+        tracker.dies_after = None
+        assert send(folder, tracker).kind == "sent"
+        assert told(tracker) == expected
+
+
+def test_a_wrong_key_is_refused_in_words(folder, monkeypatch):
+    monkeypatch.setenv(target.KEY_VARIABLE, "wrong")
+    with serving() as tracker:
+        sent = send(folder, tracker)
+    assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_tracker_that_never_answers(folder, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        (folder.parent / "site.toml").write_text(f'[tracker]\nkind = "http"\nuri = "{uri}"\n')
+        with live.following(folder) as sender:
+            began = time.monotonic()
+            sender.send()
+            assert time.monotonic() - began < 2 * sending.LIVE_TIMEOUT_S
+    said = capsys.readouterr().err
+    assert f"out of reach (timed out); nothing is lost, lockstep sync {folder}" in said
+
+
+@pytest.mark.slow
+def test_a_measurement_goes_on_when_its_tracker_dies(tmp_path):
+    run = [sys.executable, "-m", "lockstep"]
+    with serving(dies_after=4) as tracker:
+        site = tmp_path / "site.toml"
+        site.write_text(f'[tracker]\nkind = "http"\nuri = "{tracker.uri}"\n')
+        known = environ(ROOT) | {target.KEY_VARIABLE: KEY, target.SITE_VARIABLE: str(site)}
+        options = ["smoke", "--studies", "weak", "--world-sizes", "1,2", "--device", "cpu"]
+        ended = subprocess.run(
+            [*run, "run", *options], cwd=tmp_path, env=known, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert "lockstep sync results/smoke sends what it lacks" in ended.stderr
+        results = tmp_path / "results" / "smoke"
+        assert len(list(results.glob("launches/*/result.json"))) == 2
+        tracker.dies_after = None
+        for new in ("3 new or changed", "nothing new"):
+            ended = subprocess.run(
+                [*run, "sync", results], cwd=tmp_path, env=known, capture_output=True, text=True,
+                check=True,
+            )  # fmt: skip
+            assert new in ended.stdout
+        states = told(tracker).values()
+    assert sorted(state for state, *_ in states) == ["FINISHED"] * 3
+    assert [files for *_, files in states].count(["log.txt", "result.json"]) == 2
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pt"]
+    assert not [path for path in kept if KEY.encode() in path.read_bytes()]
+
+
+def _of_mlflow(uri):
+    """Return what MLflow's own client reads back: key -> what is there of the run."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(uri)
+    (experiment,) = [one for one in client.search_experiments() if one.name == "before"]
+    runs = client.search_runs([experiment.experiment_id])
+    return client, {
+        run.data.tags["lockstep.run"]: (
+            run.info.status,
+            sum(len(client.get_metric_history(run.info.run_id, n)) for n in run.data.metrics),
+            sorted(one.path for one in client.list_artifacts(run.info.run_id)),
+        )
+        for run in runs
+    }
+
+
+@pytest.mark.slow
+def test_mlflow_reads_back_what_was_exported(folder):
+    pytest.importorskip("mlflow")
+    (folder / "report.html").write_text("<html></html>")
+    entries, write = lines(folder)
+    write(entries[:3])
+    tracker = target.given("mlflow", None)
+    uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
+    assert sending.send(folder, tracker).kind == "sent"
+    client, before = _of_mlflow(uri)
+    assert Counter(state for state, *_ in before.values()) == {"FINISHED": 3, "KILLED": 2}
+    assert ["campaign.json", "report.html"] in [files for *_, files in before.values()]
+    for clean in (False, True):  # nothing twice, also where nobody remembers what was sent
+        if clean:
+            shutil.rmtree(folder / "tracker")
+        assert sending.send(folder, tracker, is_asked=True).num_metrics == 0
+        assert _of_mlflow(uri)[1] == before
+    write(entries)
+    sending.send(folder, tracker)
+    after = _of_mlflow(uri)[1]
+    assert (len(after), {state for state, *_ in after.values()}) == (5, {"FINISHED"})
+    wanted = launch(folder, "w2-r1")
+    (run,) = client.search_runs(
+        [one.experiment_id for one in client.search_experiments()],
+        f"tags.`lockstep.run` = '{wanted.key}'",
+    )
+    assert run.info.run_name == "w2-r1"
+    assert (run.info.start_time, run.info.end_time) == (wanted.started_ms, wanted.ended_ms)
+    assert run.data.params == wanted.params
+    assert wanted.facts.items() <= run.data.tags.items()
+    read = [
+        (m.key, m.value, m.step, m.timestamp)
+        for name in run.data.metrics
+        for m in client.get_metric_history(run.info.run_id, name)
+    ]
+    assert sorted(read) == sorted((m.name, m.value, m.step, m.time_ms) for m in wanted.metrics)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('uri = "http://me:secret@host"', "no key may be in it"),
+        ('kind = "http"', "needs uri"),
+        ('kinds = "http"', "unknown key 'kinds'; did you mean 'kind'?"),
+        ('uri = "ftp://host"', "it begins with sqlite:///, http:// or https://"),
+    ],
+)
+def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):
+    (folder.parent / "site.toml").write_text(f"[tracker]\n{table}\n")
+    with pytest.raises(ValueError, match=r"site\.toml: ") as refused:
+        target.find(folder)
+    assert said in str(refused.value)
+    assert os.linesep not in str(refused.value)
+
+
+def test_bencher_and_github_get_values_with_intervals(folder):
+    found = other_formats.points(folder)
+    document = other_formats.bencher(found)
+    jsonschema.validate(document, BMF)
+    name = next(name for name in document if name.startswith("test_weak") and "size=2" in name)
+    measures = document[name]
+    assert list(measures) == ["latency", "throughput", "parallel-efficiency"]
+    latency = measures["latency"]
+    assert latency["lower_value"] < latency["value"] < latency["upper_value"]
+    smaller = other_formats.github_benchmark(found, "smaller")
+    step = next(one for one in smaller if one["name"] == f"{name}: latency")
+    assert (step["unit"], step["value"]) == ("s", pytest.approx(latency["value"] / 1e9))
+    assert " to " in step["range"]
+    bigger = other_formats.github_benchmark(found, "bigger")
+    assert {one["unit"] for one in bigger} == {"samples/s", "ratio"}
