@@ -69,6 +69,12 @@ def test_a_job_s_cost_stands_with_its_efficiency(tmp_path):
     ]
 
 
+def test_staging_is_told_where_files_were_copied(tmp_path):
+    staged = row("18", stage_in_s=90.0, stage_out_s=1.5)
+    found = section(report(tmp_path, row("17"), staged, row("19", stage_in_s=30.0)))
+    assert found["lead"][-1] == "Staging took 2 min in and 1.5 s out, in 2 jobs."
+
+
 def test_an_array_is_one_row(tmp_path):
     elements = [row(f"25_{k}", "sweep", {"queue_wait_s": 10 * k}) for k in range(3)]
     failed = row("25_3", "sweep", {"state": "FAILED", "queue_wait_s": None})

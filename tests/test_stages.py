@@ -9,8 +9,10 @@ from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
+from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
-from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.sent import Job, Results
+from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.submission import Work
 
@@ -204,3 +206,16 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
         f"--parsable --dependency=afternotok:1?afternotok:2 {end} /j/c.sh",
         f"--parsable --dependency=afterany:1:2,singleton {end} /j/d.sh",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "is_bad"),
+    [
+        ("fallback", "CANCELLED", False),  # Slurm's own doing: no job had failed
+        ("fallback", "FAILED", True),
+        ("stage", "CANCELLED", True),
+    ],
+)
+def test_an_alarm_that_was_not_needed_is_no_failure(kind, state, is_bad):
+    job = Job("9", "ladder-alarm", kind, "lockstep:9", "", ())
+    assert Standing(job, State(state)).is_bad == is_bad

@@ -148,6 +148,10 @@ def measure(
     before = Folder(folder).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladders.Ladder(chosen, folder).refuse()
+    if stages := [stage.name for stage in chosen.jobs.stage]:
+        click.echo(
+            f"Not run here, for stages are jobs of a cluster: {', '.join(stages)}.", err=True
+        )
     # A program brings its own packages, and says itself what it computes on.
     is_program = chosen.command is not None
     absent = "" if is_program else launcher.missing_packages()

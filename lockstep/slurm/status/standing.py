@@ -70,7 +70,7 @@ class Standing:
     @property
     def is_bad(self) -> bool:
         """Whether it has ended otherwise than well."""
-        return self.has_ended and self.state.name != "COMPLETED"
+        return self.has_ended and self.state.name != "COMPLETED" and not self.is_spared
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,7 @@ class Campaign:
     def is_bad(self) -> bool:
         """Whether something was lost: a launch abandoned, or a job of no launches ended badly."""
         last = {standing.job.name: standing for standing in self.jobs if not standing.job.launches}
-        return bool(self.abandoned) or any(
-            standing.is_bad and not standing.is_spared for standing in last.values()
-        )
+        return bool(self.abandoned) or any(standing.is_bad for standing in last.values())
 
 
 @dataclass

@@ -20,6 +20,7 @@ COLUMNS = (
     *("Job", "Id", "State", "Queue wait", "Elapsed", "CPU efficiency (%)"),
     *("Memory efficiency (%)", "Node-hours", "CPU-hours", "GPU-hours", "TRES billing (hours)"),
 )
+STAGING = ("stage_in_s", "stage_out_s")
 HOURS = ("node_hours", "cpu_hours", "gpu_hours", "billing_hours")
 
 
@@ -95,6 +96,15 @@ def _lead(rows: Sequence[Row], known: Sequence[Row], hours: str) -> Iterator[str
         yield f"{number(measured)} of the GPU-hours, {share} %, were in timed regions."
     else:
         yield f"{number(sum(_measured(known)))} {hours} were in timed regions."
+    yield from _staging(rows)
+
+
+def _staging(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how long files were copied to the nodes' own disks, and from them."""
+    times = {n: [row[n] for row in rows if isinstance(row.get(n), int | float)] for n in STAGING}
+    if staged := len(times["stage_in_s"]):
+        into, back = (in_words(sum(seconds)) for seconds in times.values())
+        yield f"Staging took {into} in and {back} out, in {counted(staged, 'job')}."
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
