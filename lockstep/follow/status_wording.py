@@ -127,7 +127,7 @@ def _jobs(record: Mapping[str, Any]) -> Panel:
     columns = ["Job", "Id", "State", "In words", "What to do", "Waited", "Ran", "Launches", "Nodes",
                "Limit"]  # fmt: skip
     lead = [] if rows else ["No job was sent from this folder."]
-    tables = [table("Each job", columns, rows, texts=10)] if rows else []
+    tables = [table("Each job", columns, rows, texts=5)] if rows else []
     return panel("jobs", "Jobs", tables=tables, lead=lead)
 
 
@@ -159,12 +159,12 @@ def _elements(job: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def _prepared(record: Mapping[str, Any]) -> Panel:
     rows = [
-        [one["job"], WHEN.get(one["kind"], ""), _shape(one), shown(one.get("time_limit")),
-         str(len(one["launches"]) - one["num_complete"] or ""), one["command"]]
+        [one["job"], WHEN.get(one["kind"], ""), one["command"], _shape(one),
+         shown(one.get("time_limit")), str(len(one["launches"]) - one["num_complete"] or "")]
         for one in record["prepared"]
     ]  # fmt: skip
-    columns = ["Script", "When to use it", "Nodes", "Limit", "Launches left", "Command"]
-    tables = [table("Scripts that are written", columns, rows, texts=6)] if rows else []
+    columns = ["Script", "When to use it", "Command", "Nodes", "Limit", "Launches left"]
+    tables = [table("Scripts that are written", columns, rows, texts=3)] if rows else []
     return panel("prepared", "Prepared, not submitted", tables=tables)
 
 
