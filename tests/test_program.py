@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from job_runs import JobRun, made, plain, seen
 from launched import environ
 
 from lockstep.campaign import floor
@@ -22,6 +23,7 @@ from lockstep.command.table import Command
 from lockstep.report.compute.factor_ladders import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
+from lockstep.vocabulary.records import journal as journals
 from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]
@@ -296,3 +298,27 @@ def test_an_example_of_a_program_runs(path, tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_a_campaign_of_its_name(path):
     assert load(str(path)).name == path.stem
+
+
+def test_a_job_s_script_starts_the_driver_which_starts_the_ranks_by_srun(tmp_path):
+    given = {
+        "name": "program", "studies": ["command"], "world_sizes": [1], "rounds": 1,
+        "command": {"line": "echo rate {threads}", "workdir": str(tmp_path), "name": "mine"},
+        "factors": {"threads": [2, 4]},
+    }  # fmt: skip
+    campaign = Campaign.model_validate({"schema": 1, "repeats": 1} | given)
+    job = JobRun(tmp_path, made(tmp_path / "results"))
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "activate").touch()
+    own = {"container": None, "venv": str(tmp_path / "env"), "suite": str(ROOT)}
+    site = plain(**own, gpus_per_node=0, gpu_type=None)
+    ended = job.run(campaign, site)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    kept = tmp_path / "results" / "launches" / "w1-r0" / "journal.jsonl"
+    entries = journals.rebuild(kept)["benchmarks"]
+    facts = [entry["extra_info"][KEY]["details"]["command"] for entry in entries]
+    assert [(one["launcher"], one["line"]) for one in facts] == [
+        ("srun", "echo rate 2"),
+        ("srun", "echo rate 4"),
+    ]
+    assert "--mpi=none" not in seen(tmp_path, "srun")

@@ -3,11 +3,10 @@
 The published JSON Schema is `lockstep/campaign/campaign.schema.json`.
 """
 
-import json
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -30,7 +29,7 @@ from lockstep import content, workloads
 from lockstep.campaign.job_cuts import Count, Jobs
 from lockstep.command.table import Command
 from lockstep.vocabulary import factors, sizes
-from lockstep.vocabulary.records.record import OWN, Study
+from lockstep.vocabulary.records.record import Study
 from lockstep.vocabulary.sizes import CHANGES, MAX_COUNT, Size
 from lockstep.vocabulary.text import inputs
 
@@ -285,46 +284,6 @@ def within_gpus(campaign: Campaign, num_gpus: int) -> tuple[Campaign, list[LeftO
             "on this machine; measure a smaller one by --world-sizes, or pass --device cpu"
         )
     return campaign.model_copy(update={"world_sizes": kept}), others
-
-
-def common_options(campaign: Campaign) -> Iterator[str]:
-    """Yield the options in every launch of a campaign: of pytest, or of a program's driver."""
-    if campaign.command:
-        yield f"--table={json.dumps(_table(campaign, campaign.command))}"
-    elif campaign.studies:
-        yield from ("-m", " or ".join(campaign.studies))
-    for name in IDENTITY:
-        value = getattr(campaign, name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={value}"
-    if not campaign.command:
-        yield from (f"--set={text}" for text in factors.written(campaign.factors))
-    if campaign.order_seed is not None:
-        yield f"--order-seed={campaign.order_seed}"
-    if campaign.case_budget is not None:
-        yield f"--case-budget={campaign.case_budget:g}"
-    yield f"--label=campaign={campaign.name}"
-    yield f"--label=studies={','.join(campaign.studies or [OWN])}"
-
-
-def _table(campaign: Campaign, command: Command) -> dict[str, Any]:
-    """Return what a program's driver is told, as JSON holds it."""
-    size = campaign.measured_size()
-    return {
-        "command": command.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-        "factors": campaign.factors,
-        "rounds": size.rounds,
-        "warmup_rounds": size.warmup_rounds,
-        "most_ranks": max(campaign.world_sizes),
-    }
-
-
-def own_options(launch: Launch) -> Iterator[str]:
-    """Yield the options of pytest in one launch alone."""
-    yield f"--label=launch={launch.name}"
-    yield f"--label=repeat={launch.repeat}"
-    if launch.part is not None:
-        yield f"--part={launch.part}/{launch.num_parts}"
 
 
 def built_in() -> dict[str, Path]:

@@ -18,10 +18,11 @@ from typing import Any, Literal
 import psutil
 
 from lockstep import content
-from lockstep.campaign.campaign import Campaign, Launch, LeftOut, common_options, own_options, plan
+from lockstep.campaign.campaign import Campaign, Launch, LeftOut, plan
 from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import Folder, Outcome
 from lockstep.campaign.last_words import last_words
+from lockstep.campaign.launch_options import common_options, own_options
 from lockstep.campaign.launcher import (
     Ended,
     Hang,

@@ -129,7 +129,8 @@ class Driver:
 
     def _facts(self, order_seed: int) -> dict[str, Any]:
         given, start = self.given, self.start
-        threads = int(given.threads_per_rank)
+        # A case of more threads than cores has a flag; it is none against the others.
+        threads = min(map(self.threads, self.cases()))
         return {
             **self.labels,
             "size": given.size,

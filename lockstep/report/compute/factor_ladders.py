@@ -72,6 +72,17 @@ def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
     return [one for one in found if len(one.rungs) > 1]
 
 
+def without_laddered(series: Sequence[Series]) -> list[Series]:
+    """Return the series that say something beside the ladders: over ranks, or of no ladder."""
+    told = {(one.factor, one.label) for one in factor_ladders(series)}
+    return [
+        one
+        for one in series
+        if len(one.points) > 1
+        or not any((factor, _label(one, factor)) in told for _, factor, _ in _named([one]))
+    ]
+
+
 def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
     """Yield each series with a factor that its program is laddered over, and its value."""
     for one in series:
@@ -90,6 +101,10 @@ def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadd
         times = value / smallest
         ends = (interval[0] / times, interval[1] / times) if interval else None
         rungs.append(Rung(value, point, speedup, interval, speedup / times, ends))
+    return FactorLadder(factor, _label(series, factor), base.world_size, series, tuple(rungs))
+
+
+def _label(series: Series, factor: str) -> str:
+    """Return the program with the factors that a ladder over one of them keeps."""
     fixed = [f"{name}={value}" for name, value in series.row.factors.items() if name != factor]
-    label = ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])
-    return FactorLadder(factor, label, base.world_size, series, tuple(rungs))
+    return ", ".join([series.row.workload, *fixed, *filter(None, [series.layout])])

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import learning, slow
+from lockstep.report.compute.factor_ladders import without_laddered
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
@@ -19,7 +20,7 @@ from lockstep.report.page.panels import accounts, by_study, losses, training_pan
 from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import headline, method, recording_label, verdict_card
+from lockstep.report.words import factor_card, headline, method, recording_label, verdict_card
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
 from lockstep.vocabulary.metrics import NOTABLE
@@ -82,10 +83,17 @@ def _top(
     found = slow.slowest(row for row in free if row.origin == "measured")
     slowest = [found] if found else []
     judged = verdict_card.judge(series, threshold)
-    headlines = top.headlines(series, threshold, lambda one: checked.blocked(one, errors, left_out))
+    told_of = without_laddered(series)
+    headlines = top.headlines(
+        told_of, threshold, lambda one: checked.blocked(one, errors, left_out)
+    )
     flagged = sum(bool(point.flags) for one in series for point in one.points)
     return {
-        "headlines": [*top.lines(headlines), *training_panel.headlines(series)],
+        "headlines": [
+            *factor_card.headlines(series, threshold),
+            *top.lines(headlines),
+            *training_panel.headlines(series),
+        ],
         "tiles": top.tiles(top.first_of(headlines), flagged, told),
         "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],

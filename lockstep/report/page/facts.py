@@ -22,6 +22,10 @@ FIRST_FACTS = (
 # Those that the closed table names.
 SAID = ("torch", "cuda", "nccl", "driver", "device_names")
 
+PROGRAM = (
+    "A program is run whole, after runs that do not count. Its wall time lasts from the call of "
+    "what starts it until that has ended, its start included; other metrics are what it printed."
+)
 TRAINING = (
     "A training run goes through whole epochs. An epoch lasts from the barrier before its first "
     "update to the last one of the slowest rank; it is then validated on the whole validation set, "
@@ -137,7 +141,9 @@ def method(results: Results, series: Sequence[Series], threshold: float) -> Pane
     measured = [one for one in series if one.row.origin == "measured" and one.row.study != OTHER]
     if any(one.row.training for one in measured):
         made["lead"].append(TRAINING)
-    if measured := [one for one in measured if not one.row.training]:
+    if any(one.row.program for one in measured):
+        made["lead"].append(PROGRAM)
+    if measured := [one for one in measured if not (one.row.training or one.row.program)]:
         made["lead"] += _measuring(results, measured)
     made["lead"] += [
         "Speed-up is the ratio of throughput to the baseline, the smallest world size of the "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lockstep.report.compute import learning
+from lockstep.report.compute.factor_ladders import without_laddered
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.recorded import KEY as RECORDED
@@ -45,7 +46,11 @@ def next_step(
         return losses.slow_advice(slowest[0])
     if all(one.row.training for one in measured):
         return _after_training(measured)
-    return _better_evidence(measured) or _after_ladders(measured, threshold, judged)
+    if better := _better_evidence(measured):
+        return better
+    if measured and not without_laddered(measured):
+        return "Change the program, and hold it against these runs: lockstep compare."
+    return _after_ladders(measured, threshold, judged)
 
 
 def _after_training(series: Sequence[Series]) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.campaign.campaign import Campaign, Launch, common_options, plan
+from lockstep.campaign.campaign import Campaign, Launch, plan
+from lockstep.campaign.launch_options import common_options
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s

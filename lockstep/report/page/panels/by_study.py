@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.report.compute import slow
+from lockstep.report.compute.factor_ladders import without_laddered
 from lockstep.report.compute.scaling import Series, pooled_step_s
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page.panels.cited import imported_panel
@@ -52,7 +53,7 @@ def panels(
     wires = {one.name: wire for one in results.launches if (wire := _wire(one.provenance))}
     made = []
     for study in studies:
-        chosen = [one for one in measured if one.row.study == study]
+        chosen = [one for one in without_laddered(measured) if one.row.study == study]
         if chosen:
             made.append(_panel(study, chosen, threshold, hours, wires, predicted or {}))
     made += programs_panels(measured)

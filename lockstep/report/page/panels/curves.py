@@ -75,7 +75,11 @@ def ladder_panel(
     made["tables"] = [
         made_of
         for one in series[:MAX_SERIES]
-        for made_of in (_scaling_table(one, threshold), _cost_table(one, hours), loss_table(one))
+        for made_of in (
+            _scaling_table(one, threshold),
+            None if one.row.program else _cost_table(one, hours),
+            loss_table(one),
+        )
         if made_of
     ]
     made["notes"] = [*left_out(series, drawn(series), MAX_SERIES), *notes]

@@ -88,7 +88,7 @@ def _table(ladder: FactorLadder) -> Table:
         "Efficiency (%)", "95 % interval (%)", "Flags",
     )  # fmt: skip
     base = ladder.base
-    note = f"Ratios are relative to {ladder.factor}={number(base.value)} at {absolute(base.point)}."
+    note = f"Ratios are relative to {ladder.factor}={base.value:g} at {absolute(base.point)}."
     caption = f"{ladder.label} on {counted(ladder.world_size, 'rank')}"
     return table(caption, columns, list(map(_row, ladder.rungs)), note=note)
 
@@ -96,7 +96,7 @@ def _table(ladder: FactorLadder) -> Table:
 def _row(rung: Rung) -> list[str]:
     point = rung.point
     return [
-        number(rung.value), str(point.num_launches), number(point.rate),
+        f"{rung.value:g}", str(point.num_launches), number(point.rate),
         allowed(point, ratio(rung.speedup)), allowed(point, ratio_span(rung.speedup_interval)),
         allowed(point, percent(rung.efficiency)),
         allowed(point, percent_span(rung.efficiency_interval)), flagged(point),
