@@ -219,3 +219,19 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
 def test_an_alarm_that_was_not_needed_is_no_failure(kind, state, is_bad):
     job = Job("9", "ladder-alarm", kind, "lockstep:9", "", ())
     assert Standing(job, State(state)).is_bad == is_bad
+
+
+@pytest.mark.parametrize(("code", "ends"), [("0", 0), ("1", 1)])
+def test_a_preflight_fails_where_the_screening_names_something(tmp_path, code, ends):
+    run = JobRun(tmp_path, made(tmp_path / "results"))
+    campaign = campaign_of(world_sizes=[2], jobs={"preflight": True, "screen": True})
+    fails = f'case "$*" in *" screen "*) exit {code} ;; esac'
+    assert run.run(campaign, plain(), 0, STUB_DO=fails).returncode == ends
+    assert run.seen("arguments")[-4:] == ["-m", "lockstep", "screen", "--device=cuda"]
+
+
+def test_one_rank_is_not_screened_and_a_screening_needs_a_preflight():
+    alone = jobs(small(jobs={"preflight": True, "screen": True}), site_of(), FOLDER)
+    assert alone[0].screen == ()
+    with pytest.raises(ValidationError):
+        campaign_of(jobs={"screen": True})

@@ -129,6 +129,11 @@ class Jobs(BaseModel):
     preflight: StrictBool = Field(
         default=False, description="check the nodes in a job before the others"
     )
+    screen: StrictBool = Field(
+        default=False,
+        description="let that job fail, and the others not begin, where a node, device or link of "
+        "it is slower than the rest",
+    )
     collect: StrictBool = Field(
         default=False, description="collect and report in a job after the others"
     )
@@ -144,6 +149,8 @@ class Jobs(BaseModel):
             raise ValueError(f'max_running is for allocation = "array", not {self.allocation!r}')
         if self.share_job and self.allocation == "array":
             raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
+        if self.screen and not self.preflight:
+            raise ValueError("screen is a part of the preflight; set preflight = true")
         if self.chain > 1 and self.allocation == "array":
             raise ValueError('chain is for allocation = "ladder" or "job", not "array"')
         return self

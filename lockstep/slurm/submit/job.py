@@ -181,7 +181,10 @@ class Maker:
             f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
         )
         options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *settings)
-        return replace(job, options=options, tests=())
+        # One rank has nothing to be compared with.
+        device = f"--device={self.campaign.device or 'cpu'}"
+        screen = (device,) if self.campaign.jobs.screen and world_size > 1 else ()
+        return replace(job, options=options, tests=(), screen=screen)
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
         """Return the job that collects and reports once the others have ended."""

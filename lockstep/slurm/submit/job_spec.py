@@ -54,6 +54,7 @@ class JobSpec:
         floor: Least efficiency of a world size for a larger one to be begun; None for any.
         continues: The job of whose launches it makes what that left; None for the first of them.
         stage: The user's own command, of a stage.
+        screen: Options of the screening that a preflight ends with; empty without one.
     """
 
     name: str
@@ -76,6 +77,7 @@ class JobSpec:
     floor: float | None = None
     continues: str | None = None
     stage: Stage | None = None
+    screen: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
