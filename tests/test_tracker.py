@@ -244,6 +244,7 @@ def _of_mlflow(uri):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's own, such as of what SQLAlchemy will drop
 def test_mlflow_reads_back_what_was_exported(folder):
     pytest.importorskip("mlflow")
     (folder / "report.html").write_text("<html></html>")

@@ -193,8 +193,9 @@ class _Campaign:
 
     def _metrics(self, launch: Launch) -> list[Metric]:
         made: list[Metric] = []
+        began_ms = milliseconds(launch.started)  # of a journal whose lines have no time
         for case, block in launch.measured.items():
-            time_ms = launch.times_ms.get(block["fullname"], launch.last_ms)
+            time_ms = launch.times_ms.get(block["fullname"], began_ms)
             values = {
                 "throughput_samples_per_s": _throughput(block),
                 "parallel_efficiency": self._efficiency(launch, case, block),
