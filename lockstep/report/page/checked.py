@@ -1,5 +1,6 @@
 """What `lockstep check` finds, on the page: errors first, verdicts they block, and all of it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,7 +98,11 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
         "every verdict it touches; a warning limits what may be concluded."
     ]
     columns = ("Level", "Rule", "Where", "What", "What to do")
-    made["tables"] = [table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns))]
+    rules = Counter(one.rule for one in groups)
+    said = listed(f"{rule} {count}" for rule, count in rules.items())
+    made["tables"] = [
+        table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns), finding=said)
+    ]
     if len(rows) > MAX_ROWS:
         made["notes"] = [f"The first {MAX_ROWS} of {len(rows)}; lockstep check prints all."]
     return made

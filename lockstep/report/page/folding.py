@@ -75,8 +75,9 @@ def _of_tables(folded: Sequence[Table]) -> Iterator[Panel]:
         said = "; ".join(found[:MAX_FINDINGS])
         if len(found) > MAX_FINDINGS:
             said += f"; and {len(found) - MAX_FINDINGS} more"
-        many = f"{first.get('group')} ({counted(len(tables), 'table')})"
-        summary = many if len(tables) > 1 else first["caption"]
+        summary = first.get("group") or first["caption"]
+        if len(tables) > 1:
+            summary += f" ({counted(len(tables), 'table')})"
         yield _fold(summary, said or rows, prints=prints, tables=tables)
 
 

@@ -21,6 +21,8 @@ BAR = 0.72
 # Room for the number above a bar, as a share of the axis.
 ABOVE = 1.14
 BEYOND = 1.1
+# Times the largest sum: a wider interval would leave the bars no room.
+FARTHEST = 2.0
 COLOURS = {
     "own": SERIES_COLOURS[0], "exposed": SERIES_COLOURS[1], "imbalance": SERIES_COLOURS[2],
     "input": SERIES_COLOURS[3], "fixed": SERIES_COLOURS[4], "contention": SERIES_COLOURS[5],
@@ -32,7 +34,7 @@ def stacks(spec: dict[str, Any], source: str) -> Canvas:
     """Return a figure of two plots that share their ranks."""
     bars = spec["bars"]
     whole = _span(bars, "parts", [max(bar["total"], bar["ideal"]) for bar in bars], ABOVE)
-    lost = _span(bars, "lost", [_net(bar) for bar in bars], BEYOND)
+    lost = _span(bars, "lost", _nets_and_ends(bars), BEYOND)
     marks = [ticks.linear(*whole), ticks.linear(*lost)]
     names = [[formats.trimmed(mark) for mark in each] for each in marks]
     names[1] = [_signed(text) for text in names[1]]
@@ -66,8 +68,12 @@ def _span(
     return BEYOND * low, above * high or 1.0
 
 
-def _net(bar: dict[str, Any]) -> float:
-    return bar["net"] or 0.0
+def _nets_and_ends(bars: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the sums and the ends of their intervals, one that is far beyond all sums cut."""
+    nets = [bar["net"] or 0.0 for bar in bars]
+    most = FARTHEST * max(map(abs, nets))
+    ends = [end for bar in bars for end in bar["net_interval"] or ()]
+    return [*nets, *(min(max(end, -most), most) for end in ends)]
 
 
 def _signed(text: str) -> str:

@@ -174,7 +174,7 @@ def _cost_table(series: Series, hours: str) -> Table:
     )  # fmt: skip
     rows = [_cost_row(point, strong) for point in series.points]
     least, most = (formats.trimmed(series.points[i].device_hours) for i in (0, -1))
-    said = f"{series.label} {least} to {most} {hours} per 10\u2076 {unit}"
+    said = f"{series.label} {least} to {most} {extra} per 10\u2076 {unit}"
     return table(
         f"What it takes: {_caption(series)}", columns, rows, folded=True,
         group="What each point takes: batch, hours, memory", finding=said,
