@@ -300,11 +300,13 @@ def _why_left(ladder: "Ladder", left: "list[Launch]") -> str:
 
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:
-    """Print which values of the factors are best, and what bounds a step where results say so."""
-    from lockstep.report.words import loader_card, ranking_card, verdict_card
+    """Print which values of the factors are best, what was learned, and what bounds a step."""
+    from lockstep.report.words import loader_card, ranking_card, training_words, verdict_card
 
     if factors and (ranked := ranking_card.of_folder(folder, factors)):
         click.echo("\n".join(["", *ranked]))
+    if trained := training_words.of_folder(folder):
+        click.echo("\n".join(["", *trained, ""]))
     if judged := verdict_card.of_folder(folder):
         click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
     elif lines := loader_card.of_folder(folder):

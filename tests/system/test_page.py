@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 from html import unescape
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 from data.report_samples import full_tree
 from data.wide_ladder import wide_tree
+from launched import environ
+from measured import ROOT
 from test_status_page import MOMENTS, campaign_at, look
 
 from lockstep.report.compute.scaling import series_of
@@ -292,3 +295,27 @@ def test_the_page_prints_on_a_few_sheets(chromium, built, tmp_path):
     content = sheet.read_bytes()
     assert content.startswith(b"%PDF")
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 12
+
+
+@pytest.fixture(scope="module")
+def of_real_trainings(tmp_path_factory):
+    """The page of trainings on the digits that ship, of two rates and two sizes."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = "--workload mlp:width=64 --data digits --global-batch 96 --epochs 3 --device cpu"
+    for number, own in enumerate(("--seed 0", "--seed 1", "--lr 0.1", "--world-size 2")):
+        command = f"train {options} {own} --results {folder}/runs --name r{number}"
+        subprocess.run(
+            [sys.executable, "-m", "lockstep", *command.split()], cwd=folder, env=environ(ROOT),
+            check=True, timeout=120,
+        )  # fmt: skip
+    results = load([folder / "runs"])
+    (folder / "page.html").write_text(html(page(results, series_of(results.rows), 0.7)))
+    return folder
+
+
+@pytest.mark.parametrize("width", [NARROW, 1280])
+def test_the_page_of_real_trainings_hides_no_column(chromium, of_real_trainings, tmp_path, width):
+    found = framed(chromium, of_real_trainings, tmp_path, width)
+    assert (found["scroll"], found["wide"], found["requests"]) == (width, [], [])
+    assert width == NARROW or found["scrolls"] == 0
+    assert found["height"] < (8_000 if width == NARROW else 4_500)

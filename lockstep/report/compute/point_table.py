@@ -171,7 +171,8 @@ def _interval_over(point: Point) -> str | None:
         return None
     if point.in_one_job:
         return "launches of one job"
-    return "launches" if len(point.units) == point.num_launches else "jobs"
+    launches = {row.launch for row in point.rows}
+    return "launches" if len(point.units) in (len(launches), point.num_launches) else "jobs"
 
 
 def _ratios(series: Series, point: Point) -> dict[str, Any]:

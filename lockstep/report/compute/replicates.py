@@ -30,18 +30,22 @@ def independent(
 ) -> list[float]:
     """Return the values that an interval is over: one per job where there are several, else all.
 
+    Of trainings, of which a launch may hold several, it is one per launch.
+
     Args:
         rows: A point's rows, one per launch.
         values: A value of each row; fewer where some have none, and then no job is formed.
         mean: What makes one value of a job's launches.
     """
     jobs = num_jobs(rows)
-    if jobs is None or jobs in (1, len(rows)) or len(values) != len(rows):
+    if len(values) != len(rows):
         return list(values)
-    found: dict[str | None, list[float]] = {}
-    for row, value in zip(rows, values, strict=True):
-        found.setdefault(row.job, []).append(value)
-    return [mean(one) for one in found.values()]
+    if jobs is not None and jobs not in (1, len(rows)):
+        return [mean(one) for one in _grouped([row.job for row in rows], values)]
+    # Trainings of several seeds in one launch share all that slows it.
+    if all(row.training for row in rows):
+        return [mean(one) for one in _grouped([row.launch for row in rows], values)]
+    return list(values)
 
 
 def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
@@ -51,7 +55,12 @@ def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
         seeds: Of each run.
         values: A value of each run.
     """
+    return [fmean(one) for one in _grouped(seeds, values)]
+
+
+def _grouped(keys: Sequence[object], values: Sequence[float]) -> list[list[float]]:
+    """Return the values of each key, in the order in which the keys first come."""
     found: dict[object, list[float]] = {}
-    for seed, value in zip(seeds, values, strict=True):
-        found.setdefault(seed, []).append(value)
-    return [fmean(one) for one in found.values()]
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return list(found.values())

@@ -1,6 +1,7 @@
 """Training runs in words: the rows that the page and the terminal share, and a line for each."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from lockstep.report.compute import compared, learning
 from lockstep.report.compute.learning import Learned, Pooled, Targets
@@ -164,3 +165,13 @@ def sentence(series: Series, targets: Targets) -> str:
         said += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
         said += f" ({percent(point.parallel_efficiency)} %)"
     return f"{said}."
+
+
+def of_folder(folder: Path) -> list[str]:
+    """Return a line for each series of training runs in a folder, the most accurate first."""
+    from lockstep.report.page.checked import series_in
+
+    found = learning.trained(series_in(folder))
+    targets, names = learning.targets(found), varied(found)
+    found.sort(key=lambda one: -learning.mean_accuracy(one.points[-1].rows))
+    return [f"{label(one, names) or one.label}: {sentence(one, targets)}" for one in found]

@@ -74,16 +74,21 @@ def _figure(
         "kind": "band", "id": key, "title": f"{ylabel.partition(' (')[0]} over {against}",
         "xlabel": "Epoch" if whole else "Training time (s)", "ylabel": ylabel, "whole": whole,
         "percent": ylabel is ACCURACY, "lines": lines,
-        "series": [_curve(name, curve, whole=whole) for name, curve in shown],
+        "series": [_curve(name, curve, is_share=ylabel is ACCURACY, whole=whole)
+                   for name, curve in shown],
         "note": BAND + ("" if whole else SECONDS) + left_out,
         "desc": f"{ylabel} against {against}. {described}.",
     }  # fmt: skip
 
 
-def _curve(name: str, curve: Curve, *, whole: bool) -> dict[str, Any]:
+def _curve(name: str, curve: Curve, *, is_share: bool, whole: bool) -> dict[str, Any]:
+    """Return a curve of a figure; the interval of a share ends where shares do."""
+    bands = [ends(one.interval) for one in curve.values]
+    if is_share:
+        bands = [one and [max(one[0], 0.0), min(one[1], 1.0)] for one in bands]
     return {
         "label": name or formats.DASH,
         "x": curve.epochs if whole else curve.elapsed_s,
         "y": [one.value for one in curve.values],
-        "band": [ends(one.interval) for one in curve.values],
+        "band": bands,
     }
