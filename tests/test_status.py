@@ -110,9 +110,10 @@ def test_a_script_that_was_only_written_is_to_be_sent(here, folder, asked):
     (folder / "jobs" / "scripts.json").write_text(json.dumps({"schema": 1, "jobs": made}))
     (folder / "jobs" / "x.sh").write_text("")
     _, _, todo = status(here, asked, "").stdout.partition("Next:\n")
-    first, second = todo.splitlines()
+    first, second, all_of_them = todo.splitlines()
     assert first == f"  sbatch {folder}/jobs/x.sh"
     assert second.startswith("  sbatch --dependency=afterany:<id of x> --kill-on-invalid-dep=yes ")
+    assert all_of_them.startswith("  lockstep resume results/x  # ")
     asked.say("squeue", f"41|41|PENDING|Priority|1|me|(null)|{folder}/jobs/x.sh\n")
     said = status(here, asked, "").stdout
     assert "x, job 41, sent by hand: PENDING" in said

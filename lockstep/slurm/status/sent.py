@@ -96,7 +96,9 @@ class Results(Folder):
                 self.launch(name)  # refuses one that leads elsewhere
             before = entries.get(entry["uuid"], {"id": None})
             cancelled = [*before.get("cancelled", ()), *entry.get("cancelled", ())]
-            entries[entry["uuid"]] = before | entry | {"cancelled": cancelled}
+            # Each line has its own time; when the job was sent, the first one says.
+            kept = {"cancelled": cancelled, "time": before.get("time", entry.get("time", ""))}
+            entries[entry["uuid"]] = before | entry | kept
         return list(entries.values())
 
     def submissions(self) -> list[dict[str, Any]]:
