@@ -9,6 +9,7 @@ from data.training_samples import run, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.report.check.checker import check
 from lockstep.report.compare import compare_wording
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
@@ -132,6 +133,16 @@ def test_devices_are_rungs_of_one_table_and_no_conflict(tmp_path):
     assert [one["num_seeds"] for one in found] == [2, 2, 2]
     # One launch each: the seeds in it share what slows it.
     assert {one["epoch_s_low"] for one in found} == {None}
+
+
+def test_a_seed_that_failed_forbids_a_verdict_on_the_others(tmp_path):
+    case = "test_train[lr=0.1-seed={}]"
+    cases = {case.format(seed): trained(seed) for seed in (0, 1)}
+    failed = [{"case": case.format(2), "reason": "the loss is not finite"}]
+    write(tmp_path, document("w1-r0", 1, cases, failed=failed))
+    results = load([tmp_path])
+    (finding,) = [one for one in check(results) if one.rule == "failed-case"]
+    assert all(map(finding.touches, results.rows))
 
 
 @pytest.fixture

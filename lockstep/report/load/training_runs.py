@@ -5,7 +5,8 @@ factors but the seed and the accuracy to reach, the device, and, as everywhere, 
 they are placed. Such rows get one name; a campaign's case keeps its own beside it.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ def _training(document: Mapping[str, Any], samples: int, per_step: int) -> dict[
     }
 
 
+def pooled(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the recorded name of trainings, without its seed -> the name that repeats share."""
+    return {without_seed(row.recorded_case): row.case for row in rows if row.training}
+
+
+def without_seed(case: str) -> str:
+    """Return the recorded name of a training without what tells it from its repeats."""
+    return re.sub(r"-seed=\w+", "", case)
+
+
 def name_alike(row: Row) -> None:
     """Give a training run the name and factors that it shares with its repeats."""
     if row.training is None:
@@ -130,4 +141,5 @@ def name_alike(row: Row) -> None:
     names = [name for name in (*FACTORS, *known) if name not in OF_A_RUN]
     row.own_case = row.case
     row.factors = {name: known[name] for name in names if known.get(name) is not None}
-    row.case = f"{STUDY}[{'-'.join(f'{name}={value}' for name, value in row.factors.items())}]"
+    told = [f"{name}={value}" for name, value in row.factors.items() if USUAL.get(name) != value]
+    row.case = f"{STUDY}[{'-'.join(told)}]"

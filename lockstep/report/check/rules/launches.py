@@ -1,12 +1,12 @@
 """Rules about launches: what they have in common, where they ran, how many there are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit
 from lockstep.report.compute.scaling import Point
-from lockstep.report.load import gaps
+from lockstep.report.load import gaps, training_runs
 from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import COPY, Launch, Row
@@ -229,20 +229,24 @@ def unreadable(evidence: Evidence) -> Iterator[Hit]:
 
 def failed(evidence: Evidence) -> Iterator[Hit]:
     """A case failed."""
+    pooled = training_runs.pooled(evidence.results.rows)
     for gap in gaps.gaps(evidence.results):
         if gap.kind == "failed":
-            yield _gap(gap)
+            yield _gap(gap, pooled)
 
 
 def missing(evidence: Evidence) -> Iterator[Hit]:
     """A case or a launch was planned and there is nothing of it."""
+    pooled = training_runs.pooled(evidence.results.rows)
     for gap in gaps.gaps(evidence.results):
         if gap.kind != "failed" and gap.can_be_filled:
-            yield _gap(gap)
+            yield _gap(gap, pooled)
 
 
-def _gap(gap: Gap) -> Hit:
+def _gap(gap: Gap, pooled: Mapping[str, str]) -> Hit:
+    """Return a gap; that of a training concerns all that it would be pooled with."""
+    case = gap.case and pooled.get(training_runs.without_seed(gap.case), gap.case)
     return Hit(
-        gap.kind, {"reason": gap.reason}, (gap.case,) if gap.case else (),
+        gap.kind, {"reason": gap.reason}, (case,) if case else (),
         (gap.world_size,) if gap.world_size else (), (gap.launch,),
     )  # fmt: skip
