@@ -60,6 +60,7 @@ SHORTER = {
     "--world-sizes 1,2,4": "--world-sizes 1,2",
     "--repeats 5": "--repeats 5 --dry-run",
     "run --set": "run --dry-run --set",
+    "run --until-efficiency": "run --dry-run --until-efficiency",
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "xgboost.toml": "xgboost.toml --dry-run",

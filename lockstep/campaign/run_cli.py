@@ -86,6 +86,11 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
 @click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
 @click.option(
+    "--until-efficiency",
+    type=float,
+    help="End after the first world size whose parallel efficiency is below, such as 0.6.",
+)
+@click.option(
     "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
 )
 @click.option("--name", help="Name of the results folder.")
@@ -112,6 +117,7 @@ def run(
       lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
       lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
+      lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  double while it pays
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
     """
     from lockstep.campaign.sweep import load_with
