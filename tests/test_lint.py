@@ -17,6 +17,7 @@ from lockstep.slurm.lint.linter import RULES, lint, load
 from lockstep.slurm.lint.shell.sbatch_options import SBATCH_OPTIONS
 from lockstep.slurm.lint.shell.shell_commands import CommandReader
 from lockstep.slurm.lint.shell.shell_script import Script
+from lockstep.slurm.lint.training import training_linter
 from lockstep.slurm.submit.script import LIBRARY, library
 
 ROOT = Path(__file__).parents[1]
@@ -456,4 +457,5 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, path):
 def test_the_command_lists_its_rules():
     ended = lockstep("--rules")
     assert ended.returncode == 0, ended.stderr
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == [one.name for one in RULES]
+    names = [one.name for one in (*RULES, *training_linter.RULES)]
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == names
