@@ -26,6 +26,9 @@ from lockstep.vocabulary.system.host import die_with_parent
 # At the end nothing is measured any more.
 LAST_S = 10.0
 LOG = "live.txt"
+MOST_BYTES = 1 << 16
+# For all that a campaign's jobs have measured.
+COLLECTED_S = 60.0
 
 
 class Sender:
@@ -38,9 +41,9 @@ class Sender:
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self.folder, self.tracker = folder, tracker
-        log = folder / target.FOLDER / LOG
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as errors:
+        self._log = folder / target.FOLDER / LOG
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(folder), tracker.model_dump_json()],
                 stdin=subprocess.PIPE,
@@ -80,21 +83,23 @@ class Sender:
             return Sent(str(self.tracker.uri), "late")
         return self._last()
 
+    def _last(self) -> Sent:
+        """Return what the process said last; where that is nothing, how it ended."""
+        lines = self._said.split(b"\n")[:-1]  # one that is cut short is none
+        if self._process.returncode:
+            why = f"it ended with {self._process.returncode}, see {self._log}"
+            return Sent(str(self.tracker.uri), "broken", why=why)
+        return Sent(**json.loads(lines[-1])) if lines else Sent(str(self.tracker.uri), "unreadable")
+
     def _hear(self, wait_s: float) -> bool:
         """Read what the process says next; return whether it may say more."""
         stream = self._process.stdout
         assert stream is not None
-        if wait_s <= 0 or not select.select([stream], [], [], wait_s)[0]:
+        if wait_s < 0 or not select.select([stream], [], [], wait_s)[0]:
             return False
-        said = os.read(stream.fileno(), 1 << 16)
-        self._said += said
+        said = os.read(stream.fileno(), MOST_BYTES)
+        self._said = (self._said + said)[-MOST_BYTES:]
         return bool(said)
-
-    def _last(self) -> Sent:
-        lines = self._said.splitlines()
-        if not lines:
-            return Sent(str(self.tracker.uri), "late")
-        return Sent(**json.loads(lines[-1]))
 
 
 class Silent:
@@ -121,11 +126,10 @@ def following(folder: Path) -> Iterator[Sender | Silent]:
     finally:
         is_whole = sys.exc_info()[0] is None
         ended = sender.close(LAST_S if is_whole else LIVE_TIMEOUT_S)
-        if ended.kind != "unreadable":  # nothing is measured yet
-            sys.stderr.write(f"{tracker_wording.line(ended, folder)}\n")
+        _report(ended, folder, lambda text: sys.stderr.write(f"{text}\n"))
 
 
-def tell(folder: Path, say: Callable[[str], None]) -> None:
+def tell(folder: Path, say: Callable[[str], object]) -> None:
     """Send what was collected to the tracker, if the folder has one; nothing fails with it."""
     try:
         tracker = target.find(folder)
@@ -133,7 +137,13 @@ def tell(folder: Path, say: Callable[[str], None]) -> None:
         say(f"No tracker was told: {error}")
         return
     if tracker:
-        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0)
+        sender = Sender(folder, tracker)
+        sender.send(0)
+        _report(sender.close(COLLECTED_S), folder, say)
+
+
+def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
+    if sent.kind != "unreadable":  # nothing is measured yet
         say(tracker_wording.line(sent, folder))
 
 
@@ -154,6 +164,8 @@ def _be_idle() -> None:
 def main(folder: Path, tracker: Tracker) -> None:
     """Send what is new each time that a line comes in, until no more can come."""
     _be_idle()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     if tracker.kind == "mlflow":  # before it is needed
         with contextlib.suppress(RefusedError):
             from lockstep.tracker import mlflow_store
@@ -161,8 +173,8 @@ def main(folder: Path, tracker: Tracker) -> None:
             mlflow_store.prepare(tracker.key, LIVE_TIMEOUT_S)
     while os.read(sys.stdin.fileno(), 4096):
         sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0)
-        sys.stdout.write(json.dumps(asdict(sent)) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(asdict(sent)) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def prepare(key: str | None, timeout_s: float) -> None:
     os.environ.update(
         MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, round(timeout_s))),
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
+        MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
         MLFLOW_DISABLE_TELEMETRY="true",
         DO_NOT_TRACK="true",
     )

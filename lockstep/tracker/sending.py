@@ -20,7 +20,9 @@ from lockstep.tracker.tracked import Found, Run
 LIVE_TIMEOUT_S = 2.0
 TIMEOUT_S = 30.0
 
-Kind = Literal["sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "late"]
+Kind = Literal[
+    "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "late", "broken"
+]
 
 
 @dataclass

@@ -13,6 +13,7 @@ WORDS: dict[Kind, str] = {
     "busy": "the tracker {uri} was sent nothing now: {why}",
     "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
     "unreadable": "the tracker {uri} was sent nothing: {why}",
+    "broken": "the process that sends to the tracker {uri} failed: {why}",
     "late": "the tracker {uri} did not take the results in time",
 }
 
