@@ -12,6 +12,7 @@ from lockstep.report.bundle import opening
 from lockstep.report.pack import pack_cli
 from lockstep.report.page import export_options
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
+from lockstep.vocabulary.system.collector import collector_paused
 
 if TYPE_CHECKING:
     from lockstep.report.check.checker import Finding
@@ -72,6 +73,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 @export_options.options
 @pack_cli.options
 @opening.of_bundles(opening.DATA)
+@collector_paused()
 def report(
     paths: tuple[Path, ...],
     output: Path | None,

@@ -6,9 +6,7 @@ Reads what a campaign leaves, single pytest-benchmark JSON files or a folder of 
 repeats one training, `conflicts` says what forbids pooling, and `results` is what comes of it.
 """
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +16,7 @@ from lockstep.report.load.results import Launch, Results, Row, Unread
 from lockstep.report.load.sources import JOURNAL, RESULT
 from lockstep.vocabulary.records import record
 from lockstep.vocabulary.records.launch_block import LaunchBlock
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cycle collector off: it would walk the growing, acyclic JSON again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+from lockstep.vocabulary.system.collector import collector_paused
 
 
 def load(paths: Iterable[Path]) -> Results:
@@ -48,7 +35,7 @@ def load(paths: Iterable[Path]) -> Results:
     return results
 
 
-@_collector_paused()
+@collector_paused()
 def gather(paths: Iterable[Path]) -> Results:
     """Read result folders and files as `load` does, with their conflicts listed, not refused.
 
