@@ -75,7 +75,7 @@ SHORTER = {
     "diagnose straggler": "diagnose straggler --dry-run",
     "serve results/campaign --port 8765": "serve results/campaign --print-epilog",
     "--global-batch 512": "--global-batch 64",
-    "lockstep export tensorboard": "lockstep train --workload mlp:width=8 --data digits "
+    "lockstep export tensorboard": "lockstep train --workload mlp:width=64 --data digits "
     "--global-batch 64 && lockstep export tensorboard",
     "lockstep sync results/laptop": "lockstep export mlflow results/laptop && "
     "lockstep sync results/laptop",
