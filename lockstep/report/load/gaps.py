@@ -1,7 +1,9 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from lockstep.report.load.results import Launch, Results
@@ -42,8 +44,9 @@ class Gap:
 def gaps(results: Results) -> list[Gap]:
     """Return all that is missing, first world sizes left out and launches that left no result."""
     there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
+    last = _last_size(results)
     not_run = [
-        Gap("not-run", str(planned.get("name")), None, planned.get("world_size"))
+        Gap(_why_not_run(planned, last), str(planned.get("name")), None, planned.get("world_size"))
         for planned in results.campaign.get("launches", [])
         if str(planned.get("name")) not in there
     ]
@@ -56,6 +59,28 @@ def gaps(results: Results) -> list[Gap]:
         + not_run
         + [gap for launch in results.launches for gap in _of_launch(launch, results)]
     )
+
+
+def _why_not_run(planned: Mapping[str, Any], last: float) -> Kind:
+    return "below-floor" if (planned.get("world_size") or 0) > last else "not-run"
+
+
+def _last_size(results: Results) -> float:
+    """Return the world size at which a job ended its ladder; infinite where none did."""
+    floor = results.campaign.get("until_efficiency")
+    if not isinstance(floor, float):
+        return math.inf
+    rates: dict[str, dict[int, list[float]]] = {}
+    for row in results.rows:
+        if row.origin == "measured" and row.scaling is not None:
+            rates.setdefault(row.case, {}).setdefault(row.world_size, []).append(row.rate)
+    best: dict[int, float] = {}
+    for own in rates.values():
+        base = min(own)
+        for size, found in own.items():
+            reached = median(found) / median(own[base]) / (size / base)
+            best[size] = max(best.get(size, 0.0), reached)
+    return min((size for size, value in best.items() if value < floor), default=math.inf)
 
 
 def _why_left_out(size: Mapping[str, Any]) -> Kind:
