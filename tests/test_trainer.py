@@ -24,6 +24,7 @@ from lockstep.measure import data
 from lockstep.trainer import epoch_progress as progress
 from lockstep.trainer import epochs, plan, rank, trained, trainer
 from lockstep.trainer import train_cli as cli
+from lockstep.trainer.failures import DivergedError
 from lockstep.trainer.plan import Batch, TrainConfig, plan_epoch
 from lockstep.trainer.verification import compare
 
@@ -338,6 +339,15 @@ def test_a_model_that_predicts_no_classes_has_no_accuracy() -> None:
     score = epochs.Score(regression)
     assert score(torch.ones(3, 2), torch.ones(3, 2)) == 0
     assert score.judged == 0
+
+
+def test_a_validation_that_is_no_number_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs.EpochRunner, "_sums", lambda _, *values: [math.nan for _ in values])
+    with pytest.raises(DivergedError, match="the validation loss is nan; lower --lr"):
+        rank.run(config(tmp_path))
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
 def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:

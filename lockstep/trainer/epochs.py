@@ -1,5 +1,6 @@
 """One epoch on one rank: its training steps, its validation, and the slowest rank's time."""
 
+import math
 import random
 import sys
 import time
@@ -184,7 +185,11 @@ class EpochRunner:
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float | None]:
-        """Return loss and accuracy over the whole validation set, each item counted once."""
+        """Return loss and accuracy over the whole validation set, each item counted once.
+
+        Raises:
+            DivergedError: The loss is not finite.
+        """
         model = self.step.ddp.module.eval()
         # Running statistics differ between ranks after a step; every rank judges rank 0's model.
         for buffer in model.buffers():
@@ -198,6 +203,8 @@ class EpochRunner:
             with self.step.autocast():
                 loss += self.score(model(inputs), targets).double() * len(inputs)
         total, correct, judged = self._sums(loss, self.score.correct, self.score.judged)
+        if not math.isfinite(total):  # on all ranks alike
+            raise failures.DivergedError(f"the validation loss is {total:g}; lower --lr")
         return total / num_items, _share(correct, judged)
 
     def _sums(self, *values: torch.Tensor | float) -> list[float]:
