@@ -3,6 +3,7 @@
 The programs are shell scripts whose metric is known: 100 a rank, or the threads that they are told.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -151,6 +152,7 @@ def test_threads_are_told_to_the_program_and_have_a_ladder_of_their_own(written,
     ("text", "failure"),
     [
         ("line = 'echo rate 1; exit 3'\n" + RATE, {"kind": "exit-code", "code": 3}),
+        ("line = 'false | cat'\n", {"kind": "exit-code", "code": 1}),
         ("line = 'echo rat 1'\n" + RATE, {"kind": "missing-metric", "lack": "no-match"}),
         ("line = 'echo rate 0'\n" + RATE, {"kind": "missing-metric", "lack": "not-positive"}),
         ("line = 'echo rate 1'\nsanity = 'done'\n" + RATE, {"kind": "sanity", "pattern": "done"}),
@@ -183,6 +185,44 @@ def test_a_metric_is_the_last_match_or_a_path_into_the_last_json(tmp_path):
     ]
     command = Command.model_validate({"line": "true", "metrics": metrics})
     assert program_output.values(command, Run(1.0, 0.0, output), {}) == {"rate": 2000.0, "b": 7.0}
+
+
+def test_the_last_match_is_searched_at_the_end_of_a_long_output(tmp_path):
+    from lockstep.command import programs
+
+    line = f"echo rate 1; head -c {programs.MAX_OUTPUT_BYTES} /dev/zero; echo rate 2"
+    ended = programs.run(["bash", "-c", line], tmp_path, ".", os.environ, PATIENCE_S)
+    assert ("rate 1" in ended.output, "rate 2" in ended.output) == (False, True)
+
+
+@pytest.mark.parametrize(("wait", "is_late"), [("", False), ("; sleep 60", True)])
+def test_nothing_that_a_run_started_outlives_it(tmp_path, wait, is_late):
+    from lockstep.command import programs
+    from lockstep.command.failed_runs import RunError
+
+    child = f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) &"
+    line = f"{child} until [ -s {tmp_path}/child ]; do sleep 0.05; done{wait}"
+    with pytest.raises(RunError) if is_late else contextlib.nullcontext():
+        limit_s = 3.0 if is_late else PATIENCE_S
+        programs.run(["bash", "-c", line], tmp_path, ".", os.environ, limit_s)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_digest_of_a_program_is_of_its_scripts_and_not_of_its_data(tmp_path):
+    from lockstep.command.program_record import source_sha256
+
+    line = "./solve mine.py in.dat >out.sh | tee log.sh"
+    command = Command(line=line, workdir=str(tmp_path))
+    changes = {}
+    for name in ("solve", "mine.py", "in.dat", "out.sh", "log.sh"):
+        before = source_sha256(command)
+        (tmp_path / name).write_text(name)
+        (tmp_path / name).chmod(0o755 if name == "solve" else 0o644)
+        changes[name] = source_sha256(command) != before
+    assert [name for name, is_other in changes.items() if is_other] == ["solve", "mine.py"]
 
 
 @pytest.mark.slow

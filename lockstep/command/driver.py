@@ -31,6 +31,10 @@ from lockstep.vocabulary.records.record import KEY, SCHEMA_VERSION
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED, EXIT_ENDED = 1, 4, 75, 143
 RUNS = "runs"
+# A pipe whose program fails fails: `./solve | tee log` is no success of tee.
+SHELL = ("bash", "-o", "pipefail", "-c")
+# Of a case's name, at the beginning of its folder's.
+MAX_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Driver:
         rounds: Runs of a case that count.
         warmups: Runs before them, which do not.
         start: What starts the ranks.
+        source: Digest of the program as it is before any run.
     """
 
     given: argparse.Namespace
@@ -52,6 +57,7 @@ class Driver:
     rounds: int
     warmups: int
     start: Start
+    source: str
 
     @property
     def labels(self) -> dict[str, str]:
@@ -119,12 +125,11 @@ class Driver:
 
     def _refuse_other_source(self, path: Path) -> None:
         """Refuse to go on where the program was edited since; one name would be two programs."""
-        now = program_record.source_sha256(self.command)
         for case, entry in journal.measured(path).items():
-            if entry["extra_info"][KEY]["workload_sha256"] != now:
+            if entry["extra_info"][KEY]["workload_sha256"] != self.source:
                 raise ValueError(
-                    f"{path} holds {case}, measured before the command or a file that it names was "
-                    "changed; put it back, or measure into another folder"
+                    f"{path} holds {case}, measured before the command or a program that it names "
+                    "was changed; put it back, or measure into another folder"
                 )
 
     def _facts(self, order_seed: int) -> dict[str, Any]:
@@ -156,6 +161,7 @@ class Driver:
                 runs.append(values)
         launch = {
             "position": position,
+            "workload_sha256": self.source,
             "flags": [one.to_dict() for one in self._flags(case)],
         }
         line = fill(self.command.line, self._given(case, 0) | {"out": "OUT"})
@@ -177,7 +183,7 @@ class Driver:
             RunError: It does not count.
         """
         given = self._given(case, number)
-        words = [*self.start.words, "bash", "-c", fill(self.command.line, given)]
+        words = [*self.start.words, *SHELL, fill(self.command.line, given)]
         environ = programs.environment(self.threads(case), os.environ)
         ended = programs.run(
             words, Path(given["out"]), self.command.workdir or ".", environ, self.command.timeout
@@ -187,7 +193,8 @@ class Driver:
     def _given(self, case: Case, number: int) -> dict[str, Any]:
         """Return what the names in the line stand for."""
         hosts = self.start.hosts
-        folder = self.given.journal.absolute().parent / RUNS / case.name.replace("/", "_")
+        name = f"{case.name.replace('/', '_')[:MAX_SHOWN]}-{sizes.case_digest(case.name)}"
+        folder = self.given.journal.absolute().parent / RUNS / name
         return {
             "ranks": len(hosts),
             "nodes": len(set(hosts)),
@@ -244,7 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         most = given.table["most_ranks"]
         start = programs.start(command, given.world_size, most, given.under, given.inside)
         rounds, warmups = given.table["rounds"], given.table["warmup_rounds"]
-        driver = Driver(given, command, given.table["factors"], rounds, warmups, start)
+        source = program_record.source_sha256(command)
+        driver = Driver(given, command, given.table["factors"], rounds, warmups, start, source)
         code = driver.measure()
     except (ValueError, RuntimeError, OSError) as error:
         _refuse(error)

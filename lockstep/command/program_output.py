@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.command.failed_runs import Lack, RunError
-from lockstep.command.programs import MAX_OUTPUT_BYTES, Run
+from lockstep.command.programs import Run, end_of
 from lockstep.command.table import Command, Metric, fill
 
 # File systems keep times in steps.
@@ -56,8 +56,7 @@ def _content(path: Path, metric: Metric, run: Run) -> str:
     try:
         if path.stat().st_mtime < run.began - CLOCK_S:
             raise _missing(metric, "old-file")
-        with path.open("rb") as file:
-            return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+        return end_of(path)
     except OSError:
         raise _missing(metric, "no-file") from None
 

@@ -22,6 +22,8 @@ from lockstep.vocabulary.records.record import KEY, CaseRecord, problem, sized_n
 from lockstep.vocabulary.system.host import hostname
 
 GROUP = "command"
+# Of programs that are not executable themselves, for an interpreter to read.
+SCRIPTS = frozenset((".bash", ".jl", ".js", ".lua", ".m", ".pl", ".py", ".r", ".rb", ".sh"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def record(
         start: What started its ranks.
         runs: Metric -> value of each run that counts, the wall time among them.
         line: What was run, its values filled in.
-        launch: Further fields of the record.
+        launch: Further fields of the record, the digest of the program among them.
 
     Raises:
         ValueError: A value is none that a record may hold.
@@ -73,7 +75,6 @@ def record(
         rank_hosts=list(start.hosts),
         checks={"sanity": True} if command.sanity else {},
         details={"command": _details(command, start, runs, line)},
-        workload_sha256=source_sha256(command),
         **launch,
     )
     if wrong := problem(made):
@@ -120,19 +121,34 @@ def _details(
 
 
 def source_sha256(command: Command) -> str:
-    """Return the digest of a line, and of the files that it names where it runs."""
+    """Return the digest of a line, and of the scripts and executables that it names.
+
+    Data are none of the program: they may be large, and a run may write them.
+    """
     digest = hashlib.sha256(command.line.encode())
-    try:
-        words = shlex.split(command.line, comments=True)
-    except ValueError:  # a line that bash reads otherwise
-        words = command.line.split()
-    for path in (Path(command.workdir or "", word) for word in words):
+    for path in (Path(command.workdir or "", word) for word in _read_words(command.line)):
         try:
-            if path.is_file():
-                digest.update(path.read_bytes())
+            is_program = path.suffix.lower() in SCRIPTS or os.access(path, os.X_OK)
+            if is_program and path.is_file():
+                with path.open("rb") as file:
+                    hashlib.file_digest(file, lambda: digest)
         except (OSError, ValueError):
             continue
     return digest.hexdigest()
+
+
+def _read_words(line: str) -> list[str]:
+    """Return the words of a line, those left aside that name where output goes."""
+    try:
+        split = shlex.shlex(line, posix=True, punctuation_chars=True)
+        split.whitespace_split = True
+        words = list(split)
+    except ValueError:  # a line that bash reads otherwise
+        words = line.split()
+    before = ["", *words]
+    return [
+        word for last, word in zip(before, words, strict=False) if ">" not in last and last != "tee"
+    ]
 
 
 def entry(case: Case, made: CaseRecord) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lockstep.vocabulary.system.host import die_with_parent, hostname
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of a rank that its launcher says; a program would take an outer launcher's for its own.
 OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
-# Of output; what a program prints beyond it is on disk, and not searched.
+# Of the end of output; what a program prints before it is on disk, and not searched.
 MAX_OUTPUT_BYTES = 16 * 2**20
 PROBE_S = 120.0
 
@@ -45,7 +45,8 @@ class Run:
 
     Attributes:
         wall_s: From its start to its end.
-        began: When it began, in seconds since the epoch.
+        began: When it began, in seconds since the epoch, by the clock of the file system that its
+            output is on, which may not be the node's.
         output: What it printed, on standard output and then on standard error.
     """
 
@@ -151,8 +152,8 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     output, errors = folder / "stdout.txt", folder / "stderr.txt"
-    began, clock_s = time.time(), time.perf_counter()
     with output.open("wb") as out, errors.open("wb") as err:
+        began, clock_s = output.stat().st_mtime, time.perf_counter()
         try:
             process = subprocess.Popen(
                 words, cwd=workdir, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
@@ -162,7 +163,7 @@ def run(
             raise RunError("not-started", error=str(error)) from None
         is_late = _wait(process, timeout_s)
     wall_s = time.perf_counter() - clock_s
-    text = _text(output) + "\n" + _text(errors)
+    text = end_of(output) + "\n" + end_of(errors)
     if is_late or process.returncode:
         failed = (
             RunError("timeout", limit_s=timeout_s)
@@ -192,6 +193,9 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
         timer.cancel()
         if process.poll() is None:
             _end(process)
+        # What the program has left behind would run beside the next case.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     return late.is_set()
 
 
@@ -208,6 +212,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             return
 
 
-def _text(path: Path) -> str:
+def end_of(path: Path) -> str:
+    """Return the text of a file, of a long one its end.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     with path.open("rb") as file:
+        if path.stat().st_size > MAX_OUTPUT_BYTES:
+            file.seek(-MAX_OUTPUT_BYTES, os.SEEK_END)
         return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")

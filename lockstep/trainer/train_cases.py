@@ -1,7 +1,6 @@
 """How a training is measured as a case: an epoch is a round, and a half-trained case goes on."""
 
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -16,7 +15,7 @@ from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trained import epoch_of
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
 from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
-from lockstep.vocabulary.sizes import case_id
+from lockstep.vocabulary.sizes import case_digest, case_id
 
 FOLDER = "train"
 
@@ -43,7 +42,7 @@ def train(
     """
     skip_unless_supported(harness, options.get("precision", "fp32"))
     with _base(harness) as base:
-        folder = base / FOLDER / _digest(harness)
+        folder = base / FOLDER / case_digest(f"{harness.name}[{case_id(harness.factors)}]")
         config = _config(harness, folder, seed, options | {"workers": num_workers})
         trainer = Trainer(config, harness.world, lambda row: _note(harness, row))
         with telemetry.of(harness.device, harness.watches and harness.measures) as watch:
@@ -63,12 +62,6 @@ def _base(harness: Harness) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="lockstep-train-") as folder:
         yield Path(folder)
-
-
-def _digest(harness: Harness) -> str:
-    """Return a name for the case's folder, for its own would be too long for a file system."""
-    case = f"{harness.name}[{case_id(harness.factors)}]"
-    return hashlib.sha256(case.encode()).hexdigest()[:12]
 
 
 def _config(

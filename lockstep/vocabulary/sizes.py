@@ -326,6 +326,11 @@ def case_id(row: Row) -> str:
     return "-".join(f"{name}={value}" for name, value in row.items())
 
 
+def case_digest(case: str) -> str:
+    """Return a name for a case's folder, for its own may be too long for a file system."""
+    return hashlib.sha256(case.encode()).hexdigest()[:12]
+
+
 def local_batch_of(global_batch: int, world_size: int) -> int:
     """Return the local batch of a strong-scaling case.
 
