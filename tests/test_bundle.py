@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from launched import environ
 
 from lockstep.cli import lockstep
+from lockstep.follow.serve_cli import KEY_FILE
+from lockstep.follow.signature import read_key
 from lockstep.report.bundle import archive, opening
 from lockstep.vocabulary.records import record
 
@@ -79,6 +82,15 @@ def test_every_command_that_judges_opens_a_bundle(
         return printed.replace(str(measured / "fp32"), "RESULTS").replace(bundle.name, "RESULTS")
 
     assert said(bundle) == said(measured / "fp32")
+
+
+@pytest.mark.parametrize("name", [KEY_FILE, "mine.key"])
+def test_a_key_of_events_stays_at_home(measured, tmp_path, name):
+    shutil.copytree(measured / "fp32", tmp_path / "mine")
+    read_key(tmp_path / "mine" / name)
+    run("bundle", tmp_path / "mine")
+    with tarfile.open(tmp_path / "mine.tar.gz") as tar:
+        assert not any("key" in Path(path).name for path in tar.getnames())
 
 
 def test_it_holds_the_data_and_describes_every_file(folder, measured):

@@ -21,6 +21,7 @@ from lockstep.follow.signature import (
     read_key,
     sign,
 )
+from lockstep.follow.status_record import Wanted
 from lockstep.slurm import scheduler
 from lockstep.slurm.status import accounting, job_events
 from lockstep.slurm.status.sent import Results
@@ -90,7 +91,7 @@ HOSTILE = {
 
 
 def _random(**changes):
-    """Return a signed message that was never sent before."""
+    """Return a signed message that is like no other."""
     return _signed(encoded(note=str(random.getrandbits(64)), **changes))
 
 
@@ -107,8 +108,7 @@ def test_a_thousand_posts_of_strangers_change_nothing(server, results):
     for _ in range(1000):
         name = random.choice(list(answers))  # noqa: S311, a seeded choice
         want, made = HOSTILE.get(name, (409, lambda: (body, headers)))
-        # What is sent twice, though it changed nothing the first time, is refused as that.
-        assert post(server, *made()) in {want, 409}, name
+        assert post(server, *made()) == want, name
         answers[name] += 1
     assert min(answers.values()) > 30
     assert results.events_file.read_bytes() == before
@@ -122,6 +122,28 @@ def test_who_restarts_the_receiver_replays_nothing(results):
     assert receiver.Inbox(results, Guard(KEY, {})).take(*given)[0] == 202
     known = {entry["uuid"]: entry["at"] for entry in job_events.entries(results)}
     assert receiver.Inbox(results, Guard(KEY, known)).take(*given)[0] == 409
+
+
+def test_what_could_not_be_kept_is_taken_when_it_is_sent_again(server, results, monkeypatch):
+    message = _signed(encoded())
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(receiver, "Journal", lambda path: (path / "no folder").open())
+        assert post(server, *message) == 500
+    assert [post(server, *message) for _ in range(2)] == [202, 409]
+
+
+def test_a_look_that_fails_is_shown_and_is_not_the_last(results):
+    shown = receiver.Shown()
+    follower = serve_cli.Follower(Board(results), "here", Wanted(), shown)
+    follower.look()
+    version, claim = shown.version, results.claim_file
+    claim.write_text("{")
+    follower.attempt()
+    assert "failed_look" in shown.facts
+    assert shown.version == version + 1
+    claim.unlink()
+    follower.attempt()
+    assert "failed_look" not in shown.facts
 
 
 def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path):
@@ -153,7 +175,7 @@ def test_the_page_is_told_of_each_change(server):
 def epilog(url, folder, **variables):
     """Run the script that ships as slurmctld runs it, and return its code and seconds."""
     script = folder / "epilog.sh"
-    script.write_text(serve_cli.epilog(url, folder / "events.key"))
+    script.write_text(serve_cli.epilog(url, key := folder / "events.key", key))
     script.chmod(0o755)
     job = {"SLURM_JOB_ID": "17", "SLURM_JOB_EXIT_CODE2": "0:0"} | variables
     began = time.monotonic()
@@ -273,8 +295,23 @@ def test_an_event_does_not_end_a_job_that_squeue_still_holds(results, monkeypatc
     assert Board(results).look().jobs[0].state == running
 
 
-def test_the_epilog_is_printed_with_the_address_and_the_key(results, tmp_path):
-    ended = lockstep(f"serve {tmp_path} --port 9000 --print-epilog", tmp_path, tmp_path)
+@pytest.mark.parametrize(
+    ("options", "host", "key_file"),
+    [
+        ("", "127.0.0.1", "/etc/slurm/lockstep-events.key"),
+        ("--host 0.0.0.0", socket.getfqdn(), "/etc/slurm/lockstep-events.key"),
+        ("--host login --key-file mine.key", "login", "{here}/mine.key"),
+    ],
+)
+def test_the_epilog_is_printed_for_where_the_controller_runs(
+    results, tmp_path, options, host, key_file
+):
+    line = f"serve {tmp_path} --port 9000 --print-epilog {options}"
+    ended = lockstep(line, tmp_path, tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "\nurl=http://127.0.0.1:9000/events\n" in ended.stdout
-    assert f"\nkey_file={tmp_path}/events.key\n" in ended.stdout
+    key_file = key_file.format(here=tmp_path)
+    assert f"\nurl=http://{host}:9000/events\n" in ended.stdout
+    assert f"\nkey_file={key_file}\n" in ended.stdout
+    install = f"install -o slurm -m 600 {tmp_path}/.events.key {key_file}\n"
+    assert (install in ended.stdout) == ("--key-file" not in options)
+    assert ("Only this machine reaches" in ended.stdout) == host.startswith(("127.", "localhost"))

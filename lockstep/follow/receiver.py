@@ -55,14 +55,15 @@ class Inbox:
         Raises:
             OSError: It is believed, but cannot be written.
         """
-        if refusal := self.guard.refuse(timestamp, signature, body):
-            return ANSWERS[refusal]
-        assert timestamp is not None
-        try:
-            event = job_events.parse(files.parse(body), int(timestamp))
-        except ValueError as error:
-            return 422, str(error)
         with self._lock:  # one line after another, and the jobs as they are then
+            if refusal := self.guard.refuse(timestamp, signature, body):
+                return ANSWERS[refusal]
+            assert timestamp is not None
+            assert signature is not None
+            try:
+                event = job_events.parse(files.parse(body), int(timestamp))
+            except ValueError as error:
+                return 422, str(error)
             if not self._is_ours(event.job_id):
                 return 404, "no job of this campaign"
             record = Journal(self.results.events_file)
@@ -70,6 +71,7 @@ class Inbox:
                 record.append({"uuid": signature, **vars(event)})
             finally:
                 record.close()
+            self.guard.note(timestamp, signature)  # last: what was not kept may be sent again
         self.on_event()
         return 202, "taken"
 

@@ -1,6 +1,7 @@
 """The command `lockstep serve`: events of jobs that ended come in, the status page goes out."""
 
 import shlex
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ EVERY_S = 60.0
 # Events come in swarms as a campaign ends, and squeue is everybody's.
 LEAST_PAUSE_S = 2.0
 SOON_S = 4.0
-KEY_FILE = "events.key"
+KEY_FILE = ".events.key"
 EPILOG = "lib/epilog.sh"
+# Where the controller reads its own copy of the key: it may run as another user.
+INSTALLED_KEY = Path("/etc/slurm/lockstep-events.key")
+WILDCARDS = ("0.0.0.0", "")  # noqa: S104, to be replaced by a name
 
 
 @click.command()
@@ -72,7 +76,8 @@ def serve(
     key_path = key_file or results.path / KEY_FILE
     key = signature.read_key(key_path)
     if print_epilog:
-        click.echo(epilog(f"http://{host}:{port}{receiver.EVENTS_PATH}", key_path), nl=False)
+        url = f"http://{reachable(host)}:{port}{receiver.EVENTS_PATH}"
+        click.echo(epilog(url, key_path, key_file or INSTALLED_KEY), nl=False)
         return
     known = {str(one["uuid"]): int(one.get("at", 0)) for one in job_events.entries(results)}
     shown = receiver.Shown()
@@ -91,15 +96,34 @@ def serve(
         server.serve_forever()
 
 
-def epilog(url: str, key_path: Path) -> str:
-    """Return the script that ships, with where events go and the file of the key filled in."""
+def reachable(host: str) -> str:
+    """Return a name by which other machines reach what listens on an address."""
+    return socket.getfqdn() if host in WILDCARDS else host
+
+
+def epilog(url: str, key_path: Path, installed: Path) -> str:
+    """Return the script that ships, with where events go and the file of the key filled in.
+
+    Args:
+        url: Where events go.
+        key_path: The receiver's key.
+        installed: Where the controller reads the key: the same file, or its own copy.
+    """
     from lockstep import content
     from lockstep.vocabulary.system import files
 
     text = files.text(content.ROOT / "slurm_templates" / EPILOG)
-    lines = {"url=": shlex.quote(url), "key_file=": shlex.quote(str(key_path.absolute()))}
+    key, read = (shlex.quote(str(path.absolute())) for path in (key_path, installed))
+    lines = {"url=": f"url={shlex.quote(url)}\n", "key_file=": f"key_file={read}\n"}
+    if url.startswith(("http://127.", "http://localhost")):
+        lines["url="] = (
+            f"# Only this machine reaches this address; else give --host.\n{lines['url=']}"
+        )
+    if read != key:
+        own = f"# As root, for SlurmUser=slurm: install -o slurm -m 600 {key} {read}\n"
+        lines["key_file="] = own + lines["key_file="]
     return "".join(
-        next((f"{name}{value}\n" for name, value in lines.items() if line.startswith(name)), line)
+        next((text for name, text in lines.items() if line.startswith(name)), line)
         for line in text.splitlines(keepends=True)
     )
 
@@ -124,18 +148,29 @@ class Follower:
     _before: list[Any] = field(default_factory=list)
 
     def run(self, every_s: float) -> None:
-        """Look again and again; a folder that cannot be read for a while is looked at later."""
+        """Look again and again; whatever one look meets, there is another."""
         wait_s = every_s
         while True:
             is_told = self.wanted.wait(wait_s)
             self.wanted.clear()
             # While its epilog tells of a job, squeue calls that still COMPLETING.
             wait_s = SOON_S if is_told else min(2 * wait_s, every_s)
-            try:
-                self.look()
-            except (OSError, ValueError) as error:
-                click.echo(f"not shown: {error}", err=True)
+            self.attempt()
             time.sleep(LEAST_PAUSE_S)
+
+    def attempt(self) -> None:
+        """Look once; where that fails, show what was seen before and why it is no newer."""
+        from lockstep.follow import status_page
+
+        try:
+            self.look()
+        except Exception as error:  # noqa: BLE001, this thread is all that looks
+            why = f"{type(error).__name__}: {error}"
+            click.echo(f"not shown: {why}", err=True)
+            record = self.shown.facts | {"failed_look": why}
+            page = status_page.html(record, EVERY_S, is_served=True)
+            self.shown.put(page, record, is_new=bool(self._before))
+            self._before = []
 
     def look(self) -> None:
         """Look once, and show it."""

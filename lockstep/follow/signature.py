@@ -9,7 +9,6 @@ import hmac
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,7 +49,7 @@ def read_key(path: Path) -> bytes:
 
 
 class Guard:
-    """Says of each message whether it may be believed.
+    """Says of each message whether it may be believed; for one thread at a time.
 
     Args:
         key: What sender and receiver share.
@@ -64,10 +63,9 @@ class Guard:
         self._key = key
         self._seen = dict(seen)
         self._clock = clock
-        self._lock = threading.Lock()
 
     def refuse(self, timestamp: str | None, signature: str | None, body: bytes) -> Refusal | None:
-        """Return why a message is not believed; None of one that is, which is so only once."""
+        """Return why a message is not believed; None of one that is, until it is noted."""
         if not timestamp or not signature:
             return "unsigned"
         # A signature of other characters than ASCII cannot be compared.
@@ -78,9 +76,9 @@ class Guard:
         now = self._clock()
         if abs(now - int(timestamp)) > WINDOW_S:
             return "late"
-        with self._lock:
-            self._seen = {s: at for s, at in self._seen.items() if now - at <= WINDOW_S}
-            if signature in self._seen:
-                return "replayed"
-            self._seen[signature] = int(timestamp)
-        return None
+        self._seen = {s: at for s, at in self._seen.items() if now - at <= WINDOW_S}
+        return "replayed" if signature in self._seen else None
+
+    def note(self, timestamp: str, signature: str) -> None:
+        """Believe a message no more, for it is kept."""
+        self._seen[signature] = int(timestamp)

@@ -92,6 +92,8 @@ def summary(record: Mapping[str, Any]) -> list[str]:
 
 def warnings(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know before the rest."""
+    if record.get("failed_look"):
+        yield f"The last look failed; this is of {record['time']}. {record['failed_look']}"
     if record["errors"]:
         known = record["as_of"]["slurm"]
         since = f"the states below are of {known}" if known else "no state is known"

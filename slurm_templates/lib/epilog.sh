@@ -1,8 +1,8 @@
 #!/bin/sh
 # Tells a receiver, `lockstep serve`, that a job has ended. EpilogSlurmctld of slurm.conf names it.
 # While it runs the job's nodes stay taken: it takes 2 s at most and always exits with 0, so that no
-# receiver that is gone, slow or refuses can hold a node or drain one. What it fails to tell,
-# `lockstep status` asks Slurm.
+# receiver that is gone, slow or refuses can hold a node or drain one. What it fails to tell goes to
+# the system's log, and `lockstep status` asks Slurm.
 url=http://127.0.0.1:8765/events
 key_file=/etc/slurm/lockstep-events.key
 patience_s=1.8
@@ -10,7 +10,7 @@ PATH=/usr/local/bin:/usr/bin:/bin
 
 # Slurm's own commands would wait for the controller that waits for this script.
 tell='
-import hashlib, hmac, json, os, sys, time, urllib.request
+import hashlib, hmac, json, os, sys, time, urllib.error, urllib.request
 
 url, key_file = sys.argv[1:]
 job = os.environ["SLURM_JOB_ID"]
@@ -27,7 +27,16 @@ signature = hmac.new(key, now.encode() + b"." + body, hashlib.sha256).hexdigest(
 headers = {"X-Lockstep-Timestamp": now, "X-Lockstep-Signature": signature}
 request = urllib.request.Request(url, body, headers, method="POST")
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-opener.open(request, timeout=1).read(1000)
+try:
+    opener.open(request, timeout=1).read(1000)
+except urllib.error.HTTPError as error:
+    if error.code != 404:  # a job of somebody else
+        raise
 '
-timeout --signal=KILL "$patience_s" python3 -I -c "$tell" "$url" "$key_file" >/dev/null 2>&1
+if ! said=$(timeout --signal=KILL "$patience_s" \
+    python3 -I -c "$tell" "$url" "$key_file" 2>&1 >/dev/null); then
+    why=$(printf '%s\n' "$said" | tail -n 1)
+    timeout --signal=KILL "$patience_s" logger -t lockstep \
+        "the end of job ${SLURM_JOB_ID:-} was not told to $url: ${why:-no answer}" >/dev/null 2>&1 &
+fi
 exit 0

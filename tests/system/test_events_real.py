@@ -57,7 +57,7 @@ def receiver(folder):
 def _let_slurm_tell(folder):
     """Give slurmctld the epilog that the command prints."""
     line = ["lockstep", "serve", str(folder), "--port", str(PORT), "--print-epilog"]
-    printed = as_user(*line)
+    printed = as_user(*line, "--key-file", str(folder / ".events.key"))  # slurmctld is root here
     assert printed.returncode == 0, printed.stderr
     (STATE / "epilog.sh").write_text(printed.stdout)
 

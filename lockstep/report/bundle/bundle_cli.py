@@ -22,8 +22,8 @@ RO-Crate metadata, and the checksum of every file. lockstep report first.tar.gz 
 release makes the same page, byte for byte. Images are named by their hash, and stay outside.
 """
 ENDING = ".tar.gz"
-# What a campaign's folder holds beside what was measured.
-LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html")
+# What a campaign's folder holds beside what was measured; a key is nobody else's.
+LEFT_OUT = (".sif", ".lock", ".part", ".tmp", ".html", ".key")
 
 
 @click.command("bundle", epilog=EXAMPLES)
