@@ -103,7 +103,9 @@ def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00
     return uuid
 
 
-def keep(folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, elapsed_s=900.0):
+def keep(
+    folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, elapsed_s=900.0, **more
+):
     """Write into the journal of a launch, as a session in a job does."""
     kept = Journal(folder / "launches" / name / "journal.jsonl")
     slurm = {"SLURM_JOB_ID": job_id} if job_id else {}
@@ -111,8 +113,8 @@ def keep(folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, e
     head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": kept.path.stat().st_size > 0}
     kept.append(head | {"document": {"version": "5"}, "launch": facts, "expected": list(expected)})
     for case in cases:
-        block = {"elapsed_s": elapsed_s, "world_size": world_size}
-        benchmark = {"name": case, "stats": {"min": 1.0}, "extra_info": {KEY: block}}
+        block = {"elapsed_s": elapsed_s, "world_size": world_size} | more
+        benchmark = {"name": case, "stats": {"min": 1.0, "median": 1.0}, "extra_info": {KEY: block}}
         kept.append({"kind": "case", "case": case, "benchmark": benchmark})
     kept.close()
 

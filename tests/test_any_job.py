@@ -125,6 +125,8 @@ def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
          (0.75, 63 / 64, 2 / 3), {"memory_near": 80 * GIB}),
         ({"State": "TIMEOUT", "Elapsed": "01:00:00"}, {"MaxRSS": "40G", "TotalCPU": "8:00:00"},
          (1.0, 0.625, 1.0), {"time_near": 4500}),
+        ({"NNodes": "2"}, {}, (0.25, 0.125, 1 / 6),
+         {"memory_ample": 5 * GIB, "time_ample": 750, "cpus_idle": 3}),
         ({"State": "CANCELLED by 1"}, {}, (0.25, 0.125, 1 / 6), {}),
     ],
 )  # fmt: skip

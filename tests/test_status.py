@@ -13,6 +13,7 @@ import time
 import pytest
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
+from lockstep.campaign import on_end
 from lockstep.slurm.status.sent import Results
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.system.locks import NoLocksError
@@ -302,6 +303,27 @@ def test_all_is_well_once_another_job_has_made_what_one_left(here, folder, asked
     ended = status(here, asked, "")
     assert (ended.returncode, "launches: 2 of 2 complete" in ended.stdout) == (0, True)
     assert "  lockstep collect results/x\n" in ended.stdout
+
+
+def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, asked):
+    sizes = {f"w{size}-r0": size for size in (1, 4, 8)}
+    claim = {
+        "schema": 1, "studies": ["weak"], "until_efficiency": 0.6,
+        "on_end": "echo $LOCKSTEP_STATE >end",
+        "launches": [{"name": name, "world_size": size} for name, size in sizes.items()],
+    }  # fmt: skip
+    (folder / "campaign.json").write_text(json.dumps(claim))
+    send(folder, "ladder", "17", list(sizes))
+    asked.say("sacct", sacct(account("17", "COMPLETED")))
+    for name in ("w1-r0", "w4-r0"):  # four ranks at the rate of one
+        keep(folder, name, "a", "b", world_size=sizes[name], scaling="weak", samples_per_step=1,
+             steps_per_round=1)  # fmt: skip
+    ended = status(here, asked)
+    record = json.loads(ended.stdout)
+    assert (ended.returncode, record["abandoned"], record["num_planned"]) == (0, [], 2)
+    assert record["next"] == ["lockstep collect results/x"]
+    on_end.run(Results(folder), print)
+    assert (folder / "end").read_text() == "complete\n"
 
 
 @pytest.mark.parametrize(("budget_s", "minutes"), [(None, 15), (1800, 30), (10, 5)])

@@ -1,7 +1,8 @@
 """Whether a ladder goes on: `until_efficiency` against the sizes that are measured.
 
-`lockstep run` asks `missed`; a job's script runs `python3 -m lockstep.campaign.floor` where its
-ranks run; there is no more than Python's own library.
+`lockstep run` asks `missed`, `lockstep status` asks `left_out`; a job's script runs
+`python3 -m lockstep.campaign.floor` where its ranks run; there is no more than Python's own
+library.
 """
 
 import argparse
@@ -9,9 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from lockstep.vocabulary.metrics import best_efficiencies
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, case_name
 
@@ -55,12 +56,26 @@ def missed(launches: Path, world_size: int, floor: float) -> Missed | None:
     return Missed(min(low), found[min(low)], floor) if low else None
 
 
-def efficiencies(launches: Path) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case measured there.
+def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
+    """Return the launches of a claimed campaign that are not begun, for the ladder ended before.
 
-    Of the rates of work X, medians over launches: X(p) / X(p0) / (p / p0), with p0 the smallest
-    size that a case was measured at.
+    Raises:
+        ValueError: A journal is corrupt.
     """
+    floor = claimed.get("until_efficiency")
+    if not isinstance(floor, float):
+        return set()
+    low = [size for size, value in efficiencies(launches).items() if value < floor]
+    return {
+        launch["name"]
+        for launch in claimed.get("launches", ())
+        if low and (launch.get("world_size") or 0) > min(low)
+        if not (launches / launch["name"] / "journal.jsonl").exists()
+    }
+
+
+def efficiencies(launches: Path) -> dict[int, float]:
+    """Return world size -> the best parallel efficiency of any case that is in a journal."""
     rates: dict[str, dict[int, list[float]]] = {}
     for path in sorted(launches.glob("*/journal.jsonl")):
         for entry in journal.measured(path).values():
@@ -68,13 +83,7 @@ def efficiencies(launches: Path) -> dict[int, float]:
             if block["scaling"] is not None:
                 own = rates.setdefault(case_name(entry), {})
                 own.setdefault(block["world_size"], []).append(_rate(entry, block))
-    best: dict[int, float] = {}
-    for own in rates.values():
-        base = min(own)
-        for size, values in own.items():
-            reached = median(values) / median(own[base]) / (size / base)
-            best[size] = max(best.get(size, 0.0), reached)
-    return best
+    return best_efficiencies(rates)
 
 
 def _rate(entry: Mapping[str, Any], block: Mapping[str, Any]) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from lockstep.campaign import floor
 from lockstep.campaign.folder import Folder
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.system import commands, files
@@ -54,7 +55,8 @@ def run(folder: Folder, say: Callable[[str], None]) -> None:
 
 def _end(folder: Folder, claimed: dict[str, Any]) -> dict[str, Any]:
     """Return the state of an end, and what tells it from another: when a launch last wrote."""
-    names = [launch["name"] for launch in claimed.get("launches", ())]
+    planned = {launch["name"] for launch in claimed.get("launches", ())}
+    names = planned - floor.left_out(folder.path / "launches", claimed)
     studies = claimed.get("studies", ())
     is_complete = all(folder.outcome(name, studies).complete for name in names)
     written = (folder.journal(name).stat().st_mtime_ns for name in folder.names())

@@ -1,12 +1,12 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
-from lockstep.report.load.results import Launch, Results
+from lockstep.report.load.results import Launch, Results, Row
+from lockstep.vocabulary.metrics import best_efficiencies
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
@@ -70,17 +70,17 @@ def _last_size(results: Results) -> float:
     floor = results.campaign.get("until_efficiency")
     if not isinstance(floor, float):
         return math.inf
+    best = efficiencies(results.rows)
+    return min((size for size, value in best.items() if value < floor), default=math.inf)
+
+
+def efficiencies(rows: Iterable[Row]) -> dict[int, float]:
+    """Return world size -> the best parallel efficiency of any case measured there."""
     rates: dict[str, dict[int, list[float]]] = {}
-    for row in results.rows:
+    for row in rows:
         if row.origin == "measured" and row.scaling is not None:
             rates.setdefault(row.case, {}).setdefault(row.world_size, []).append(row.rate)
-    best: dict[int, float] = {}
-    for own in rates.values():
-        base = min(own)
-        for size, found in own.items():
-            reached = median(found) / median(own[base]) / (size / base)
-            best[size] = max(best.get(size, 0.0), reached)
-    return min((size for size, value in best.items() if value < floor), default=math.inf)
+    return best_efficiencies(rates)
 
 
 def _why_left_out(size: Mapping[str, Any]) -> Kind:

@@ -80,9 +80,6 @@ def wait_lines(job: Held, wait: Wait) -> Iterator[str]:
     if wait.factors:
         parts = ", ".join(f"{name} {part:,}" for name, part in wait.factors.items())
         yield f"  priority {job.priority or 0:,}: {parts}"
-    if wait.num_ahead is not None and job.limit_s:
-        less = clock(int(job.limit_s) // 2)
-        yield f"Next: scontrol update JobId={job.job_id} TimeLimit={less}  # may fit in earlier"
 
 
 def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
@@ -134,8 +131,8 @@ def _size(num_bytes: float | None) -> str:
 def _suggested(hint: Hint) -> str:
     mem, span = f"--mem={_mebibytes(hint.amount)}", f"--time={clock(hint.amount)}"
     return {
-        "memory_ample": f"{mem} for the job would do, and it may start earlier",
-        "memory_near": f"{mem} for the job or more; it was near its limit",
+        "memory_ample": f"{mem} a node would do, and it may start earlier",
+        "memory_near": f"{mem} a node or more; it was near its limit",
         "time_ample": f"{span} would do, and it may start earlier",
         "time_near": f"{span} or more; it was near its limit",
         "cpus_idle": f"{hint.amount} CPUs would do",

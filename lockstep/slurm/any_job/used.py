@@ -23,8 +23,8 @@ class Hint:
 
     Attributes:
         kind: `memory_ample`, `memory_near` its limit, `time_ample`, `time_near`, `cpus_idle`.
-        amount: So much would do, with a margin: bytes, seconds or CPUs; of what is near its limit
-            so much would be safer.
+        amount: So much would do, with a margin: bytes a node, as sbatch's --mem has it, seconds or
+            CPUs; of what is near its limit so much would be safer.
     """
 
     kind: Literal["memory_ample", "memory_near", "time_ample", "time_near", "cpus_idle"]
@@ -62,10 +62,13 @@ def _of_memory(account: Mapping[str, Any]) -> Iterator[Hint]:
     share, used = account["memory_efficiency"], account["memory_bytes"]
     if share is None or used is None:
         return
+    num_nodes = account["num_nodes"] or 1
     if account["state"] == "OUT_OF_MEMORY" or share >= NEAR:
-        yield Hint("memory_near", math.ceil(MARGIN * max(used, account["requested_bytes"])))
+        yield Hint(
+            "memory_near", math.ceil(MARGIN * max(used, account["requested_bytes"]) / num_nodes)
+        )
     elif share < AMPLE and account["requested_bytes"] > SMALL_BYTES:
-        yield Hint("memory_ample", math.ceil(MARGIN * used))
+        yield Hint("memory_ample", math.ceil(MARGIN * used / num_nodes))
 
 
 def _of_time(account: Mapping[str, Any]) -> Iterator[Hint]:

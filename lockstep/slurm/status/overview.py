@@ -93,9 +93,9 @@ def _row(
 
 
 def _is_done(standing: Standing, campaign: Campaign) -> bool:
-    """Return whether all launches of a job are complete; one of no launches never is done."""
+    """Return whether nothing is left of a job's launches; one of no launches never is done."""
     launches = standing.job.launches
-    return bool(launches) and all(map(campaign.is_complete, launches))
+    return bool(launches) and all(map(campaign.is_settled, launches))
 
 
 def _representative(group: Sequence[Standing]) -> Standing:

@@ -6,11 +6,12 @@ job that none of them knows is `unknown`, and after a time of grace `LOST`: neve
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from lockstep.campaign import floor
 from lockstep.campaign.folder import Outcome
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
@@ -101,12 +102,14 @@ class Campaign:
         launches: Launch -> how far it is, of those that have begun.
         planned: The launches of the campaign.
         errors: Why a layer gave no answer.
+        left_out: Launches that no job begins, for a smaller size missed `until_efficiency`.
     """
 
     jobs: Sequence[Standing]
     launches: Mapping[str, Outcome]
     planned: Sequence[str]
     errors: Sequence[str]
+    left_out: Collection[str] = frozenset()
 
     @property
     def num_complete(self) -> int:
@@ -116,6 +119,10 @@ class Campaign:
     def is_complete(self, name: str) -> bool:
         """Return whether a launch is complete."""
         return name in self.launches and self.launches[name].complete
+
+    def is_settled(self, name: str) -> bool:
+        """Return whether nothing of a launch is left to make."""
+        return self.is_complete(name) or name in self.left_out
 
     @property
     def has_ended(self) -> bool:
@@ -130,7 +137,7 @@ class Campaign:
         for standing in self.jobs:
             launches = left if standing.has_ended else coming
             launches.update(standing.job.launches)
-        return sorted(name for name in left - coming if not self.is_complete(name))
+        return sorted(name for name in left - coming if not self.is_settled(name))
 
     @property
     def is_bad(self) -> bool:
@@ -162,7 +169,12 @@ class Board:
         sent = [name for job in jobs for name in job.launches]
         planned = [launch["name"] for launch in claimed.get("launches", ())]
         planned = planned or list(dict.fromkeys([*sent, *launches]))
-        return Campaign(standings, launches, planned, answers.errors)
+        campaign = Campaign(standings, launches, planned, answers.errors)
+        if not campaign.abandoned:
+            return campaign
+        left_out = floor.left_out(self.results.path / "launches", claimed)
+        planned = [name for name in planned if name not in left_out]
+        return replace(campaign, planned=planned, left_out=left_out)
 
     def _jobs(self) -> tuple[list[Job], Answers]:
         """Return the jobs that were sent, also by hand, and what the layers say of them."""
