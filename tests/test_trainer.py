@@ -291,6 +291,11 @@ def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path: Path) -> 
         rank.run(config(tmp_path, epochs=1))
     with pytest.raises(ValueError, match=r"trained with lr=0.05, not 0.1; resume with the same"):
         rank.run(config(tmp_path, lr=0.1, resume=True))
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    state["trajectory"]["world_size"] = 2
+    torch.save(state, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(ValueError, match="trained with world_size=2, not 1"):
+        rank.run(config(tmp_path, resume=True))
     with pytest.raises(ValueError, match="trained with epochs=6, not 7"):
         falling = {"name": "falling", "scheduler": "cosine", "max_steps": 1}
         rank.run(config(tmp_path, epochs=6, **falling))

@@ -7,17 +7,24 @@ import torch
 
 from lockstep.trainer.plan import TRAJECTORY, Batch, TrainConfig
 from lockstep.trainer.run_files import LAST
+from lockstep.world.process_group import World
 
 
-def trajectory(config: TrainConfig, batch: Batch) -> dict[str, Any]:
-    """Return what a run must share with the one it resumes, for its loss to be the same."""
+def trajectory(config: TrainConfig, batch: Batch, joined: World) -> dict[str, Any]:
+    """Return what a run must share with the one it resumes, for its loss and times to be alike."""
     facts = {name: getattr(config, name) for name in TRAJECTORY}
     # A rate that falls with the share of epochs done would not be the same in a longer run.
     epochs = None if config.scheduler == "none" else config.epochs
-    return facts | {"global_batch": batch.global_batch, "epochs": epochs}
+    return facts | {
+        "global_batch": batch.global_batch,
+        "epochs": epochs,
+        "world_size": joined.world_size,
+        "num_nodes": joined.num_nodes,
+        "device_type": joined.device.type,
+    }
 
 
-def read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
+def read_checkpoint(config: TrainConfig, batch: Batch, joined: World) -> dict[str, Any] | None:
     """Return the checkpoint to go on from; None for a run from the start.
 
     Raises:
@@ -29,10 +36,11 @@ def read_checkpoint(config: TrainConfig, batch: Batch) -> dict[str, Any] | None:
     if not config.resume:
         raise ValueError(f"{config.folder} already holds a run; pass --resume or another --name")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    wanted = trajectory(config, batch)
+    wanted = trajectory(config, batch, joined)
     usual = {one.name: one.default for one in fields(TrainConfig)}  # of options that came later
+    known = usual | state["rows"][-1] | state["trajectory"]
     for name, wants in wanted.items():
-        value = state["trajectory"].get(name, usual.get(name))
+        value = known.get(name, wants)
         if wants != value:
             raise ValueError(
                 f"{path} was trained with {name}={value}, not {wants}; "

@@ -40,8 +40,8 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
             joined = world.join(
                 config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
             )
-            trainer = Trainer(config, joined, _report if place.rank == 0 else _nothing)
             with _only_run(config.folder, joined.control):
+                trainer = Trainer(config, joined, _report if place.rank == 0 else _nothing)
                 summary = trainer.train()
                 if place.rank == 0:
                     trainer.files.write_summary(summary)

@@ -80,7 +80,7 @@ class Trainer:
         self.world = joined
         self.device = joined.device
         self.batch = Batch.of(config, joined.world_size)
-        state = read_checkpoint(config, self.batch)
+        state = read_checkpoint(config, self.batch, joined)
         seed_everything(config.seed)
         self.workload = workloads.make(config.workload)
         self._check_memory()
@@ -259,7 +259,7 @@ class Trainer:
             "rows": [asdict(row) for row in self.rows],
             "rank_s": self.rank_s,
             "step_losses": self.step_losses,
-            "trajectory": trajectory(self.config, self.batch),
+            "trajectory": trajectory(self.config, self.batch, self.world),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
