@@ -19,6 +19,7 @@ from tracker_server import KEY, serving
 from lockstep.tracker import live, other_formats, sending, target
 from lockstep.tracker.from_launches import of_campaign
 from lockstep.tracker.stores import LARGEST_BATCH
+from lockstep.vocabulary.records.record import KEY as RECORD
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ROOT / "tests" / "data" / "measured_before"
@@ -314,3 +315,24 @@ def test_bencher_and_github_get_values_with_intervals(folder):
     assert " to " in step["range"]
     bigger = other_formats.github_benchmark(found, "bigger")
     assert {one["unit"] for one in bigger} == {"samples/s", "ratio"}
+
+
+@pytest.mark.parametrize(("better", "unit"), [("higher", "rows/s"), ("lower", "s")])
+def test_a_program_has_its_own_units_and_a_step_only_where_it_gives_a_time(folder, better, unit):
+    facts = {"unit": unit, "better": better, "primary": True, "values": [3.0, 4.0]}
+    program = {"metrics": {"speed": facts}, "over": []}
+    entries, write = lines(folder)
+    for entry in entries:
+        if entry.get("kind") == "case":
+            block = entry["benchmark"]["extra_info"][RECORD]
+            block |= {"details": {"command": program}, "sample_unit": "rows"}
+    write(entries)
+    sent = {metric.name.rpartition("/")[2] for metric in launch(folder, "w2-r1").metrics}
+    is_time = better == "lower"
+    assert {f"speed_{unit.replace('/', '_per_')}", "throughput_rows_per_s"} <= sent
+    assert "throughput_samples_per_s" not in sent
+    assert ("step_s" in sent) is is_time
+    point = other_formats.points(folder)[0]
+    point |= {"details": {"command": [program]}, "sample_unit": "rows"}
+    (measures,) = other_formats.bencher([point]).values()
+    assert set(measures) == {"throughput-rows-s"} | ({"latency"} if is_time else set())

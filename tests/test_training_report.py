@@ -88,7 +88,7 @@ def test_a_group_has_all_of_its_runs_and_no_other(tmp_path_factory, runs):
     assert found == wanted
 
 
-def trained(seed, world_size=1, device="H100", accuracy=0.8):
+def trained(seed, world_size=1, device="H100", accuracy=0.8, **factors):
     """Return the case of a campaign that trains as `run` does."""
     rows = [
         Epoch(epoch=n, steps=10, time_s=1.0, samples_per_s=640.0, lr=0.1, loss=1.0,
@@ -100,7 +100,7 @@ def trained(seed, world_size=1, device="H100", accuracy=0.8):
         seed=seed, device_name=device, rows=rows,
     )  # fmt: skip
     factors = {"workload": "mlp", "data": "digits", "precision": "fp32", "lr": 0.1, "epochs": 3,
-               "global_batch": 64, "local_batch": None, "seed": seed}  # fmt: skip
+               "global_batch": 64, "local_batch": None, "seed": seed} | factors  # fmt: skip
     return record(study="train", scaling="strong", world_size=world_size, factors=factors,
                   samples_per_step=64, global_batch=64, local_batch=64 // world_size,
                   steps_per_round=10, rank_round_s=[[1.0, 1.0]], training=training)  # fmt: skip
@@ -121,6 +121,14 @@ def test_a_campaign_and_the_command_alone_make_one_record(tmp_path):
     assert {row.recorded_case for row in results.rows[:2]} == {
         "test_train[seed=0]", "test_train[seed=1]"
     }  # fmt: skip
+
+
+def test_loader_workers_pool_under_either_name(tmp_path):
+    cases = {"test_train[num_workers=4-seed=0]": trained(0, num_workers=4)}
+    write(tmp_path, document("w1-r0", 1, cases, provenance=provenance(1, device_names=["H100"])))
+    run(tmp_path / "own", seed=1, workers=4)
+    (point,) = points(tmp_path)
+    assert point["num_launches"] == 2
 
 
 def test_devices_are_rungs_of_one_table_and_no_conflict(tmp_path):

@@ -160,6 +160,21 @@ def _step_s(block: Mapping[str, Any]) -> list[float]:
     return [each / block["steps_per_round"] for each in metrics.slowest_rank(block["rank_round_s"])]
 
 
+def _program(block: Mapping[str, Any]) -> tuple[str, dict[str, list[float]]]:
+    """Return what a case's rate is called, and its series: its steps, or a program's metrics."""
+    known = ((block.get("details") or {}).get("command") or {}).get("metrics")
+    if not known:
+        return "throughput_samples_per_s", {"step_s": _step_s(block)}
+    series = {
+        f"{name}_{facts['unit'].replace('/', '_per_')}": facts["values"]
+        for name, facts in known.items()
+    }
+    # A program that gives a rate has no step that its time would be of.
+    if not metrics.gives_rate(known):
+        series["step_s"] = _step_s(block)
+    return f"throughput_{block['sample_unit']}_per_s", series
+
+
 def _throughput(block: Mapping[str, Any]) -> float:
     return metrics.throughput(float(block["samples_per_step"]), median(_step_s(block)))
 
@@ -196,13 +211,13 @@ class _Campaign:
         began_ms = milliseconds(launch.started)  # of a journal whose lines have no time
         for case, block in launch.measured.items():
             time_ms = launch.times_ms.get(block["fullname"], began_ms)
+            rate, series = _program(block)
             values = {
-                "throughput_samples_per_s": _throughput(block),
+                rate: _throughput(block),
                 "parallel_efficiency": self._efficiency(launch, case, block),
                 "mfu": block.get("mean_mfu"),
                 "peak_memory_bytes": max(filter(None, block["peak_memory_bytes"]), default=None),
             }
-            series = {"step_s": _step_s(block)}
             series |= {name: [value] for name, value in values.items() if value is not None}
             made += [
                 Metric(metric_name(case, name), float(value), step, time_ms)

@@ -1,6 +1,7 @@
 """Points and training curves in the formats of other programs: Bencher, GitHub, TensorBoard."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from lockstep.report.compute.point_table import table
 from lockstep.report.page.checked import series_in
 from lockstep.tracker.tracked import Run, metric_name
+from lockstep.vocabulary.metrics import gives_rate
 
 NS_PER_S = 1e9
 Direction = Literal["smaller", "bigger"]
@@ -34,6 +36,18 @@ QUANTITIES = (
     Quantity("throughput_samples_per_s", "throughput", 1.0, "samples/s", "bigger"),
     Quantity("parallel_efficiency", "parallel-efficiency", 1.0, "ratio", "bigger"),
 )
+
+
+def _quantities(one: dict[str, Any]) -> tuple[Quantity, ...]:
+    """Return what a point has: of a program its own unit, and no step where it gives a rate."""
+    program = next(iter(one["details"].get("command") or ()), None)
+    if program is None:
+        return QUANTITIES
+    step, rate, efficiency = QUANTITIES
+    unit = f"{one['sample_unit']}/s"
+    slug = re.sub(r"[^a-z0-9]+", "-", unit.lower()).strip("-")
+    rate = rate._replace(measure=f"throughput-{slug}", unit=unit)
+    return (rate, efficiency) if gives_rate(program["metrics"]) else (step, rate, efficiency)
 
 
 def points(folder: Path) -> list[dict[str, Any]]:
@@ -73,7 +87,7 @@ def bencher(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for one in found:
         measures = document.setdefault(_name(one), {})
-        for quantity in QUANTITIES:
+        for quantity in _quantities(one):
             if known := _values(one, quantity, quantity.scale):
                 value, interval = known
                 measures[quantity.measure] = {"value": value}
@@ -98,7 +112,7 @@ def github_benchmark(found: Iterable[dict[str, Any]], better: Direction) -> list
             "extra": f"{one['num_launches']} launches, 95 % interval",
         }
         for one in found
-        for quantity in QUANTITIES
+        for quantity in _quantities(one)
         if quantity.better == better and (known := _values(one, quantity, 1.0))
     ]
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean, median, stdev
+from typing import Any
 
 GIGA = 1e9
 
@@ -30,6 +31,11 @@ def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"every rank must hold the same number of rounds, found {sorted(lengths)}")
     return list(rank_round_s[0]) if len(rank_round_s) == 1 else list(map(max, *rank_round_s))
+
+
+def gives_rate(program: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether a program's primary metric, of those in its record, is a rate and no time."""
+    return any(one["primary"] and one["better"] == "higher" for one in program.values())
 
 
 def throughput(samples: float, elapsed_s: float) -> float:

@@ -28,6 +28,8 @@ FACTORS = (
     "workload", "data", "num_synthetic", "precision", "epochs", "max_steps", "global_batch",
     "local_batch", "lr", *USUAL, "bucket_cap_mb",
 )  # fmt: skip
+# As a campaign's cases call a factor.
+OF_A_CASE = {"num_workers": "workers"}
 # Of a run, not of what it learns.
 OF_A_RUN = ("seed", "target_accuracy", "checkpoint_every")
 
@@ -130,7 +132,8 @@ def name_alike(row: Row) -> None:
     """Give a training run the name and factors that it shares with its repeats."""
     if row.training is None:
         return
-    given = {name: value for name, value in row.factors.items() if value is not None}
+    factors = ((OF_A_CASE.get(name, name), value) for name, value in row.factors.items())
+    given = {name: value for name, value in factors if value is not None}
     known = {**USUAL, **given, "device": row.training.device_name or None}
     if known["optimizer"] != USUAL["optimizer"]:
         del known["momentum"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from lockstep.report.compute import replicates
 from lockstep.report.compute.factor_ladders import FactorLadder, Rung, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import log_interval
@@ -117,7 +118,8 @@ def _metrics(series: Series) -> Table | None:
 
 def _metric_row(name: str, facts: Mapping[str, Any], point: Point) -> list[str]:
     launches = [median(row.program["metrics"][name]["values"]) for row in point.rows]
-    interval = log_interval(launches) if min(launches) > 0 else None
+    units = replicates.independent(point.rows, launches) if min(launches) > 0 else []
+    interval = log_interval(units)
     return [
         name, str(point.world_size), str(point.num_launches), number(median(launches)),
         span(interval), str(facts.get("unit")), str(facts.get("better")),
