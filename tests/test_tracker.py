@@ -16,7 +16,7 @@ import pytest
 from launched import environ
 from tracker_server import KEY, serving
 
-from lockstep.tracker import live, other_formats, sending, target
+from lockstep.tracker import live, mlflow_store, other_formats, sending, stores, target
 from lockstep.tracker.from_launches import of_campaign
 from lockstep.tracker.stores import LARGEST_BATCH
 from lockstep.vocabulary.records.record import KEY as RECORD
@@ -183,6 +183,43 @@ def test_a_wrong_key_is_refused_in_words(folder, monkeypatch):
     with serving() as tracker:
         sent = send(folder, tracker)
     assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
+
+
+def test_a_run_that_is_refused_keeps_no_other_back(folder):
+    with serving() as tracker:
+        tracker.refuses = launch(folder, "w1-r1").name
+        sent = send(folder, tracker)
+        assert (sent.kind, sent.num_refused, sent.num_runs) == ("refused", 1, 4)
+        assert sent.why == "it answers POST /runs with 422 Unprocessable Entity"
+        tracker.refuses = ""
+        assert (send(folder, tracker).num_new, len(told(tracker))) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("INVALID_PARAMETER_VALUE", stores.RefusedError),
+        ("UNAUTHENTICATED", stores.RefusedError),
+        ("TEMPORARILY_UNAVAILABLE", stores.OutOfReachError),
+        ("INTERNAL_ERROR", stores.OutOfReachError),
+    ],
+)
+def test_what_mlflow_does_not_take_is_not_called_out_of_reach(code, error):
+    exceptions = pytest.importorskip("mlflow.exceptions")
+    with pytest.raises(error, match=code), mlflow_store._named():
+        raise exceptions.RestException({"error_code": code, "message": "so"})
+
+
+def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
+    tracker = target.given("http", "http://127.0.0.1:1")
+    said = []
+    (none := folder.parent / "none").mkdir()
+    live._report(sending.send(none, tracker), none, said.append)
+    assert said == []
+    (folder / "campaign.json").write_text("{")
+    live._report(sending.send(folder, tracker), folder, said.append)
+    assert len(said) == 1
+    assert "campaign.json" in said[0]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ class Tracker(ThreadingHTTPServer):
     def __init__(self, port: int = 0, dies_after: int | None = None) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.dies_after = dies_after
+        self.refuses = ""  # name of a run that it does not take
         self.requests: list[tuple[str, str, int]] = []
         self.problems: list[str] = []
         self.done: dict[str, Any] = {}
@@ -75,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.headers["X-API-Key"] != KEY:
             self.send_error(401)
+            return
+        if tracker.refuses and body.get("name") == tracker.refuses:
+            self.send_error(422)
             return
         with tracker.lock:
             name = self.headers["Idempotency-Key"]

@@ -144,7 +144,7 @@ def _finish(folder: Path, tracker: "Tracker") -> int:
 
     sent = sending.send(folder, tracker, is_asked=True)
     _say(sent, folder)
-    if sent.kind == "unreadable":
+    if sent.kind in ("unreadable", "empty"):
         raise ValueError(sent.why)
     return 0 if sent.kind == "sent" else 3
 
@@ -152,7 +152,7 @@ def _finish(folder: Path, tracker: "Tracker") -> int:
 def _say(sent: "Sent", folder: Path) -> None:
     from lockstep.tracker import tracker_wording
 
-    for why in sent.unread:
-        click.echo(f"Left out: {why}", err=True)
-    if sent.kind != "unreadable":
+    for text in tracker_wording.left_out(sent):
+        click.echo(text, err=True)
+    if sent.kind not in ("unreadable", "empty"):
         click.echo(tracker_wording.line(sent, folder), err=sent.kind != "sent")

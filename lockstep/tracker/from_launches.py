@@ -12,6 +12,7 @@ from lockstep.tracker.from_trainings import updates
 from lockstep.tracker.tracked import (
     LONGEST_NAME,
     Artifact,
+    EmptyError,
     Found,
     Metric,
     Run,
@@ -125,11 +126,16 @@ def of_campaign(folder: Path) -> Found:
     """Return the runs of a folder that holds a campaign's launches.
 
     Raises:
-        ValueError: The folder holds none, or `campaign.json` is broken.
+        EmptyError: The folder holds none.
+        ValueError: `campaign.json` is broken.
     """
     campaign = sources.read_campaign(folder, {})
     launches, unread = [], []
-    for source in sources.find_files(folder):
+    try:
+        found = list(sources.find_files(folder))
+    except ValueError as error:
+        raise EmptyError(str(error)) from None
+    for source in found:
         try:
             launches.append(_read(source))
         except ValueError as error:

@@ -8,7 +8,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep.tracker.tracked import Artifact, Found, Metric, Run, milliseconds, texts
+from lockstep.tracker.tracked import (
+    Artifact,
+    EmptyError,
+    Found,
+    Metric,
+    Run,
+    milliseconds,
+    texts,
+)
 from lockstep.vocabulary.system import files, locks
 
 SUMMARY = "summary.json"
@@ -42,13 +50,14 @@ def of_training(folder: Path) -> Found:
     """Return the run of a folder that `lockstep train` wrote.
 
     Raises:
-        ValueError: Its rows cannot be read, or there is none yet.
+        EmptyError: There is no row yet.
+        ValueError: Its rows cannot be read.
     """
     rows = list(csv.DictReader(io.StringIO(files.text(folder / EPOCHS))))
     path = folder / SUMMARY
     summary = files.parse(files.content(path)) if path.is_file() else {}
     if not rows:
-        raise ValueError(f"{folder}: no epoch of this training run has ended yet")
+        raise EmptyError(f"{folder}: no epoch of this training run has ended yet")
     try:
         return Found((_run(folder, rows, summary),))
     except (KeyError, TypeError, ValueError) as error:

@@ -18,20 +18,17 @@ import mimetypes
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime
-from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
 from lockstep.tracker.confirmed import Entry
-from lockstep.tracker.stores import OutOfReachError, RefusedError
+from lockstep.tracker.stores import OutOfReachError, RefusedError, failed
 from lockstep.tracker.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.printable import one_line
 
 LARGEST_CONTENT_BYTES = 16 * files.MIB
 FACTS = ("slurm_job_id", "node", "seed", "gpu_type")
-# Answers that mean: not now.
-LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 class HttpStore:
@@ -104,8 +101,7 @@ class HttpStore:
                 text = answer.read(files.MIB)
         except urllib.error.HTTPError as error:
             said = f"it answers {method} {path} with {error.code} {one_line(str(error.reason))}"
-            is_later = error.code in LATER or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
-            raise (OutOfReachError if is_later else RefusedError)(said) from None
+            raise failed(error.code, said) from None
         except (OSError, HTTPException) as error:
             raise OutOfReachError(one_line(str(getattr(error, "reason", error)))) from None
         try:

@@ -89,7 +89,7 @@ class Sender:
         if self._process.returncode:
             why = f"it ended with {self._process.returncode}, see {self._log}"
             return Sent(str(self.tracker.uri), "broken", why=why)
-        return Sent(**json.loads(lines[-1])) if lines else Sent(str(self.tracker.uri), "unreadable")
+        return Sent(**json.loads(lines[-1])) if lines else Sent(str(self.tracker.uri), "empty")
 
     def _hear(self, wait_s: float) -> bool:
         """Read what the process says next; return whether it may say more."""
@@ -143,8 +143,9 @@ def tell(folder: Path, say: Callable[[str], object]) -> None:
 
 
 def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
-    if sent.kind != "unreadable":  # nothing is measured yet
-        say(tracker_wording.line(sent, folder))
+    if sent.kind != "empty":
+        for text in (*tracker_wording.left_out(sent), tracker_wording.line(sent, folder)):
+            say(text)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lockstep.tracker.confirmed import Entry
-from lockstep.tracker.stores import OutOfReachError, RefusedError
+from lockstep.tracker.stores import OutOfReachError, RefusedError, failed
 from lockstep.tracker.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.text.printable import one_line
 
@@ -141,12 +141,13 @@ class MlflowStore:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Tell a tracker that refuses from one that cannot be reached."""
-    from mlflow.exceptions import MlflowException, RestException
+    """Tell a tracker that refuses from one that cannot be reached, by MLflow's own code of it."""
+    from mlflow.exceptions import MlflowException
 
     try:
         yield
-    except RestException as error:
-        raise RefusedError(one_line(str(error))[:MAX_SAID]) from None
-    except (MlflowException, OSError) as error:
+    except MlflowException as error:
+        said = one_line(str(error))[:MAX_SAID]
+        raise failed(error.get_http_status_code(), said) from None
+    except OSError as error:
         raise OutOfReachError(one_line(str(error))[:MAX_SAID]) from None

@@ -14,14 +14,14 @@ from lockstep.tracker.from_launches import of_campaign
 from lockstep.tracker.from_trainings import is_training, of_training
 from lockstep.tracker.stores import OutOfReachError, RefusedError, Store
 from lockstep.tracker.target import Tracker
-from lockstep.tracker.tracked import Found, Run
+from lockstep.tracker.tracked import EmptyError, Found, Run
 
 # While something is measured, no tracker is waited for longer than this.
 LIVE_TIMEOUT_S = 2.0
 TIMEOUT_S = 30.0
 
 Kind = Literal[
-    "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "late", "broken"
+    "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "empty", "late", "broken"
 ]
 
 
@@ -33,6 +33,7 @@ class Sent:
         kind: `sent` where the tracker has all there is; else what stopped it.
         uri: The tracker's address.
         num_runs: Runs that the tracker has now.
+        num_refused: Runs that it does not take; `why` is of the first.
         num_new: Runs of which something was sent.
         num_metrics: Metrics that were sent.
         num_artifacts: Files that were sent.
@@ -43,6 +44,7 @@ class Sent:
     uri: str
     kind: Kind = "sent"
     num_runs: int = 0
+    num_refused: int = 0
     num_new: int = 0
     num_metrics: int = 0
     num_artifacts: int = 0
@@ -54,7 +56,8 @@ def found(folder: Path) -> Found:
     """Return the runs of a results folder: a campaign's, or the one of a training run.
 
     Raises:
-        ValueError: It holds neither.
+        EmptyError: It holds neither.
+        ValueError: What it holds cannot be read.
     """
     return of_training(folder) if is_training(folder) else of_campaign(folder)
 
@@ -83,7 +86,8 @@ def send(
     try:
         there = found(folder)
     except ValueError as error:
-        sent.kind, sent.why = "unreadable", str(error)
+        sent.kind = "empty" if isinstance(error, EmptyError) else "unreadable"
+        sent.why = str(error)
         return sent
     sent.unread = there.unread
     try:
@@ -96,8 +100,7 @@ def send(
             sent.num_runs = len(there.runs) - len(left)
             for run in left:
                 assert store is not None
-                _deliver(run, store, known, sent)
-                sent.num_runs += 1
+                _try(run, store, known, sent)
     except OutOfReachError as error:
         sent.kind, sent.why = "out-of-reach", str(error)
     except RefusedError as error:
@@ -107,6 +110,16 @@ def send(
     except OSError as error:
         sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
     return sent
+
+
+def _try(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> None:
+    """Send what the tracker lacks of one run; one that it refuses keeps no other from it."""
+    try:
+        _deliver(run, store, known, sent)
+        sent.num_runs += 1
+    except RefusedError as error:
+        sent.kind, sent.why = "refused", sent.why or str(error)
+        sent.num_refused += 1
 
 
 def _deliver(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> None:

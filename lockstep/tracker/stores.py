@@ -1,5 +1,6 @@
 """What a tracker must do for results to be sent to it, and how it may fail to."""
 
+from http import HTTPStatus
 from typing import Protocol
 
 from lockstep.tracker.confirmed import Entry
@@ -10,12 +11,22 @@ from lockstep.tracker.tracked import Artifact, Metric, Run
 LARGEST_BATCH = 1000
 
 
+# Answers that mean: not now.
+LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
 class OutOfReachError(RuntimeError):
     """A tracker does not answer in time, or its answer says that it cannot now."""
 
 
 class RefusedError(RuntimeError):
     """A tracker answers, and refuses: the key, or what was sent."""
+
+
+def failed(status: int, why: str) -> OutOfReachError | RefusedError:
+    """Return what an answer's status means: not now, or not at all."""
+    is_later = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return (OutOfReachError if is_later else RefusedError)(why)
 
 
 class Store(Protocol):

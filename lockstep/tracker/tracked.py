@@ -100,6 +100,10 @@ class Found:
     unread: tuple[str, ...] = ()
 
 
+class EmptyError(ValueError):
+    """A folder holds no results yet."""
+
+
 def metric_name(case: str, quantity: str) -> str:
     """Return the name of a case's quantity, of characters that every tracker takes."""
     said = [part for part in parameters(case) if not part.endswith("=None")]

@@ -6,10 +6,10 @@ from pathlib import Path
 from lockstep.tracker.sending import Kind, Sent
 from lockstep.vocabulary.text.formats import counted
 
-# kind -> the sentence; `sent` has one of its own
+# kind -> the sentence; `sent` has one of its own, and of `empty` nothing is said
 WORDS: dict[Kind, str] = {
     "out-of-reach": "the tracker {uri} is out of reach ({why})",
-    "refused": "the tracker {uri} does not take the results ({why})",
+    "refused": "the tracker {uri} does not take {refused} ({why})",
     "busy": "the tracker {uri} was sent nothing now: {why}",
     "unwritable": "the tracker {uri} was sent nothing: what it confirms cannot be kept ({why})",
     "unreadable": "the tracker {uri} was sent nothing: {why}",
@@ -18,11 +18,17 @@ WORDS: dict[Kind, str] = {
 }
 
 
+def left_out(sent: Sent) -> list[str]:
+    """Return what could not be read, and so was not sent."""
+    return [f"Left out: {why}" for why in sent.unread]
+
+
 def line(sent: Sent, folder: Path) -> str:
     """Return what was sent, or what stopped it and the command that sends the rest."""
     if sent.kind == "sent":
         return f"Tracker {sent.uri}: {_counts(sent)}."
-    why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why)
+    refused = counted(sent.num_refused, "run") if sent.num_refused else "the results"
+    why = WORDS[sent.kind].format(uri=sent.uri, why=sent.why, refused=refused)
     todo = f"lockstep sync {shlex.quote(str(folder))}"
     return f"{why[0].upper()}{why[1:]}; nothing is lost, {todo} sends what it lacks."
 
