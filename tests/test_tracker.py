@@ -185,6 +185,14 @@ def test_a_wrong_key_is_refused_in_words(folder, monkeypatch):
     assert (sent.kind, sent.why) == ("refused", "it answers POST /runs with 401 Unauthorized")
 
 
+def test_the_key_follows_no_redirection(folder):
+    with serving() as moved, serving() as other:
+        moved.leads_to = other.uri
+        sent = send(folder, moved)
+        assert (sent.kind, other.heard) == ("refused", 0)
+        assert other.uri in sent.why
+
+
 def test_a_run_that_is_refused_keeps_no_other_back(folder):
     with serving() as tracker:
         tracker.refuses = launch(folder, "w1-r1").name

@@ -30,8 +30,10 @@ class Tracker(ThreadingHTTPServer):
     def __init__(self, port: int = 0, dies_after: int | None = None) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.dies_after = dies_after
+        self.leads_to = ""  # the address that it redirects to
         self.refuses = ""  # name of a run that it does not take
         self.requests: list[tuple[str, str, int]] = []
+        self.heard = 0
         self.problems: list[str] = []
         self.done: dict[str, Any] = {}
         self.runs: dict[str, dict[str, Any]] = {}
@@ -73,7 +75,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         tracker = self.server
+        tracker.heard += 1
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if tracker.leads_to:
+            self.send_response(302)
+            self.send_header("Location", tracker.leads_to + self.path)
+            self.end_headers()
+            return
         if self.headers["X-API-Key"] != KEY:
             self.send_error(401)
             return
@@ -95,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    do_POST = do_PATCH = _answer  # noqa: N815, the names that http.server calls
+    do_GET = do_POST = do_PATCH = _answer  # noqa: N815, the names that http.server calls
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime
 from http.client import HTTPException
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.tracker.confirmed import Entry
 from lockstep.tracker.stores import OutOfReachError, RefusedError, failed
@@ -28,7 +28,20 @@ from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.printable import one_line
 
 LARGEST_CONTENT_BYTES = 16 * files.MIB
+MAX_SAID = 300
 FACTS = ("slurm_job_id", "node", "seed", "gpu_type")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows to no other address: urllib would send the key, and the results, there, too."""
+
+    def redirect_request(self, req: Any, *rest: Any) -> NoReturn:
+        """Refuse; the last of what urllib gives is the address."""
+        address = one_line(str(rest[-1]))[:MAX_SAID]
+        raise RefusedError(
+            f"it redirects {req.get_method()} {req.full_url} to {address}; "
+            "give the address that it has now"
+        )
 
 
 class HttpStore:
@@ -44,6 +57,7 @@ class HttpStore:
         self.uri = uri
         self._headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
         self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def open(self, run: Run, entry: Entry) -> None:
         """Make the run once, and send again what was not confirmed."""
@@ -97,7 +111,7 @@ class HttpStore:
             self.uri + path, json.dumps(payload).encode(), headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:  # noqa: S310
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
                 text = answer.read(files.MIB)
         except urllib.error.HTTPError as error:
             said = f"it answers {method} {path} with {error.code} {one_line(str(error.reason))}"
