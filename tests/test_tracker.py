@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -228,6 +229,34 @@ def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
     live._report(sending.send(folder, tracker), folder, said.append)
     assert len(said) == 1
     assert "campaign.json" in said[0]
+
+
+def test_a_campaign_is_one_run_whichever_launch_is_readable(folder):
+    with serving() as tracker:
+        send(folder, tracker)
+        first = min(of_campaign(folder).runs, key=lambda run: (run.started_ms, run.name)).started_ms
+        (name,) = {r.name for r in of_campaign(folder).runs
+                   if (r.kind, r.started_ms) == ("launch", first)}  # fmt: skip
+        shutil.rmtree(folder / "launches" / name)
+        assert send(folder, tracker).kind == "sent"
+        assert [run["kind"] for run in tracker.runs.values()].count("campaign") == 1
+
+
+def test_what_is_late_is_left_for_the_next_time(folder):
+    with serving() as tracker:
+        sent = send(folder, tracker, until_s=time.monotonic())
+        assert (sent.kind, tracker.heard) == ("late", 0)
+
+
+def test_a_late_answer_is_not_taken_for_the_next(folder):
+    with serving() as tracker:
+        sender = live.Sender(folder, target.given("http", tracker.uri))
+        sender.send(0)
+        assert select.select([sender._process.stdout], [], [], 60)[0]  # it is not heard yet
+        (folder / "report.html").write_text("<html></html>")
+        sender.send(60)
+        assert any("report.html" in run["artifacts"] for run in tracker.runs.values())
+        assert sender.close(60).kind == "sent"
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ is sent. Here lie `tracker/RUN.json`, one file a run and one entry in it a track
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from lockstep.tracker.target import FOLDER, TARGET, Tracker
 from lockstep.tracker.tracked import Metric, Run
 from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.system import files, locks
+
+CAMPAIGN_KEY = "campaign.txt"
 
 
 @dataclass
@@ -79,6 +81,24 @@ class Confirmed:
         """Note where the tracker is, for `lockstep sync`; its key is in the environment alone."""
         text = json.dumps(self.tracker.model_dump(), indent=1)
         write_atomically(self.folder / TARGET, text)
+
+    def under_first_key(self, runs: Sequence[Run]) -> list[Run]:
+        """Return runs, the campaign's under the key that it was first sent by.
+
+        It is made of the first launch's time, which is another where that launch cannot be read,
+        or one that began earlier is read later.
+        """
+        path = self.folder / CAMPAIGN_KEY
+        kept = files.text(path) if path.is_file() else ""
+        same = []
+        for run in runs:
+            if run.kind == "campaign" and kept.rpartition("/")[0] == run.experiment:
+                same.append(replace(run, key=kept))
+                continue
+            if run.kind == "campaign":
+                write_atomically(path, run.key)
+            same.append(run)
+        return same
 
     def _path(self, run: Run) -> Path:
         digest = hashlib.sha256(run.key.encode()).hexdigest()[:8]

@@ -1,12 +1,15 @@
 """A process beside a measurement that tells its tracker how far it is.
 
-It works while nothing is measured, between two launches, for which it is waited for 2 s and no
-longer; else at the lowest priority that the system has. It may hang, fail or be killed: results are
-on disk before it looks at them, and what it left is sent by `lockstep sync`.
+Between two launches it is waited for 2 s and no longer; then it ends the request under way, and
+begins the next after the next launch. What it does beside ranks (that request, reading results,
+starting, the epochs of a training) has the lowest priority that the system has. It may hang, fail
+or be killed: results are on disk before it looks at them, and what it left is sent by `lockstep
+sync`.
 """
 
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lockstep import content
 from lockstep.tracker import sending, target, tracker_wording
@@ -26,7 +30,8 @@ from lockstep.vocabulary.system.host import die_with_parent
 # At the end nothing is measured any more.
 LAST_S = 10.0
 LOG = "live.txt"
-MOST_BYTES = 1 << 16
+# Of what it says: an answer names each file that could not be read.
+MOST_BYTES = 1 << 22
 # For all that a campaign's jobs have measured.
 COLLECTED_S = 60.0
 
@@ -49,29 +54,43 @@ class Sender:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                bufsize=0,
                 env=_environment(os.environ),
                 preexec_fn=die_with_parent,
                 start_new_session=True,  # Ctrl-C is the front end's to answer
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # it may hang
         self._said = b""
+        self._num_asked = 0
 
     def send(self, wait_s: float = LIVE_TIMEOUT_S) -> None:
-        """Have what is new sent, and wait for that so long and no longer."""
-        stream = self._process.stdin
-        assert stream is not None
+        """Have what is new sent, and wait for that so long and no longer.
+
+        Args:
+            wait_s: When the time is over, nothing further is begun; 0 waits and ends for nothing.
+        """
+        deadline_s = time.monotonic() + wait_s
+        self._ask(deadline_s if wait_s else math.inf)
+        while self._last()[0] < self._num_asked and self._hear(deadline_s - time.monotonic()):
+            pass
+
+    def _ask(self, until_s: float) -> None:
+        """Number what is asked for, as an answer may come when the next is asked for already."""
+        self._num_asked += 1
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
-            stream.write(b"\n")
-            stream.flush()
-            self._hear(wait_s)
+            self._process.stdin.write(f"{self._num_asked} {until_s}\n".encode())
 
     def close(self, wait_s: float = LAST_S) -> Sent:
         """End the process, by force where it takes longer, and return how far it came."""
         told, heard = self._process.stdin, self._process.stdout
         assert told is not None
         assert heard is not None
+        deadline_s = time.monotonic() + wait_s
+        self._ask(deadline_s)
         with contextlib.suppress(OSError):
             told.close()
-        deadline_s = time.monotonic() + wait_s
         with heard:
             while self._hear(deadline_s - time.monotonic()):
                 pass
@@ -81,21 +100,27 @@ class Sender:
             self._process.kill()
             self._process.wait()
             return Sent(str(self.tracker.uri), "late")
-        return self._last()
+        return self._ended()
 
-    def _last(self) -> Sent:
-        """Return what the process said last; where that is nothing, how it ended."""
+    def _last(self) -> tuple[int, dict[str, Any]]:
+        """Return which question was answered last, and how; (0, {}) before the first answer."""
         lines = self._said.split(b"\n")[:-1]  # one that is cut short is none
+        number, sent = json.loads(lines[-1]) if lines else (0, {})
+        return number, sent
+
+    def _ended(self) -> Sent:
+        """Return what the process said last; where that is nothing, how it ended."""
         if self._process.returncode:
             why = f"it ended with {self._process.returncode}, see {self._log}"
             return Sent(str(self.tracker.uri), "broken", why=why)
-        return Sent(**json.loads(lines[-1])) if lines else Sent(str(self.tracker.uri), "empty")
+        sent = self._last()[1]
+        return Sent(**sent) if sent else Sent(str(self.tracker.uri), "late")
 
     def _hear(self, wait_s: float) -> bool:
         """Read what the process says next; return whether it may say more."""
         stream = self._process.stdout
         assert stream is not None
-        if wait_s < 0 or not select.select([stream], [], [], wait_s)[0]:
+        if not select.select([stream], [], [], max(0.0, wait_s))[0]:
             return False
         said = os.read(stream.fileno(), MOST_BYTES)
         self._said = (self._said + said)[-MOST_BYTES:]
@@ -137,9 +162,7 @@ def tell(folder: Path, say: Callable[[str], object]) -> None:
         say(f"No tracker was told: {error}")
         return
     if tracker:
-        sender = Sender(folder, tracker)
-        sender.send(0)
-        _report(sender.close(COLLECTED_S), folder, say)
+        _report(Sender(folder, tracker).close(COLLECTED_S), folder, say)
 
 
 def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
@@ -162,6 +185,12 @@ def _be_idle() -> None:
             os.nice(19)
 
 
+def _asked() -> Iterator[bytes]:
+    """Yield the last of the lines that came in meanwhile, until no more can come."""
+    while asked := os.read(sys.stdin.fileno(), MOST_BYTES):
+        yield asked.splitlines()[-1]
+
+
 def main(folder: Path, tracker: Tracker) -> None:
     """Send what is new each time that a line comes in, until no more can come."""
     _be_idle()
@@ -172,9 +201,10 @@ def main(folder: Path, tracker: Tracker) -> None:
             from lockstep.tracker import mlflow_store
 
             mlflow_store.prepare(tracker.key, LIVE_TIMEOUT_S)
-    while os.read(sys.stdin.fileno(), 4096):
-        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0)
-        answers.write(json.dumps(asdict(sent)) + "\n")
+    for line in _asked():
+        number, until_s = line.split()
+        sent = sending.send(folder, tracker, LIVE_TIMEOUT_S, wait_s=0, until_s=float(until_s))
+        answers.write(json.dumps([int(number), asdict(sent)]) + "\n")
         answers.flush()
 
 

@@ -4,6 +4,8 @@ The same for a campaign that is measured at this moment, one that was collected,
 year. Whatever stops it, it goes on where it stopped.
 """
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,10 @@ TIMEOUT_S = 30.0
 Kind = Literal[
     "sent", "out-of-reach", "refused", "busy", "unwritable", "unreadable", "empty", "late", "broken"
 ]
+
+
+class LateError(Exception):
+    """The time in which something may be sent is over."""
 
 
 @dataclass
@@ -69,6 +75,7 @@ def send(
     wait_s: float = TIMEOUT_S,
     *,
     is_asked: bool = False,
+    until_s: float = math.inf,
     connect: Callable[[Tracker, float], Store] = stores.connect,
 ) -> Sent:
     """Send a tracker what it lacks of a results folder, and return how far that went.
@@ -79,6 +86,7 @@ def send(
         timeout_s: How long one request may take.
         wait_s: How long another command that sends is waited for.
         is_asked: Ask MLflow for runs that it has confirmed, too: they may have been deleted there.
+        until_s: When nothing further is begun, in seconds of `time.monotonic`.
         connect: Makes the tracker's store.
     """
     tracker = tracker.beside(folder)
@@ -94,13 +102,17 @@ def send(
         with confirmed.only_writer(folder, tracker, wait_s):
             known = confirmed.Confirmed(folder, tracker)
             known.keep_target()
+            runs = known.under_first_key(there.runs)
             is_asked = is_asked and tracker.kind == "mlflow"
-            left = [r for r in there.runs if is_asked or known.entry(r).digest != r.digest]
+            left = [r for r in runs if is_asked or known.entry(r).digest != r.digest]
+            sent.num_runs = len(runs) - len(left)
+            _check_time(until_s if left else math.inf)
             store = connect(tracker, timeout_s) if left else None
-            sent.num_runs = len(there.runs) - len(left)
             for run in left:
                 assert store is not None
-                _try(run, store, known, sent)
+                _try(run, store, known, sent, until_s)
+    except LateError:
+        sent.kind = "late"
     except OutOfReachError as error:
         sent.kind, sent.why = "out-of-reach", str(error)
     except RefusedError as error:
@@ -112,18 +124,26 @@ def send(
     return sent
 
 
-def _try(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> None:
+def _check_time(until_s: float) -> None:
+    if time.monotonic() > until_s:
+        raise LateError
+
+
+def _try(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float) -> None:
     """Send what the tracker lacks of one run; one that it refuses keeps no other from it."""
     try:
-        _deliver(run, store, known, sent)
+        _deliver(run, store, known, sent, until_s)
         sent.num_runs += 1
     except RefusedError as error:
         sent.kind, sent.why = "refused", sent.why or str(error)
         sent.num_refused += 1
 
 
-def _deliver(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> None:
+def _deliver(
+    run: Run, store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float
+) -> None:
     """Send what the tracker lacks of one run; each step is noted once it is confirmed."""
+    _check_time(until_s)
     entry = known.entry(run)
     store.open(run, entry)
     new = [metric for metric in run.metrics if entry.is_new(metric)]
@@ -132,6 +152,7 @@ def _deliver(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> 
     sent.num_new += 1
     known.keep(run, entry)
     for first in range(0, len(new), stores.LARGEST_BATCH):
+        _check_time(until_s)
         batch = new[first : first + stores.LARGEST_BATCH]
         entry.pending = [[m.name, m.value, m.step, m.time_ms] for m in batch]
         known.keep(run, entry)
@@ -141,6 +162,7 @@ def _deliver(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent) -> 
         sent.num_metrics += len(batch)
     for artifact in run.artifacts:
         if entry.files.get(artifact.path.name) != artifact.sha256:
+            _check_time(until_s)
             store.upload(entry, artifact)
             entry.files[artifact.path.name] = artifact.sha256
             known.keep(run, entry)
