@@ -106,11 +106,9 @@ def send(
             is_asked = is_asked and tracker.kind == "mlflow"
             left = [r for r in runs if is_asked or known.entry(r).digest != r.digest]
             sent.num_runs = len(runs) - len(left)
-            _check_time(until_s if left else math.inf)
-            store = connect(tracker, timeout_s) if left else None
-            for run in left:
-                assert store is not None
-                _try(run, store, known, sent, until_s)
+            if left:
+                _check_time(until_s)
+                _send_each(left, connect(tracker, timeout_s), known, sent, until_s)
     except LateError:
         sent.kind = "late"
     except OutOfReachError as error:
@@ -129,14 +127,17 @@ def _check_time(until_s: float) -> None:
         raise LateError
 
 
-def _try(run: Run, store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float) -> None:
-    """Send what the tracker lacks of one run; one that it refuses keeps no other from it."""
-    try:
-        _deliver(run, store, known, sent, until_s)
-        sent.num_runs += 1
-    except RefusedError as error:
-        sent.kind, sent.why = "refused", sent.why or str(error)
-        sent.num_refused += 1
+def _send_each(
+    runs: list[Run], store: Store, known: confirmed.Confirmed, sent: Sent, until_s: float
+) -> None:
+    """Send what the tracker lacks of runs; one that it refuses keeps no other from it."""
+    for run in runs:
+        try:
+            _deliver(run, store, known, sent, until_s)
+            sent.num_runs += 1
+        except RefusedError as error:
+            sent.kind, sent.why = "refused", sent.why or str(error)
+            sent.num_refused += 1
 
 
 def _deliver(
