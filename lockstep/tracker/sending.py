@@ -6,7 +6,6 @@ year. Whatever stops it, it goes on where it stopped.
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -76,7 +75,6 @@ def send(
     *,
     is_asked: bool = False,
     until_s: float = math.inf,
-    connect: Callable[[Tracker, float], Store] = stores.connect,
 ) -> Sent:
     """Send a tracker what it lacks of a results folder, and return how far that went.
 
@@ -87,7 +85,6 @@ def send(
         wait_s: How long another command that sends is waited for.
         is_asked: Ask MLflow for runs that it has confirmed, too: they may have been deleted there.
         until_s: When nothing further is begun, in seconds of `time.monotonic`.
-        connect: Makes the tracker's store.
     """
     tracker = tracker.beside(folder)
     sent = Sent(str(tracker.uri))
@@ -108,7 +105,7 @@ def send(
             sent.num_runs = len(runs) - len(left)
             if left:
                 _check_time(until_s)
-                _send_each(left, connect(tracker, timeout_s), known, sent, until_s)
+                _send_each(left, stores.connect(tracker, timeout_s), known, sent, until_s)
     except LateError:
         sent.kind = "late"
     except OutOfReachError as error:
