@@ -21,6 +21,7 @@ BAD_TOML = {
 REFUSED = {
     "run key.toml": "key.toml: unknown key 'world_size'; did you mean 'world_sizes'?",
     "run smoke --world-sizes 1,3": "global_batch=64 does not divide by world_size=3; ",
+    "run --studies nosuch": "Error: --studies: studies.0 = 'nosuch': input should be 'strong', ",
     "run smoke --repeats 0": "Error: --repeats: repeats = 0: input should be greater than or ",
     "run --frobnicate": "No such option '--frobnicate'",
     "reprot": "No such command 'reprot'; did you mean 'report'?",

@@ -30,6 +30,7 @@ RESULTS = {
         ("laptop", "a", "node", "first", "campaign", "fp32", "benchmarks", "shell", "xgboost"),
         "fp32",
     ),
+    "tabular": "fp32",
     "bf16": "bf16",
     "b": "batch",
 }
@@ -61,6 +62,7 @@ SHORTER = {
     "--repeats 5": "--repeats 5 --dry-run",
     "run --set": "run --dry-run --set",
     "run --until-efficiency": "run --dry-run --until-efficiency",
+    "run --workload": "run --dry-run --workload",
     "run --device cpu": "run --device cpu --dry-run",
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "xgboost.toml": "xgboost.toml --dry-run",

@@ -148,6 +148,7 @@ def test_one_process_measures_into_a_folder_of_its_own(run_ranks, tmp_path):
     assert ended.returncode == 0, ended.stdout
     assert " 1 passed, 5 skipped, " in ended.stdout
     (found,) = tmp_path.glob("results/pytest/*/journal.jsonl")
+    assert f"lockstep report {found.parent.relative_to(tmp_path)}\n" in ended.stdout
     block = journal.rebuild(found)[KEY]
     assert (block["world_size"], block["complete"]) == (1, True)
     names = [case.partition("::")[2] for case in block["expected"]]

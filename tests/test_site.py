@@ -60,7 +60,7 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD.replace("01:30:00", "90m") + IMAGE, "time = '90m' is not allowed; write the "),
         (GOOD + 'mem = "lots"\n' + IMAGE, "mem = 'lots' is not allowed; write the "),
         (GOOD + IMAGE.replace("/images/", ""), "not an absolute path"),
-        (GOOD + IMAGE.replace("/images/", "FILL IN: the "), "still to be filled in: the "),
+        (GOOD + IMAGE.replace("/images/", "FILL IN: the "), "still to be filled in"),
         (GOOD + 'account = "a\\n#SBATCH --nodes=99"\n' + IMAGE, "a line break or control"),
         (GOOD + 'account = "a b"\n' + IMAGE, "account = 'a b': a value for sbatch is made of"),
         (GOOD + 'extra_directives = ["--nodes=9"]\n' + IMAGE, "did you mean --nodelist?"),

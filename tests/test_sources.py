@@ -117,6 +117,14 @@ def test_a_folder_without_results_is_named(tmp_path):
         load([tmp_path])
 
 
+def test_a_folder_of_campaigns_or_sessions_names_them(tmp_path):
+    write_journal(tmp_path / "pytest" / "20261120T120000Z", one_launch())
+    strong_tree(tmp_path / "first")
+    for folder, name in ((tmp_path, "first"), (tmp_path / "pytest", "20261120T120000Z")):
+        with pytest.raises(ValueError, match=f"name one: {folder / name}$"):
+            load([folder])
+
+
 def test_a_cut_file_is_refused_wherever_it_was_cut(tmp_path):
     text = json.dumps(one_launch())
     path = tmp_path / "cut.json"

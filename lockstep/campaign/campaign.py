@@ -50,7 +50,7 @@ class Campaign(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="name of its results folder: letters, digits and . _ -",
     )
-    studies: tuple[Study | Literal["command"], ...] = Field(
+    studies: tuple[Literal[Study, "command"], ...] = Field(
         default=(), description="the questions to answer; command for the program of [command]"
     )
     tests: tuple[str, ...] = Field(
@@ -309,7 +309,7 @@ def load(source: str, **changes: Any) -> Campaign:
         changes["factors"] = factors.kept(plain.factors, studies, plain.measured_size())
     campaign = inputs.load(source, Campaign, built_in(), **changes)
     path = built_in().get(source, Path(source))
-    _check(campaign, path)
+    _check(campaign, _where(changes) or str(path))
     tests = tuple(_absolute(test, path) for test in campaign.tests)
     command = campaign.command and campaign.command.beside(path)
     placed = {"tests": tests, "command": command, "jobs": campaign.jobs.placed()}
@@ -324,7 +324,13 @@ def _absolute(test: str, path: Path) -> str:
     return f"{Path(file).absolute()}{colons}{case}"
 
 
-def _check(campaign: Campaign, path: Path) -> None:
+def _where(changes: Mapping[str, Any]) -> str:
+    """Return the options that may have given what `_check` refuses; empty where the file did."""
+    given = (key for key in ("workload", "global_batch", "world_sizes") if changes.get(key))
+    return ", ".join(f"--{key.replace('_', '-')}" for key in given)
+
+
+def _check(campaign: Campaign, where: str) -> None:
     """Refuse before the first launch what a launch would refuse."""
     try:
         for study in (one for one in campaign.studies if one in ("strong", "train")):
@@ -335,7 +341,7 @@ def _check(campaign: Campaign, path: Path) -> None:
         for spec in campaign.factors.get("workload", filter(None, [campaign.workload])):
             _check_workload(str(spec))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _check_workload(spec: str) -> None:

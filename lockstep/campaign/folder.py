@@ -167,9 +167,10 @@ class Folder:
                 the JSON of a launch still has.
         """
         for key, (then, now) in differences(self.claimed() or campaign.facts(), campaign).items():
+            before, here = ("unset" if one is None else one for one in (then, now))
             raise ValueError(
-                f"{self.path} holds results measured with {key} {then}, now it is {now}; "
-                "give the campaign another name, or --to another folder"
+                f"{self.path} holds results measured with {key} {before}, now it is {here}; "
+                "measure as before, or give the campaign another name, or --to another folder"
             )
         for name in (launch.name for launch in launches):
             if journal_copies.lacks(self.journal(name), self.result(name)):

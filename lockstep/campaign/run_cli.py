@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -119,10 +120,12 @@ def run(
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
       lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  double while it pays
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
+      lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder
     """
     from lockstep.campaign.sweep import load_with
     from lockstep.vocabulary.factors import parse
 
+    sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
     return measure(chosen, root, dry_run=dry_run, as_json=as_json)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
 from lockstep.vocabulary.metrics import NOTABLE
-from lockstep.vocabulary.text.formats import counted, listed, number, percent
+from lockstep.vocabulary.text.formats import DASH, counted, listed, number, percent
 
 MILLI = 1e3
 WIDTH = 80
@@ -97,7 +97,9 @@ def _table(bound: Bound) -> list[str]:
 
 
 def _line(name: str, seconds: float, share: float, interval: str) -> str:
-    return f"  {name:<26}{_ms(seconds):>9} ms {percent(share):>6} %   {interval}".rstrip()
+    # More than the whole step is the difference of noisy times, and no share of it.
+    part = f"{percent(share)} %" if abs(share) <= 1 else DASH
+    return f"  {name:<26}{_ms(seconds):>9} ms {part:>8}   {interval}".rstrip()
 
 
 def _interval(share: Share) -> str:

@@ -207,6 +207,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what makes a page of results whose folder the user did not choose."""
+    launch = config.stash.get(SESSION, None)
+    path = launch and launch.keeper.journal and launch.settings.journal_path
+    if path and path.parent.parent == options.UNNAMED and journal.outcomes(path):
+        terminalreporter.write_line(f"lockstep: for a page: lockstep report {path.parent}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     item.stash[NEXT] = case_of(nextitem) if nextitem else None

@@ -14,6 +14,7 @@ from lockstep.vocabulary import factors, sizes
 
 MAX_SEED = 2**32
 MAX_LIMIT_S = 1e6  # more than any job has
+UNNAMED = Path("results") / "pytest"  # of sessions that name neither a journal nor a JSON
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ def _journal_path(option: Any) -> Path | None:
     if option.benchmark_json:
         return Path(option.benchmark_json).with_suffix(".journal.jsonl")
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / "pytest" / stamp / "journal.jsonl"
+    return UNNAMED / stamp / "journal.jsonl"
 
 
 def _parse_part(text: str) -> tuple[int, int]:

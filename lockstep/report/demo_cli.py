@@ -30,8 +30,6 @@ def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
     """
     from lockstep.report.load import recorded
     from lockstep.report.report_cli import report
-    from lockstep.report.words.recording_label import label
-    from lockstep.vocabulary.system import files
 
     shipped = recorded.shipped()
     if recording is None and not shipped:
@@ -40,7 +38,4 @@ def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
             "give --recording"
         )
     recorded.unpack(recording or next(iter(shipped.values())), folder)
-    code = context.invoke(report, paths=(folder,))
-    facts = files.parse(files.content(folder / "campaign.json"))[recorded.KEY]
-    click.echo(f"\n{label(facts)}\nNext: lockstep run  # the same of this machine, in minutes")
-    return int(code)
+    return int(context.invoke(report, paths=(folder,)))

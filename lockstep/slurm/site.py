@@ -68,7 +68,7 @@ def _directive_value(text: str) -> str:
 
 def _absolute(text: str) -> str:
     if text.startswith(FILL_IN):
-        raise ValueError(f"still to be filled in: {text.removeprefix(FILL_IN)}")
+        raise ValueError("still to be filled in")
     if "://" in text:
         raise ValueError("not a file; build the image first, such as by lockstep image build")
     if not text.startswith("/"):

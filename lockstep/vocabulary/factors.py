@@ -137,8 +137,8 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
 
 
 def has(study: str, names: Sequence[str], size: Size) -> bool:
-    """Return whether a study's cases have all these factors."""
-    return {*names} <= {*sizes.rows(study, size)[0]}
+    """Return whether there is such a study, whose cases have all these factors."""
+    return study in sizes.STUDIES and {*names} <= {*sizes.rows(study, size)[0]}
 
 
 def kept(

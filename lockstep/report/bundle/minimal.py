@@ -34,11 +34,12 @@ def find(results: Results, wanted: str) -> list[Row]:
     rows = [row for row in rows if row.recorded_case == name] or rows
     cases = list(dict.fromkeys(row.recorded_case for row in rows))
     if len(cases) != 1:
-        known = dict.fromkeys(f"{r.recorded_case}@{r.world_size}" for r in rows or results.rows)
+        near = rows or [row for row in results.rows if name in row.recorded_case] or results.rows
+        known = dict.fromkeys(f"{one.recorded_case}@{one.world_size}" for one in near)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
-            f"--point {wanted}: {len(cases)} cases are meant by it; write a part of one case's "
-            f"name, an @ and a world size, of: {shown}"
+            f"--point {wanted}: {len(cases) or 'no'} cases are meant by it; write a part of one "
+            f"case's name, an @ and a world size, of: {shown}"
         )
     return rows
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.report.compare.pairing import Pair
     from lockstep.report.compare.training_times import Times
 
+MOST_CHANGE = 10.0  # more than that is no change that anybody looks for
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
 _QUANTITIES = ["quantity, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
 _TIMES = ["training time, s", "ranks", "A", "B", "B / A", "95 % interval", "case"]
@@ -211,11 +212,12 @@ def _remedy(made: "Comparison") -> list[str]:
     spread = max(one.spread or 0.0 for one in unsure)
     changes = [one.smallest_change for one in unsure]
     finite = [change for change in changes if change is not None]
-    largest = f"{100 * max(finite):.2g} %" if len(finite) == len(changes) else "no size"
+    is_known = len(finite) == len(changes) and max(finite) < MOST_CHANGE
+    largest = f"a change of {100 * max(finite):.2g} % or more" if is_known else "no change"
     needed = launches_needed(spread, made.margin, made.error)
     launches = f"more than {MOST_LAUNCHES}" if needed is None else str(needed)
     return [
         f"cannot be judged: {counted(len(unsure), 'point')}, whose launches vary by up to "
-        f"{percent(spread)} %: nine times of ten they show a change of {largest} or more; to show "
+        f"{percent(spread)} %: nine times of ten they show {largest}; to show "
         f"{100 * made.margin:.2g} % (--margin) takes {launches} launches a side"
     ]

@@ -12,6 +12,7 @@ from lockstep.report.load import training_runs
 from lockstep.report.load.contents import CampaignFile, checked
 from lockstep.vocabulary.records import journal, journal_copies, record
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.text.formats import listed
 from lockstep.vocabulary.text.printable import one_line
 
 IMPORTED = "imported.json"
@@ -45,6 +46,8 @@ def find_files(path: Path) -> Iterator[Path]:
             raise ValueError(f"{path}: no such file or folder")
         yield path
         return
+    if below := _results_below(path):
+        raise ValueError(f"{path}: holds folders of results; name one: {listed(below)}")
     inside = _inside(path)
     if not inside and (path / JOBS).is_dir():
         raise ValueError(
@@ -54,6 +57,15 @@ def find_files(path: Path) -> Iterator[Path]:
     if not inside:
         raise ValueError(f"{path}: holds no launch, no pytest-benchmark file and no {IMPORTED}")
     yield from inside
+
+
+def _results_below(folder: Path) -> list[Path]:
+    """Return the results right below a folder, unless it is a campaign, a launch or several."""
+    own = (CAMPAIGN, LAUNCHES, IMPORTED, RESULT, JOURNAL)
+    if folder.name == LAUNCHES or any((folder / name).exists() for name in own):
+        return []
+    marks = (CAMPAIGN, LAUNCHES, IMPORTED, JOURNAL)
+    return [one for one in sorted(folder.iterdir()) if any((one / name).exists() for name in marks)]
 
 
 def _inside(folder: Path) -> list[Path]:

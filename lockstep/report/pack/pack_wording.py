@@ -189,7 +189,8 @@ def peak(mfu: float) -> str:
 def budget(plan: Budget, known: Outcomes | None) -> list[str]:
     """Say how the node-hours come about, which input is measured and which is planned."""
     measured = [
-        f"{one.type} on {one.world_size} ranks at global batch {one.global_batch} of {one.case}"
+        f"{one.type} on {counted(one.world_size or 0, 'rank')} at global batch "
+        f"{one.global_batch} of the production series"
         for one in plan.milestones if one.source == "measured"
     ]  # fmt: skip
     source = (

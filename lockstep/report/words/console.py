@@ -68,7 +68,7 @@ def verdict(page: Mapping[str, Any]) -> list[str]:
         lines += ["", *sentence(f"{one['title']}, {one['of']}:", NARROWEST)]
         lines += [part for line in one["lines"] for part in sentence(f"  {line}", NARROWEST)]
         if one["others"]:
-            lines.append(f"  {len(one['others'])} more series are on the page")
+            lines.append(f"  {len(one['others'])} more on the page")
     if page["band"]:
         lines += ["", *sentence(page["band"], NARROWEST)]
     return [*lines, "", *sentence(f"next: {page['next']}", NARROWEST)]
