@@ -334,7 +334,7 @@ def test_slurm_would_take_every_script(folder, allocation):
     site = (folder / "site.toml").read_text().replace("gpus_per_node = 0\n", GPUS)
     write(folder / "site.toml", site)
     made = lockstep(folder, "render", "campaign.toml", "--site", "site.toml", *profile)
-    scripts = done(made).splitlines()
+    scripts = [one for one in done(made).splitlines() if not one.endswith("/submit.sh")]
     assert len(scripts) == {"ladder": 4, "job": 8, "array": 5}.get(allocation, 1)
     for script in scripts:
         tested = as_user("sbatch", "--test-only", script)
