@@ -46,17 +46,22 @@ def test_two_nodes_are_a_question_for_slurm():
         run(diagnose, "nodes")
 
 
-def test_no_launch_is_begun_that_would_end_too_late(monkeypatch):
+def test_no_launch_is_begun_that_would_end_too_late(monkeypatch, tmp_path):
     now = [0.0]
 
-    def launch_of_100_s(launch, on_progress):
+    def launch_of_100_s(launch):
         now[0] += 100
         return launch
 
     view = SimpleNamespace(begin=lambda _: None, end=lambda _: None, advance=None)
     monkeypatch.setattr(progress, "View", lambda *_: nullcontext(view))
     monkeypatch.setattr(run_cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    ladder = SimpleNamespace(run=launch_of_100_s)
+    ladder = SimpleNamespace(
+        run=lambda launch, _: launch_of_100_s(launch),
+        missed=lambda _: False,
+        folder=tmp_path,
+        campaign=SimpleNamespace(studies=()),
+    )
     assert run_cli._outcomes(ladder, [0, 1, 2, 3, 4], 350) == [0, 1, 2]
 
 

@@ -260,8 +260,20 @@ def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:
         return list(rank.run(config(tmp_path, **options))["step_losses"])
 
     assert losses("one") == losses("two")
-    assert losses("workers", workers=1) == losses("workers-again", workers=1)
     assert losses("other", seed=1) != losses("one", resume=True)
+
+
+@pytest.mark.slow
+def test_a_seed_fixes_the_losses_where_workers_load(tmp_path: Path) -> None:
+    for name in ("one", "two"):  # each in a process of its own, whose libraries let it fork
+        subprocess.run(
+            [sys.executable, "-m", "lockstep", "train", "--workload", "mlp:width=64,depth=1",
+             *("--data", "digits", "--global-batch", "120", "--augment", "--workers", "1"),
+             *("--device", "cpu", "--results", str(tmp_path), "--name", name)],
+            env=environ(ROOT), check=True,
+        )  # fmt: skip
+    one, two = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("one", "two"))
+    assert one["step_losses"] == two["step_losses"]
 
 
 @pytest.mark.parametrize(
