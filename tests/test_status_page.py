@@ -6,7 +6,8 @@ import shutil
 from datetime import datetime
 
 import pytest
-from data.report_samples import strong_tree
+from data.report_samples import CASE, document, strong_tree, write
+from data.report_samples import record as sample
 from stand_ins import StandIns, keep, leave, lockstep, sacct, send
 
 from lockstep.follow import expected, status_page, status_wording
@@ -188,6 +189,25 @@ def test_a_table_and_a_prediction_in_the_folder_are_expected(
     (row,) = [row for row in record["measured"]["expected"]
               if (row["quantity"], row["world_size"]) == (quantity, 2)]  # fmt: skip
     assert row["deviation"] == pytest.approx(deviation, abs=1e-6)
+
+
+@pytest.mark.parametrize(("study", "command"), [("train", {}), ("strong", {"rate": {
+    "unit": "GFLOP/s", "better": "higher", "primary": True, "values": [1.0]}})])  # fmt: skip
+def test_a_point_has_the_unit_of_its_series_and_no_floor_that_nobody_asked_for(
+    tmp_path, study, command
+):
+    asked = campaign_at("rendered", tmp_path)
+    more = {"details": {"command": {"metrics": command, "over": []}}} if command else {}
+    for size in (1, 4):
+        case = sample(study, size, sample_unit="GFLOP", **more)
+        write(tmp_path / "results" / "x", document(f"w{size}-r0", size, {CASE: case}))
+    record, page = look(tmp_path, asked)
+    assert record["measured"]["problem"] is None
+    assert [point["step_s"] is None for point in record["measured"]["points"]] == [
+        bool(command)
+    ] * 2
+    assert record["measured"]["below_floor"] == []
+    assert "GFLOP/s" in page
 
 
 def test_jobs_beyond_a_size_that_misses_the_floor_are_to_be_cancelled():

@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.gate import targets
-from lockstep.report.load import imports, reading
+from lockstep.report.load import gaps, imports, reading
+from lockstep.report.load.results import Row
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import TIME_UNITS
 
 Quantity = Literal["parallel_efficiency", "speedup", "throughput", "step_s", "time_s",
                    "device_hours"]  # fmt: skip
 Meets = Literal["pending", "met", "below", "above"]
-LADDERS = ("strong", "weak")
+SCALINGS = ("strong", "weak")
+LADDERS = (*SCALINGS, "train")
 # In a campaign's folder, what is expected of it where no file is named.
 USUAL = ("expected.json", "expected.targets.toml", "expected.csv")
 
@@ -123,16 +125,20 @@ def _of_table(path: Path) -> Iterator[Expected]:
         for point in series.points:
             for quantity, value in values(series, point).items():
                 if value is not None:
-                    scaling = series.row.scaling if series.row.scaling in LADDERS else None
+                    scaling = series.row.scaling if series.row.scaling in SCALINGS else None
                     yield Expected(point.world_size, quantity, value, scaling=scaling)
 
 
 def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     """Return what is known of a point; the baseline has no ratios."""
     is_base = point is series.base
+    is_rate = any(
+        one.get("primary") and str(one.get("unit")).endswith("/s")
+        for one in series.row.program.get("metrics", {}).values()
+    )
     return {
         "time_s": point.time_s,
-        "step_s": point.step_s,
+        "step_s": None if is_rate else point.step_s,
         "throughput": point.throughput_samples_per_s,
         "speedup": None if is_base else point.speedup,
         "parallel_efficiency": None if is_base else point.parallel_efficiency,
@@ -140,21 +146,26 @@ def values(series: Series, point: Point) -> dict[Quantity, float | None]:
     }
 
 
-def measured(folder: Path) -> list[Series]:
-    """Return the ladders that a campaign has measured so far.
+def measured(folder: Path) -> list[Row]:
+    """Return all that a campaign has measured so far.
 
     Raises:
         ValueError: Nothing is measured, or what is cannot be read or pooled.
     """
-    found = series_of(reading.load([folder]).rows)
-    return [one for one in found if one.row.study in LADDERS and not one.layout]
+    return reading.load([folder]).rows
+
+
+def ladders(rows: Iterable[Row]) -> list[Series]:
+    """Return the ladders among what is measured."""
+    return [one for one in series_of(rows) if one.row.study in LADDERS and not one.layout]
 
 
 def points(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the measured points as records."""
     return [
         {"series": one.name, "case": one.case, "world_size": point.world_size,
-         "num_launches": point.num_launches, "baseline": one.baseline}
+         "num_launches": point.num_launches, "baseline": one.baseline,
+         "sample_unit": _unit(one)}
         | dict(values(one, point))
         for one in series for point in one.points
     ]  # fmt: skip
@@ -168,9 +179,14 @@ def beside(expected: Iterable[Expected], series: Sequence[Series]) -> list[dict[
         for own in meant or [None]:
             found = _measured(one, own)
             row = {"series": own.name if own else one.case, "measured": found,
+                   "sample_unit": _unit(own) if own else "samples",
                    "deviation": one.deviation(found), "meets": one.meets(found)}  # fmt: skip
             rows.append(asdict(one) | row)
     return sorted(rows, key=lambda row: (str(row["series"]), row["world_size"]))
+
+
+def _unit(series: Series) -> str:
+    return series.row.sample_unit or "samples"
 
 
 def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
@@ -186,14 +202,13 @@ def _measured(expected: Expected, series: Series | None) -> float | None:
     return values(series, at)[expected.quantity] if series and at else None
 
 
-def below_floor(series: Iterable[Series], floor: float) -> list[dict[str, Any]]:
-    """Return the ladders whose largest size so far misses the least efficiency that is wanted."""
-    return [
-        {"series": one.name, "world_size": last.world_size, "baseline": one.baseline,
-         "parallel_efficiency": last.parallel_efficiency, "floor": floor}
-        for one in series
-        if (last := one.points[-1]) is not one.base and last.parallel_efficiency < floor
-    ]  # fmt: skip
+def below_floor(rows: Iterable[Row], floor: float | None) -> list[dict[str, Any]]:
+    """Return the smallest size at which even the best case misses a floor, as `campaign.floor`."""
+    found = gaps.efficiencies(rows) if floor is not None else {}
+    low = min((size for size, value in found.items() if value < (floor or 0)), default=None)
+    if low is None:
+        return []
+    return [{"world_size": low, "parallel_efficiency": found[low], "floor": floor}]
 
 
 def waiting_above(

@@ -54,7 +54,7 @@ def serve(
     every_s: float,
     print_epilog: bool,
     expect: Path | None,
-    floor: float,
+    floor: float | None,
 ) -> None:
     """Serve the status page of a campaign's FOLDER, and take events of its jobs' ends.
 

@@ -38,9 +38,8 @@ expectation_options = with_options(
     click.option(
         "--floor",
         type=click.FloatRange(0, 1),
-        default=0.7,
-        show_default=True,
-        help="Least parallel efficiency that is worth a larger world size.",
+        help="Least parallel efficiency that is worth a larger world size.  "
+        "[default: until_efficiency of the campaign]",
     ),
 )
 
@@ -93,7 +92,7 @@ def status(
     watch: float | None,
     page: Path | None,
     expect: Path | None,
-    floor: float,
+    floor: float | None,
 ) -> int:
     """Say how the jobs and launches of a campaign's FOLDER stand, and what to do.
 

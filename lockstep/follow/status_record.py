@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.follow import kept_answers
 from lockstep.follow.kept_answers import stamp
@@ -16,7 +16,10 @@ from lockstep.slurm.status.standing import Campaign
 from lockstep.slurm.submit.submission import stored_site
 from lockstep.vocabulary.records import journal
 
-FLOOR = 0.7
+if TYPE_CHECKING:
+    from lockstep.report.compute.scaling import Series
+    from lockstep.report.load.results import Row
+
 # What a site file says of a job's place, in the order of the page.
 SITE_KEYS = (
     *("name", "partition", "account", "qos", "constraint", "gpus_per_node", "gpu_type"),
@@ -39,12 +42,13 @@ class Wanted:
 
     Attributes:
         expectation: The file that says what is expected; the folder's own by default.
-        floor: Least parallel efficiency that is worth a larger size, a fraction.
+        floor: Least parallel efficiency that is worth a larger size, a fraction; the campaign's
+            `until_efficiency` by default.
         inventory: Whether Slurm may be asked what the cluster has.
     """
 
     expectation: Path | None = None
-    floor: float = FLOOR
+    floor: float | None = None
     inventory: bool = False
 
 
@@ -131,22 +135,26 @@ def _measured(campaign: Campaign, results: Results, wanted: Wanted) -> dict[str,
     path = wanted.expectation or expected.find(results.path)
     hoped = expected.read(path) if path else []
     problem = None
-    series = []
+    rows: list[Row] = []
+    series: list[Series] = []
     has_files = any(results.path.glob("launches/*/result.json"))
     if has_files or any(outcome.measured for outcome in campaign.launches.values()):
         try:
-            series = expected.measured(results.path)
+            rows = expected.measured(results.path)
+            series = expected.ladders(rows)
         except ValueError as error:
             problem = str(error)
-    below = expected.below_floor(series, wanted.floor)
-    planned = (results.claimed() or {}).get("launches", [])
+    claimed = results.claimed() or {}
+    floor = claimed.get("until_efficiency") if wanted.floor is None else wanted.floor
+    below = expected.below_floor(rows, floor)
+    planned = claimed.get("launches", [])
     jobs = [
         {"job": one.job.name, "state": one.state.name, "launches": one.job.launches}
         for one in campaign.jobs
     ]
     return {
         "points": expected.points(series), "expected": expected.beside(hoped, series),
-        "expectation": str(path) if path else None, "floor": wanted.floor, "below_floor": below,
+        "expectation": str(path) if path else None, "floor": floor, "below_floor": below,
         "not_worth_it": expected.waiting_above(below, planned, jobs), "problem": problem,
     }  # fmt: skip
 

@@ -1,9 +1,9 @@
 """A campaign's status in words: from its record to the parts of the page, and nothing of HTML."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.report.page.panels.parts import Panel, panel, shown, table
+from lockstep.report.page.panels.parts import Panel, Table, panel, shown, table
 from lockstep.slurm.scheduler import MEANINGS
 from lockstep.slurm.status.overview import SHORT
 from lockstep.vocabulary.text.durations import in_words
@@ -21,7 +21,6 @@ WHEN = {
 QUANTITIES = {
     "time_s": "time of a run",
     "step_s": "time of a step",
-    "throughput": "samples/s",
     "speedup": "speed-up",
     "parallel_efficiency": "efficiency, %",
     "device_hours": "device-hours of a run",
@@ -104,9 +103,9 @@ def warnings(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"No job will measure {listed(record['abandoned'])}: see what to do below."
     for one in record["measured"]["below_floor"]:
         yield (
-            f"{one['series']}: at {counted(one['world_size'], 'rank')} the parallel efficiency is "
+            f"At {counted(one['world_size'], 'rank')} the best parallel efficiency of any case is "
             f"{percent(one['parallel_efficiency'])} %, below the floor of {percent(one['floor'])} "
-            f"% (baseline {counted(one['baseline'], 'rank')}). Find out why before a larger size: "
+            f"%. Find out why before a larger size: "
             f"lockstep report {record['folder']}"
         )
 
@@ -181,30 +180,43 @@ def _shape(script: Mapping[str, Any]) -> str:
 def _expected(record: Mapping[str, Any]) -> Panel:
     found = record["measured"]
     beside = [
-        [shown(one["series"]), QUANTITIES[one["quantity"]], str(one["world_size"]),
-         _limits(one), _value(one["quantity"], one["measured"]), _signed(one["deviation"]),
-         MEETS[one["meets"]]]
+        [shown(one["series"]), QUANTITIES.get(one["quantity"], f"{one['sample_unit']}/s"),
+         str(one["world_size"]), _limits(one), _value(one["quantity"], one["measured"]),
+         _signed(one["deviation"]), MEETS[one["meets"]]]
         for one in found["expected"]
-    ]  # fmt: skip
-    measured = [
-        [one["series"], str(one["world_size"]), str(one["num_launches"]),
-         *(_value(name, one[name]) for name in ("step_s", "throughput", "speedup",
-                                                "parallel_efficiency"))]
-        for one in found["points"]
     ]  # fmt: skip
     tables = []
     if beside:
         columns = ["Series", "Quantity", "Ranks", "Expected", "Measured", "Deviation (%)", ""]
         note = f"Expected by {found['expectation']}; a deviation is measured over expected, less 1."
         tables.append(table("Expected beside measured", columns, beside, texts=2, note=note))
-    if measured:
-        columns = ["Series", "Ranks", "Launches", "Step", "Throughput (samples/s)", "Speed-up",
-                   "Efficiency (%)"]  # fmt: skip
-        tables.append(table("Measured so far", columns, measured, texts=1))
+    units = dict.fromkeys(one["sample_unit"] for one in found["points"])
+    tables += [
+        _points(unit, [one for one in found["points"] if one["sample_unit"] == unit])
+        for unit in units
+    ]
     lead = [found["problem"]] if found["problem"] else []
     if not tables and not lead:
-        lead = ["Nothing is measured yet."]
+        has_begun = any(one["measured"] for one in record["launches"].values())
+        lead = [
+            "What is measured so far is no ladder." if has_begun else "Nothing is measured yet."
+        ]
     return panel("expected", "Expected and measured", tables=tables, lead=lead)
+
+
+def _points(unit: str, points: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of points of one unit; at a rate that a program says, without steps."""
+    names = {"step_s": "Step", "throughput": f"Throughput ({unit}/s)", "speedup": "Speed-up",
+             "parallel_efficiency": "Efficiency (%)"}  # fmt: skip
+    if all(one["step_s"] is None for one in points):
+        del names["step_s"]
+    rows = [
+        [one["series"], str(one["world_size"]), str(one["num_launches"]),
+         *(_value(name, one[name]) for name in names)]
+        for one in points
+    ]  # fmt: skip
+    columns = ["Series", "Ranks", "Launches", *names.values()]
+    return table("Measured so far", columns, rows, texts=1)
 
 
 def _value(quantity: str, value: float | None) -> str:
