@@ -17,6 +17,8 @@ from lockstep.slurm import associations
 from lockstep.slurm import cluster as clusters
 from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts
+from lockstep.slurm.doctor import cluster_checks, image_checks
+from lockstep.slurm.doctor.checks import Subject
 from lockstep.slurm.drafts.campaign_draft import ladder
 from lockstep.slurm.drafts.first_files import drafts
 from lockstep.slurm.drafts.site_draft import choose, cluster_campaign, site_file
@@ -354,8 +356,13 @@ def test_a_fast_interface_is_set_and_another_only_proposed(interfaces, set_to, t
 def test_without_an_image_loading_asks_for_one_in_a_sentence(tmp_path):
     draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, around(images=()))
     assert draft.to_fill_in == ("image",)
-    with pytest.raises(ValueError, match=r"^\S+: container\.image = 'FILL IN: path of an image"):
+    with pytest.raises(ValueError, match=r"site\.toml: still to be filled in: container\.image$"):
         load(tmp_path, "site.toml", draft.text)
+    site = sites.load(str(tmp_path / "site.toml"), is_draft=True)
+    assert site.to_fill_in == ("container.image",)
+    subject = Subject({}, tmp_path, site)
+    assert cluster_checks.site_file(subject).status == "missing"
+    assert image_checks.image(subject).status == "not needed"  # said once
 
 
 @pytest.mark.parametrize(
@@ -382,7 +389,7 @@ def test_an_installed_lockstep_is_no_checkout_for_modules(tmp_path, monkeypatch)
     seen = around(has_apptainer=False, images=(), modules=("PyTorch/2.9",), suite=suite)
     draft = site_file(cluster(*CLUSTERS["a limit of one node"][0]), OWN, seen)
     assert draft.to_fill_in == ("suite",)
-    with pytest.raises(ValueError, match=r"^\S+: suite = 'FILL IN: path of a checkout"):
+    with pytest.raises(ValueError, match=r"site\.toml: still to be filled in: suite$"):
         load(tmp_path, "site.toml", draft.text)
 
 

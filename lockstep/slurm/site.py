@@ -5,6 +5,7 @@ The published JSON Schema is `lockstep/slurm/site.schema.json`.
 
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -42,7 +43,7 @@ OWN_VARIABLES = re.compile(
 )
 
 
-# What `lockstep init` could not find begins with it.
+# What `lockstep init` could not find begins with it; only what sends or writes jobs refuses it.
 FILL_IN = "FILL IN: "
 
 
@@ -68,7 +69,7 @@ def _directive_value(text: str) -> str:
 
 def _absolute(text: str) -> str:
     if text.startswith(FILL_IN):
-        raise ValueError("still to be filled in")
+        return text
     if "://" in text:
         raise ValueError("not a file; build the image first, such as by lockstep image build")
     if not text.startswith("/"):
@@ -97,7 +98,7 @@ def _bindable(text: str) -> str:
 
 
 def _without_colon(text: str) -> str:
-    if ":" in text:
+    if ":" in text and not text.startswith(FILL_IN):
         raise ValueError("a colon separates the parts of a bind in Apptainer; use another path")
     return text
 
@@ -259,6 +260,11 @@ class Site(BaseModel):
     currency: Line | None = Field(default=None, description="of that cost, such as EUR")
 
     @property
+    def to_fill_in(self) -> tuple[str, ...]:
+        """Keys that still hold what `lockstep init` could not find."""
+        return tuple(_to_fill_in(self))
+
+    @property
     def limits(self) -> Partition:
         """Limits of the partition that jobs go to, as far as they are known."""
         return self.partitions.get(str(self.partition), Partition())
@@ -338,19 +344,34 @@ class Site(BaseModel):
         return self
 
 
+def _to_fill_in(table: BaseModel, before: str = "") -> Iterator[str]:
+    for name, value in table:
+        if isinstance(value, BaseModel):
+            yield from _to_fill_in(value, f"{name}.")
+        elif FILL_IN in str(value):
+            yield f"{before}{name}"
+
+
 def built_in() -> dict[str, Path]:
     """Return the sites that ship with the suite, name -> file."""
     folder = content.ROOT / "slurm_templates" / "sites"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(source: str) -> Site:
+def load(source: str, *, is_draft: bool = False) -> Site:
     """Read a site by its path or its built-in name.
+
+    Args:
+        source: The path, or the name.
+        is_draft: Whether keys may still be to be filled in.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.
     """
-    return inputs.load(source, Site, built_in())
+    site = inputs.load(source, Site, built_in())
+    if site.to_fill_in and not is_draft:
+        raise ValueError(f"{source}: still to be filled in: {', '.join(site.to_fill_in)}")
+    return site
 
 
 def json_schema() -> dict[str, Any]:

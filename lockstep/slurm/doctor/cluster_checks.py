@@ -32,6 +32,15 @@ NODE_SAYS = f'echo {MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$(hostname)" $(ls
 MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": MIB_PER_GIB, "T": MIB_PER_GIB**2}
 
 
+def site_file(subject: Subject) -> Finding:
+    """Whether all of the site file is filled in."""
+    if subject.site is None:
+        return not_needed("no --site given")
+    if keys := ", ".join(subject.site.to_fill_in):
+        return missing(f"still to be filled in: {keys}", "fill it in; no job is sent until then")
+    return ok("all of it is filled in")
+
+
 def answers(subject: Subject) -> Finding:
     """Whether Slurm is here and its controller answers."""
     if isinstance(subject.slurm, Cluster):

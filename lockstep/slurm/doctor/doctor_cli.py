@@ -56,7 +56,7 @@ def doctor(
 
     if found:
         say_site(found)
-    chosen = sites.load(found.source) if found else None
+    chosen = sites.load(found.source, is_draft=True) if found else None
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
         diagnosis = doctors.examine(subject, say)

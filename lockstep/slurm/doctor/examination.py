@@ -90,6 +90,7 @@ CHECKS = (
     Check("Image", "Image file", image.image),
     Check("Image", "Image's Python", image.image_runs),
     Check("Image", "GPU driver", image.gpu_driver),
+    Check("Slurm", "Site file", cluster.site_file),
     Check("Slurm", "Slurm", cluster.answers),
     Check("Slurm", "Partition", cluster.partition),
     Check("Slurm", "Time limit", cluster.time_limit),

@@ -29,6 +29,7 @@ from lockstep.vocabulary.system.host import hostname
 GB = 10**9
 NO_IMAGE = "the site's ranks run in no image"
 NO_SITE = "no site file names an image"
+NOT_YET = "the site file does not name it yet"
 # Since 1.1 Apptainer mounts an image without setuid, by user namespaces and FUSE (its release
 # notes); the jobs need no more than that.
 LEAST_APPTAINER = (1, 1)
@@ -48,6 +49,8 @@ APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 def _container(subject: Subject) -> Container | Finding:
     if subject.site is None:
         return not_needed(NO_SITE)
+    if "container.image" in subject.site.to_fill_in:
+        return not_needed(NOT_YET)
     return subject.site.container or not_needed(NO_IMAGE)
 
 

@@ -169,8 +169,12 @@ def work_of(
     budget: Budget | None = None,
     profiler: Literal["nsys", "ncu"] | None = None,
     debug_comm: bool = False,
+    *,
+    is_draft: bool = False,
 ) -> "Work":
     """Return a campaign's work at a site, by the options of a command.
+
+    With `is_draft` keys of the site may still be to be filled in.
 
     Raises:
         ValueError: Campaign, site and options do not fit.
@@ -183,7 +187,7 @@ def work_of(
     from lockstep.slurm.submit.submission import Work
 
     say_site(site)
-    chosen, where = campaigns.load(campaign), sites.load(site.source)
+    chosen, where = campaigns.load(campaign), sites.load(site.source, is_draft=is_draft)
     where = where.in_partition(partition) if partition else where
     slurm.on_cluster(where.cluster)
     results = Results((root / chosen.name).resolve())

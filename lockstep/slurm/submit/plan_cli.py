@@ -59,7 +59,7 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
         raise ValueError(
             f"--overhead {overhead:g} is no fraction from 0 to {MAX_RATE}; write 0.3 for 30 %"
         )
-    todo = work_of(**options, budget=budget)
+    todo = work_of(**options, budget=budget, is_draft=True)
     say_dropped(todo, budget)
     over = _over_limits(todo)
     prospects = _prospects(todo) if over is not None else None
@@ -76,7 +76,9 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
         console.print(line, markup=False)
     if todo.jobs:
-        click.echo(f"Next: {_submission(budget=budget, **options)}")
+        keys, sending = ", ".join(todo.site.to_fill_in), _submission(budget=budget, **options)
+        before = f"fill in {keys} in {options['site'].source}, then " if keys else ""
+        click.echo(f"Next: {before}{sending}")
 
 
 def _over_limits(todo: "Work") -> "list[Excess] | None":
@@ -146,6 +148,7 @@ def _facts(
         "starts": None if prospects is None else [asdict(one) for one in prospects[1]],
         "dropped": todo.dropped,
         "currency": todo.site.currency,
+        "to_fill_in": todo.site.to_fill_in,
         "overhead": overhead,
         **amounts,
         **more,
