@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.report.load import sources
 from lockstep.report.load.results import Results, Row
 from lockstep.vocabulary.records import record
+from lockstep.vocabulary.text.formats import listed
 
 LARGEST_BYTES = 1_000_000
 MAX_LISTED = 8
@@ -35,6 +36,12 @@ def find(results: Results, wanted: str) -> list[Row]:
     cases = list(dict.fromkeys(row.recorded_case for row in rows))
     if len(cases) != 1:
         near = rows or [row for row in results.rows if name in row.recorded_case] or results.rows
+        if name and not rows and near is not results.rows:
+            sizes = sorted({row.world_size for row in near if row.origin == "measured"})
+            raise ValueError(
+                f"--point {wanted}: {name} was measured at world size "
+                f"{listed(sizes, MAX_LISTED) or 'none'}, not at {size or 'an unnamed one'}"
+            )
         known = dict.fromkeys(f"{one.recorded_case}@{one.world_size}" for one in near)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
