@@ -7,6 +7,7 @@ neither torch nor pandas. Exit codes: 0 done; 1 a case, check or gate failed; 2 
 
 import difflib
 import importlib
+import os
 import sys
 
 import click
@@ -162,7 +163,8 @@ class LazyGroup(click.Group):
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lockstep-bench", prog_name="lockstep")
-def lockstep() -> None:
+@click.option("--verbose", is_flag=True, help="Where Slurm fails, say its own words, too.")
+def lockstep(*, verbose: bool) -> None:
     """Measure how PyTorch data-parallel training scales, and see why it stops.
 
     \b
@@ -172,7 +174,10 @@ def lockstep() -> None:
       lockstep report results/laptop    the page of its results
       lockstep import table.csv --to results/published
       lockstep init                     on a cluster: files for its Slurm, then doctor and submit
+      lockstep --verbose plan campaign.toml   with Slurm's own words, where it gives no answer
     """
+    if verbose:
+        os.environ["LOCKSTEP_VERBOSE"] = "1"
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from lockstep.slurm.doctor import image_checks as image
 from lockstep.slurm.doctor import machine_checks as machine
 from lockstep.slurm.doctor.checks import Subject
 from lockstep.slurm.doctor.examination import Diagnosis, Result
-from lockstep.slurm.scheduler import NotInstalledError
+from lockstep.slurm.programs.no_answer import NotInstalledError
 from lockstep.slurm.site import Site
 from lockstep.vocabulary.system.host import hostname
 

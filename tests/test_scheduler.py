@@ -7,6 +7,7 @@ from stand_ins import StandIns
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs import sbatch_refusals as refusals
+from lockstep.slurm.programs.no_answer import FailedError
 
 
 @pytest.fixture
@@ -24,6 +25,38 @@ def test_a_command_that_hangs_is_given_up(asked, monkeypatch):
         slurm.queue()
 
 
+NO_CONFIG = """\
+scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+scontrol: error: fetch_config: DNS SRV lookup failed
+scontrol: error: _establish_config_source: failed to fetch config
+scontrol: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (NO_CONFIG, "no_config"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
+         "no_controller"),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation\n", "late"),
+        ("sacct: error: Problem talking to the database: Connection refused\n", "no_database"),
+        ("error: Munge encode failed: Failed to access \"/run/munge/x\": No such file\n",
+         "not_trusted"),
+        ("squeue: error: something new\n", "other"),
+    ],
+)  # fmt: skip
+def test_why_slurm_gives_no_answer_is_one_sentence_of_ours(asked, monkeypatch, said, kind):
+    asked.say("squeue", rc=1, error=said)
+    with pytest.raises(FailedError) as failed:
+        slurm.queue()
+    assert failed.value.kind == kind
+    assert (said.splitlines()[0] in str(failed.value)) is (kind == "other")
+    monkeypatch.setenv("LOCKSTEP_VERBOSE", "1")
+    with pytest.raises(FailedError, match=re.escape(said.splitlines()[0])):
+        slurm.queue()
+
+
 def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, monkeypatch):
     foreign = ("SLURM_MEM_PER_CPU", "SBATCH_QOS", "SQUEUE_STATES", "SACCT_FORMAT")
     for name in (*foreign, "SLURM_CONF", "OTHER", "SLURM_CLUSTERS"):
@@ -32,6 +65,9 @@ def test_neither_a_job_around_us_nor_a_user_s_own_filters_reach_slurm(asked, mon
     asked.act("squeue", "/usr/bin/env")
     asked.act("sbatch", f"/usr/bin/env >{asked.folder}/job; echo 7")
     slurm.sbatch(asked.folder / "x.sh", "mine")
+    asked.say("sacct")
+    slurm.ask("sacct", "--jobs=7")
+    assert asked.calls("sacct") == ["sacct --clusters=big --jobs=7"]  # it reads no SLURM_CLUSTERS
     question, job = slurm.ask("squeue"), (asked.folder / "job").read_text()
     for environment in (question, job):
         assert [name for name in foreign if f"{name}=" in environment] == []
@@ -78,17 +114,20 @@ def test_why_a_job_waits_is_said_in_plain_words(reason, words):
 # What sbatch prints
 
 
-@pytest.mark.parametrize("text", ["41;cluster\n", "Welcome!\n12 jobs wait\n2026\n41;a b\nBye\n"])
-def test_the_id_is_found_in_what_a_site_s_sbatch_prints(asked, text):
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [("41\n", None), ("41;big-1\n", "big-1"), ("Welcome!\n12 wait\n2026\n41;a b\nBye\n", None)],
+)
+def test_the_job_is_found_in_what_a_site_s_sbatch_prints(asked, text, cluster):
     asked.say("sbatch", text)
-    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+    assert slurm.sbatch(asked.folder / "x.sh", "mine") == slurm.Taken("41", cluster)
 
 
 @pytest.mark.parametrize("text", ["", "Submitted batch job 41\n", "-41\n"])
 def test_an_answer_without_an_id_is_a_lost_one(asked, text):
     asked.say("sbatch", text)
     asked.say("squeue", "41|41|PENDING|Priority|1|me|mine\n")
-    assert slurm.sbatch(asked.folder / "x.sh", "mine") == "41"
+    assert slurm.sbatch(asked.folder / "x.sh", "mine").id == "41"
     asked.say("squeue")
     with pytest.raises(RuntimeError, match="sbatch gave no job id"):
         slurm.sbatch(asked.folder / "x.sh", "mine")
@@ -107,11 +146,12 @@ def test_a_submission_whose_answer_was_lost_is_found_again(asked, lost):
     asked.say("sbatch", rc=1, error=f"{BANNER}sbatch: error: Batch job submission failed: {lost}\n")
     asked.say("squeue", "41_[0-9]|41|PENDING|None|1|me|mine\n", "")
     script = asked.folder / "x.sh"
-    assert slurm.sbatch(script, "mine", "--dependency=afterok:7") == "41"
+    assert slurm.sbatch(script, "mine", "--dependency=afterok:7").id == "41"
     (call,) = asked.calls("sbatch")
     assert call == f"sbatch --parsable --comment=mine --dependency=afterok:7 {script}"
-    with pytest.raises(RuntimeError, match=re.escape(lost)):  # it is not there: nothing refused it
+    with pytest.raises(FailedError) as failed:  # it is not there: nothing refused it
         slurm.sbatch(script, "mine")
+    assert failed.value.kind in ("late", "no_controller")
 
 
 def test_a_refused_submission_is_not_found_again_by_the_record_it_leaves(asked):

@@ -5,16 +5,21 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from data.job_samples import campaign_of, site_of
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
 from lockstep.campaign import on_end
+from lockstep.campaign.campaign import plan
+from lockstep.follow import ladder_end
 from lockstep.slurm.status.sent import Results
+from lockstep.slurm.status.standing import Board
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.system.locks import NoLocksError
 
@@ -213,6 +218,55 @@ def test_where_a_layer_gives_no_answer_the_state_is_unknown(here, folder, asked,
     assert ended.returncode == (1 if answer == "is silent" else 0)
 
 
+def test_the_text_says_what_slurm_last_said_and_how_long_ago(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:ladder-17\n")
+    status(here, asked, "")
+    for name in ("squeue", "sacct"):
+        asked.say(name, rc=1, error="Unable to contact slurm controller")
+    assert re.search(r"\n  [0-9.]+ m?s ago: RUNNING, runs\n", status(here, asked, "").stdout)
+
+
+@pytest.mark.parametrize(
+    ("due_to", "state"),
+    [
+        ("", "CANCELLED"),
+        (" DUE TO TIME LIMIT", "TIMEOUT"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "NODE_FAIL"),
+        (" DUE TO PREEMPTION", "PREEMPTED"),
+        (" DUE TO JOB REQUEUE", "unknown"),
+    ],
+)
+def test_where_no_poll_ever_answers_the_job_s_output_says_how_it_ended(
+    here, folder, asked, due_to, state
+):
+    send(folder, "ladder", "17", ["w1-r0"])
+    words = f"slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-01-01T00:00:00{due_to} ***\n"
+    (folder / "jobs" / "slurm-17.out").write_text(words)
+    for name in ("squeue", "sacct"):
+        asked.say(name, rc=1, error="Connection refused")
+    assert jobs(here, asked)[0]["state"] == state
+
+
+def test_where_sacct_answers_no_more_its_last_words_count(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    leave(folder, "17", 143)
+    (folder / "jobs" / "sacct.txt").write_text(sacct(account("17", "OUT_OF_MEMORY")))
+    (asked.folder / "sacct").unlink()
+    assert jobs(here, asked)[0]["state"] == "OUT_OF_MEMORY"
+
+
+def test_a_folder_that_was_copied_is_collected_as_before(here, folder, asked):
+    send(folder, "ladder", "17", ["w1-r0"])
+    keep(folder, "w1-r0", "a", "b")
+    asked.say("sacct", sacct(account("17", "COMPLETED")))
+    lockstep("collect results/x", here, asked.folder)
+    os.utime(folder / "launches" / "w1-r0" / "journal.jsonl", (2e9, 2e9))
+    assert json.loads(status(here, asked).stdout)["next"] == ["lockstep report results/x"]
+    keep(folder, "w1-r0", "c")
+    assert json.loads(status(here, asked).stdout)["next"] == ["lockstep collect results/x"]
+
+
 def test_an_outage_of_accounting_loses_no_job_but_its_absence_may(here, folder, asked):
     send(folder, "ladder", "17", ["w1-r0"])
     asked.say("sacct", rc=1, error="slurmdbd: Connection refused")
@@ -324,6 +378,37 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     assert record["next"] == ["lockstep collect results/x"]
     on_end.run(Results(folder), print)
     assert (folder / "end").read_text() == "complete\n"
+
+
+def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(
+    here, folder, asked, monkeypatch
+):
+    results, sizes = Results(folder), (1, 2, 4, 8)
+    own = campaign_of(world_sizes=sizes, repeats=1, studies=["weak"], jobs={"allocation": "job"})
+    results.claim(own, plan(own))
+    (folder / "jobs" / "site.json").write_text(site_of().model_dump_json(by_alias=True))
+    rows = ""
+    for job_id, size in zip((17, 18, 19, 20), sizes, strict=True):
+        name, state = f"w{size}-r0", "PENDING" if size > 2 else "RUNNING"
+        uuid = send(folder, name, str(job_id), [name])
+        rows += f"{job_id}|{job_id}|{state}|None|1795253711|me|{uuid}\n"
+    asked.say("squeue", rows)
+    monkeypatch.setenv("PATH", str(asked.folder))
+    below = {"world_size": 2, "parallel_efficiency": 0.5, "floor": 0.6}
+    measured = {"below_floor": [below], "not_worth_it": ["w4-r0", "w8-r0"]}
+    keep(folder, "w2-r0", "a", world_size=2)
+    assert ladder_end.end(Board(results).look(), results, measured) == []  # not all of it is there
+    keep(folder, "w2-r0", "a", "b", world_size=2)
+    assert ladder_end.end(Board(results).look(), results, measured) == ["w4-r0", "w8-r0"]
+    assert asked.calls("scancel") == ["scancel --state=PENDING 19 20"]
+    assert [one.get("below_floor") for one in results.submissions()] == [None, None, below, below]
+    keep(folder, "w1-r0", "a", "b", world_size=1)
+    asked.say("squeue")
+    asked.say("sacct", sacct(*(account(str(n), "COMPLETED") for n in (17, 18))))
+    record = json.loads(status(here, asked).stdout)
+    assert (record["abandoned"], record["num_planned"], record["is_bad"]) == ([], 2, False)
+    assert [one["world_size"] for one in record["campaign"]["left_out"]] == [4, 8]
+    assert record["next"] == ["lockstep collect results/x"]
 
 
 @pytest.mark.parametrize(("budget_s", "minutes"), [(None, 15), (1800, 30), (10, 5)])

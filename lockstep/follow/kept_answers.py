@@ -27,6 +27,23 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(timespec="seconds")
 
 
+def at(facts: dict[str, Any], results: Results, now: float) -> float | None:
+    """Keep what Slurm has just said of a campaign, or add what it said last where it is silent.
+
+    Args:
+        facts: The campaign, as `overview.facts` returns it.
+        results: Its folder.
+        now: Seconds of the epoch.
+
+    Returns:
+        When Slurm's answer was given; None where none is kept.
+    """
+    if facts["errors"]:
+        return add(results, facts["jobs"])
+    keep(results, facts["jobs"], now)
+    return now
+
+
 def keep(results: Results, jobs: list[dict[str, Any]], now: float) -> None:
     """Keep the states that Slurm has just said, where the folder may be written."""
     known = {row["id"]: row["state"] for row in jobs if row["id"] and row["state"] != "unknown"}

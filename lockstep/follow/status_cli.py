@@ -85,6 +85,12 @@ def _is_number(text: str) -> bool:
     help=f"Write the page of it, by default {IN_FOLDER} in the folder; with --watch, at each look.",
 )
 @expectation_options
+@click.option(
+    "--cancel-below",
+    is_flag=True,
+    help="Cancel the jobs that wait to measure larger sizes than one that misses the floor, and "
+    "leave these out; `after` stages that need their good end do not begin then.",
+)
 def status(
     folder: str,
     *,
@@ -93,6 +99,7 @@ def status(
     page: Path | None,
     expect: Path | None,
     floor: float | None,
+    cancel_below: bool,
 ) -> int:
     """Say how the jobs and launches of a campaign's FOLDER stand, and what to do.
 
@@ -104,6 +111,7 @@ def status(
       lockstep status results/campaign
       lockstep status results/campaign --watch
       lockstep status results/campaign --watch --html
+      lockstep status results/campaign --watch --floor 0.6 --cancel-below
       lockstep status results/campaign --json
     """
     from lockstep.campaign import on_end
@@ -115,10 +123,13 @@ def status(
             f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
         )
     board = Board(results_of(folder))
+    claimed = board.results.claimed() or {}
+    if cancel_below and floor is None and claimed.get("until_efficiency") is None:
+        raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
     wanted = Wanted(expect, floor, inventory=page is not None)
     if page is not None and str(page) == IN_FOLDER:
         page = board.results.path / IN_FOLDER
-    view = _View(board.results, folder, wanted, page, as_json=as_json)
+    view = _View(board.results, folder, wanted, page, as_json=as_json, cancels_below=cancel_below)
     campaign = view.show(board.look()) if watch is None else view.watch(board, watch)
     if watch is not None and campaign.jobs:
         on_end.run(board.results, lambda text: click.echo(text, err=True))
@@ -140,16 +151,25 @@ class _View:
         wanted: What the record shall hold.
         page: Where the page is written; None for none.
         as_json: Whether the terminal gets the record.
+        cancels_below: Whether jobs of sizes beyond one that misses the floor are cancelled.
     """
 
     def __init__(
-        self, results: "Results", folder: str, wanted: "Wanted", page: Path | None, *, as_json: bool
+        self,
+        results: "Results",
+        folder: str,
+        wanted: "Wanted",
+        page: Path | None,
+        *,
+        as_json: bool,
+        cancels_below: bool,
     ) -> None:
         self.results = results
         self.folder = folder
         self.wanted = wanted
         self.page = page
         self.as_json = as_json
+        self.cancels_below = cancels_below
         self._last: tuple[Campaign, dict[str, Any]] | None = None
 
     def record(self, campaign: "Campaign") -> dict[str, Any]:
@@ -163,21 +183,38 @@ class _View:
 
     def text(self, campaign: "Campaign") -> str:
         """Return what the terminal gets."""
+        from lockstep.follow import kept_answers
         from lockstep.slurm.status import overview
 
         if self.as_json:
             return json.dumps(self.record(campaign), indent=1)
-        return "\n".join(overview.lines(campaign, self.results, self.folder))
+        facts = overview.facts(campaign, self.results, self.folder)
+        kept_answers.at(facts, self.results, time.time())
+        return "\n".join(overview.lines(facts, campaign, self.results, self.folder))
 
     def show(self, campaign: "Campaign") -> "Campaign":
         """Write the page, where there is one, and return what it was given."""
         from lockstep.follow import status_page
         from lockstep.vocabulary.records import journal
 
+        if self.cancels_below:
+            self._end_ladder(campaign)
         if self.page is not None:
             html = status_page.html(self.record(campaign), None if campaign.has_ended else WATCH_S)
             journal.write_atomically(self.page, html)
         return campaign
+
+    def _end_ladder(self, campaign: "Campaign") -> None:
+        """Cancel what waits for sizes that are not worth it; where that fails, at the next look."""
+        from lockstep.follow import ladder_end
+
+        try:
+            names = ladder_end.end(campaign, self.results, self.record(campaign)["measured"])
+        except (RuntimeError, ValueError) as error:
+            click.echo(f"not cancelled: {error}", err=True)
+        else:
+            for name in names:
+                click.echo(f"cancelled: {name}, for a smaller size misses the floor", err=True)
 
     def watch(self, board: "Board", every_s: float) -> "Campaign":
         """Show a campaign until all its jobs have ended, and return its state then."""

@@ -63,11 +63,7 @@ def record(campaign: Campaign, results: Results, folder: str, wanted: Wanted) ->
     scripts = results.scripts()
     for row in facts["jobs"]:
         row |= {key: scripts.get(row["job"], {}).get(key) for key in SHAPE}
-    if not campaign.errors:
-        kept_answers.keep(results, facts["jobs"], now)
-        answered: float | None = now
-    else:
-        answered = kept_answers.add(results, facts["jobs"])
+    answered = kept_answers.at(facts, results, now)
     inventory = kept_answers.inventory(results, now, ask=wanted.inventory)
     measured = _measured(campaign, results, wanted)
     return {

@@ -14,14 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from lockstep.slurm.programs import sbatch_refusals as refusals
+from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError, failed
 from lockstep.vocabulary.system import commands
-from lockstep.vocabulary.text.printable import one_line
 
 TIMEOUT_S = 60
-# What sacct says where slurm.conf has no AccountingStorageType.
-NO_ACCOUNTING = "accounting storage is disabled"
 MAX_ELEMENTS = 100_000
 QUEUE_FORMAT = "%i|%A|%T|%r|%V|%u|%k|%o"
+CLUSTER = re.compile(r"[\w.-]+")  # name of one
 MAX_DIGITS = 18  # of a number in Slurm's text; a longer one is not read
 # Times as seconds, and the elements of an array whole (a text of 64 bytes by default).
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -174,6 +173,8 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
         RuntimeError: It is not installed, fails, or does not answer in time.
     """
     environ = environment() | ENVIRONMENT if environ is None else environ
+    if command[0] == "sacct":  # the only one that does not read SLURM_CLUSTERS
+        command = (command[0], *cluster_options(), *command[1:])
     try:
         ended = commands.run(command, TIMEOUT_S, environ=environ)
     except commands.CommandError as error:
@@ -181,9 +182,7 @@ def ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             raise NotInstalledError(command[0]) from None
         raise
     if ended.code:
-        message = one_line(ended.errors) or f"nothing, and exit code {ended.code}"
-        kind = NoAccountingError if NO_ACCOUNTING in ended.errors else FailedError
-        raise kind(f"{command[0]} said: {message}", ended.errors)
+        raise failed(command[0], ended.errors, ended.code)
     return ended.output
 
 
@@ -202,27 +201,10 @@ def on_cluster(name: str | None) -> None:
         os.environ["SLURM_CLUSTERS"] = name
 
 
-class FailedError(RuntimeError):
-    """A command of Slurm that ended with an error.
-
-    Attributes:
-        stderr: What it said, line by line.
-    """
-
-    def __init__(self, message: str, stderr: str) -> None:
-        super().__init__(message)
-        self.stderr = stderr
-
-
-class NoAccountingError(FailedError):
-    """This cluster keeps no accounts: asking again is of no use."""
-
-
-class NotInstalledError(RuntimeError):
-    """A command of Slurm that is not on this machine: asking again is of no use."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(f"{command} is not installed here; use a login node of the cluster")
+def cluster_options() -> list[str]:
+    """Return the option of Slurm's commands that names the cluster they are about, if one is."""
+    name = os.environ.get("SLURM_CLUSTERS")
+    return [f"--clusters={name}"] if name else []
 
 
 def require(command: str) -> None:
@@ -235,8 +217,21 @@ def require(command: str) -> None:
         raise NotInstalledError(command)
 
 
-def sbatch(script: Path, comment: str, *options: str) -> str:
-    """Submit a script and return its job's id; of an array, the id that its elements share.
+@dataclass(frozen=True)
+class Taken:
+    """A job that sbatch has sent.
+
+    Attributes:
+        id: Its id; of an array, the id that its elements share.
+        cluster: The cluster that took it, where sbatch names one.
+    """
+
+    id: str
+    cluster: str | None = None
+
+
+def sbatch(script: Path, comment: str, *options: str) -> Taken:
+    """Submit a script and return the job.
 
     Args:
         script: The batch script.
@@ -249,14 +244,14 @@ def sbatch(script: Path, comment: str, *options: str) -> str:
     """
     command = ("sbatch", "--parsable", f"--comment={comment}", *options, str(script))
     try:
-        return _job_id(ask(*command, environ=environment()))
+        return _taken(ask(*command, environ=environment()))
     except RuntimeError as error:
         stderr = error.stderr if isinstance(error, FailedError) else ""
         if explained := refusals.explain(stderr, getpass.getuser(), ask, script):
             raise ValueError(explained) from None
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:
-            return job_id
+            return Taken(job_id)
         raise
 
 
@@ -280,15 +275,16 @@ def would_start(script: str) -> str | None:
     return None if ended.code or match is None else match[1]
 
 
-def _job_id(answer: str) -> str:
-    """Return the id in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
-    ids = re.findall(r"^([0-9]+)(?:;.*)?$", answer, re.MULTILINE)
-    if not ids:
+def _taken(answer: str) -> Taken:
+    """Return the job in sbatch's answer, `ID` or `ID;CLUSTER`, after what a site's wrapper adds."""
+    found = re.findall(r"^([0-9]+)(?:;(.*))?$", answer, re.MULTILINE)
+    if not found:
         raise RuntimeError(
             f"sbatch gave no job id but {answer.strip()[:80]!r}; see by squeue --me whether it "
             "took the job, and ask the cluster's support why sbatch --parsable prints no id"
         )
-    return str(ids[-1])
+    job_id, cluster = found[-1]
+    return Taken(job_id, cluster if CLUSTER.fullmatch(cluster) else None)
 
 
 def _find(comment: str) -> str | None:
@@ -301,13 +297,13 @@ def _find(comment: str) -> str | None:
     return next((job.job_id for job in held if job.state != refused), None)
 
 
-def scancel(job_ids: Iterable[str]) -> None:
-    """Cancel jobs, or single elements of arrays (`7_3`), by one call.
+def scancel(job_ids: Iterable[str], *, only_waiting: bool = False) -> None:
+    """Cancel jobs, or single elements of arrays (`7_3`), by one call; perhaps only what waits.
 
     Raises:
         RuntimeError: scancel fails.
     """
-    ask("scancel", *job_ids)
+    ask("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs.no_answer import FailedError
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status.accounting import instant
 from lockstep.vocabulary.text.durations import parse
@@ -118,7 +119,7 @@ def of_job(job_id: str) -> list[Held]:
     """
     try:
         return _ask(f"--jobs={job_id}")
-    except slurm.FailedError as error:
+    except FailedError as error:
         if "Invalid job id" in error.stderr:  # it ended more than MinJobAge ago, or never was
             return []
         raise

@@ -18,6 +18,7 @@ from lockstep.slurm.doctor.checks import (
     warning,
 )
 from lockstep.slurm.doctor.machine_checks import named_interfaces
+from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError
 from lockstep.slurm.site import Site
 from lockstep.vocabulary.text.durations import clock, parse_limit
 from lockstep.vocabulary.text.printable import last_line
@@ -46,8 +47,10 @@ def answers(subject: Subject) -> Finding:
     if isinstance(subject.slurm, Cluster):
         names = ", ".join(partition.name for partition in subject.slurm.partitions)
         return ok(f"{subject.slurm.version or 'a'} on {subject.slurm.name}, partitions {names}")
-    if subject.site is None and isinstance(subject.slurm, slurm.NotInstalledError):
+    if subject.site is None and isinstance(subject.slurm, NotInstalledError):
         return not_needed("not installed here, and no site file names a cluster")
+    if isinstance(subject.slurm, FailedError) and subject.slurm.to_do:
+        return missing(subject.slurm.says, subject.slurm.to_do)
     return missing(str(subject.slurm), "use a login node of the cluster, or ask later")
 
 

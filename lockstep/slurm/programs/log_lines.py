@@ -23,6 +23,12 @@ TASK_ENDED = re.compile(
 )
 # srun: the node that failed. slurmstepd names the node that it runs on itself, which is well.
 NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
+# slurmstepd, in a batch script's output: that Slurm ended the job, and why.
+JOB_ENDED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
+OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill event.* StepId=\w+\.batch")
+# Why -> Slurm's word for the end; of a job that was requeued it is none.
+WORDS = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL",
+         "PREEMPTION": "PREEMPTED"}  # fmt: skip
 # slurmd: in place of a script's output.
 PROLOG_FAILED = re.compile(r"^Error running slurm prolog")
 # Any program.
@@ -56,6 +62,15 @@ def read_end(log: Path) -> LogEnd:
     line = (exits or causes or errors or lines)[-1]
     failed = NODE_FAILED.search(text)
     return LogEnd(line[:MAX_LINE], failed and failed[1], bool(PROLOG_FAILED.match(line)))
+
+
+def word_for_end(output: Path) -> str | None:
+    """Return Slurm's word for how it ended a job, by the job's output; None where it did not."""
+    text = _tail(output)
+    if OUT_OF_MEMORY.search(text):
+        return "OUT_OF_MEMORY"
+    whys = [match[1] or "" for match in JOB_ENDED.finditer(text)]
+    return WORDS.get(whys[-1].strip()) if whys else None
 
 
 def _tail(path: Path) -> str:

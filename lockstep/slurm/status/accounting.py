@@ -11,10 +11,14 @@ has not ended says nothing final, and is not kept.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs.no_answer import NoAccountingError, NotInstalledError
+from lockstep.slurm.status.sent import Results
+from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.durations import parse
 
 FIELDS = (
@@ -92,9 +96,19 @@ def _rows(text: str) -> Iterator[Row]:
                 yield dict.fromkeys(FIELDS, "") | dict(zip(names, cells, strict=True))
 
 
+def kept(results: Results) -> dict[str, Account]:
+    """Return job id -> what sacct said of its end, to the collecting job or to `collect`."""
+    path = results.jobs_folder / "sacct.txt"
+    accounts = read(files.text(path)) if path.exists() else {}
+    with suppress(ValueError, KeyError, TypeError):  # none yet, or of an earlier schema
+        rows = files.parse(files.content(results.accounting_file))["jobs"]
+        accounts |= {row["id"]: row["accounting"] for row in rows if row["accounting"]}
+    return {job_id: account for job_id, account in accounts.items() if has_ended(account)}
+
+
 def is_absent(error: RuntimeError) -> bool:
     """Return whether a failure of sacct means that there is no accounting to wait for."""
-    return isinstance(error, slurm.NotInstalledError | slurm.NoAccountingError)
+    return isinstance(error, NotInstalledError | NoAccountingError)
 
 
 def has_ended(account: Mapping[str, Any] | None) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs.no_answer import FailedError
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Results
 
@@ -92,16 +93,28 @@ def ids(opened: Sequence[Open], point: int | None) -> dict[str, str]:
     return {f"{job.held.job_id}{end}": job.name for job in opened}
 
 
-def cancel(results: Results, opened: Sequence[Open], point: int | None) -> None:
+def cancel(
+    results: Results,
+    opened: Sequence[Open],
+    point: int | None,
+    below_floor: Mapping[str, Any] | None = None,
+) -> None:
     """Cancel jobs, and note it.
+
+    Args:
+        results: The campaign's folder.
+        opened: The jobs.
+        point: Only this element of an array.
+        below_floor: The world size that missed a floor, where that is why; only what still waits
+            is cancelled then.
 
     Raises:
         RuntimeError: scancel fails, as it does for jobs of another user.
         OSError: They are cancelled, but this cannot be noted.
     """
     try:
-        slurm.scancel(ids(opened, point))
-    except slurm.FailedError as error:
+        slurm.scancel(ids(opened, point), only_waiting=below_floor is not None)
+    except FailedError as error:
         others = sorted({job.held.user for job in opened} - {slurm.own_name()})
         if not others:
             raise
@@ -114,4 +127,5 @@ def cancel(results: Results, opened: Sequence[Open], point: int | None) -> None:
             ended.setdefault(job.uuid, []).extend(elements)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for uuid, cancelled in ended.items():
-        results.set_down({"uuid": uuid, "cancelled": cancelled, "cancelled_at": now})
+        why = {"below_floor": dict(below_floor)} if below_floor else {}
+        results.set_down({"uuid": uuid, "cancelled": cancelled, "cancelled_at": now, **why})

@@ -46,6 +46,7 @@ def results_of(folder: str) -> "Results":
     if (results.jobs_folder / submission.SITE_FILE).exists():
         with contextlib.suppress(OSError, ValueError):  # then of this machine's own cluster
             slurm.on_cluster(submission.stored_site(results).cluster)
+    slurm.on_cluster(results.cluster())  # which may be another than sbatch was asked for
     return results
 
 
@@ -65,6 +66,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
       lockstep cancel results/campaign --job campaign-w8-r0
       lockstep cancel results/campaign --point 3
     """
+    from lockstep.slurm import scheduler as slurm
     from lockstep.slurm.status import cancelling
 
     results = results_of(folder)
@@ -73,7 +75,7 @@ def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -
     if not titles:
         click.echo("No job is waiting or running; nothing to cancel.")
         return
-    command = shlex.join(["scancel", *titles])
+    command = shlex.join(["scancel", *slurm.cluster_options(), *titles])
     if dry_run:
         click.echo(command)
         return

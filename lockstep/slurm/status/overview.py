@@ -1,11 +1,14 @@
 """A campaign's standing as plain data and as text, arrays summarised."""
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.advice import advise
 from lockstep.slurm.status.causes import key_to_mend
@@ -46,10 +49,10 @@ def facts(campaign: Campaign, results: Results, folder: str) -> dict[str, Any]:
     }
 
 
-def lines(campaign: Campaign, results: Results, folder: str) -> list[str]:
-    """Return a campaign's state as lines for a terminal."""
+def lines(known: Mapping[str, Any], campaign: Campaign, results: Results, folder: str) -> list[str]:
+    """Return a campaign's state as lines for a terminal, by its `facts`."""
     text = []
-    for row in facts(campaign, results, folder)["jobs"]:
+    for row in known["jobs"]:
         text += _job_lines(row)
     text += [f"{name}: not sent; {why}" for name, why in results.refusals().items()]
     text += _launch_lines(campaign)
@@ -161,7 +164,7 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 
 def _job_lines(row: Mapping[str, Any]) -> list[str]:
-    text = [_headline(row)]
+    text = [_headline(row), *_last_known(row)]
     if "elements" in row:
         text += [f"  {row['meaning']}"] if row["state"] == "PENDING" else []
         text += _bad_elements(row["ended_badly"])
@@ -170,6 +173,14 @@ def _job_lines(row: Mapping[str, Any]) -> list[str]:
     times = "; ".join(_times(row))
     text += [f"  {times}"] if times else []
     return text + ([f"  log: {row['log']}"] if row["log"] else [])
+
+
+def _last_known(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what Slurm last said of a job that it says nothing of now, with the age of that."""
+    if known := row.get("last_known"):
+        ago_s = time.time() - datetime.fromisoformat(known["time"]).timestamp()
+        meaning = State(known["state"]).meaning.replace("{id}", str(row["id"]))
+        yield f"  {in_words(max(0.0, ago_s))} ago: {known['state']}, {meaning}"
 
 
 def _times(row: Mapping[str, Any]) -> Iterator[str]:
@@ -285,9 +296,10 @@ def _open_lines(opened: Sequence[Standing], results: Results) -> Iterator[str]:
     running = [standing for standing in opened if standing.state.name == "RUNNING"]
     if running:
         yield f"tail -f {shlex.quote(str(results.output(running[0].job)))}"
-    yield f"squeue --start --jobs={','.join(ids)}"
+    where = "".join(f"{option} " for option in slurm.cluster_options())
+    yield f"squeue {where}--start --jobs={','.join(ids)}"
     if all(standing.user in (None, slurm.own_name()) for standing in opened):
-        yield f"scancel {' '.join(ids)}"
+        yield f"scancel {where}{' '.join(ids)}"
 
 
 def _after_jobs(campaign: Campaign, results: Results) -> str:

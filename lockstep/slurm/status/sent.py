@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
-from lockstep.vocabulary.records import journal
+from lockstep.slurm.scheduler import CLUSTER
+from lockstep.vocabulary.records import journal, journal_copies
 from lockstep.vocabulary.system import files, locks
 
 
@@ -119,14 +120,19 @@ class Results(Folder):
         last = {entry["job"]: entry.get("refused") for entry in self._recorded() if "job" in entry}
         return {name: str(why) for name, why in last.items() if why}
 
+    def cluster(self) -> str | None:
+        """Return the cluster that took the job that was sent last; None where sbatch named none."""
+        named = [entry.get("cluster") for entry in self.submissions() if entry["id"] is not None]
+        return named[-1] if named else None
+
     def is_collected(self) -> bool:
-        """Return whether `collect` has run since the last launch wrote."""
-        if not self.accounting_file.exists():
-            return False
-        pairs = [(self.journal(name), self.result_file(name)) for name in self.names()]
-        return all(
-            made.exists() and made.stat().st_mtime >= journal_.stat().st_mtime
-            for journal_, made in pairs
+        """Return whether `collect` has run, and its files hold all that the launches wrote.
+
+        Raises:
+            ValueError: A journal is corrupt.
+        """
+        return self.accounting_file.exists() and not any(
+            journal_copies.is_ahead(self.journal(name), self.result(name)) for name in self.names()
         )
 
     def side_log(self, job: Job) -> Path:
@@ -257,6 +263,9 @@ def _check(entry: dict[str, Any], path: Path) -> None:
     is_id = isinstance(job_id, str) and re.fullmatch("[0-9]+", job_id)
     if job_id is not None and not is_id:
         raise ValueError(f"{path}: a line has the id {str(job_id)[:80]!r}, which is no job's")
+    cluster = entry.get("cluster")
+    if cluster is not None and not (isinstance(cluster, str) and CLUSTER.fullmatch(cluster)):
+        raise ValueError(f"{path}: a line has the cluster {str(cluster)[:80]!r}, which is none")
     if not files.are_texts(entry.get("launches", [])):
         raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
     cancelled = entry.get("cancelled", [])

@@ -1,7 +1,8 @@
 """The states of a campaign's jobs and launches, by the surest of what is known.
 
-The layers, the surest first: what the job's own script left at its end, squeue, sacct, events. A
-job that none of them knows is `unknown`, and after a time of grace `LOST`: never completed.
+The layers, the surest first: what the job's own script left at its end, squeue, sacct, or what it
+last said where it is out of reach, slurmstepd's words in the job's output, events. A job that none
+of them knows is `unknown`, and after a time of grace `LOST`: never completed.
 """
 
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from lockstep.campaign import floor
 from lockstep.campaign.folder import Outcome
 from lockstep.slurm import scheduler as slurm
+from lockstep.slurm.programs.log_lines import word_for_end
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import accounting, by_hand, job_events
 from lockstep.slurm.status.job_events import JobEvent
@@ -169,10 +171,12 @@ class Board:
         sent = [name for job in jobs for name in job.launches]
         planned = [launch["name"] for launch in claimed.get("launches", ())]
         planned = planned or list(dict.fromkeys([*sent, *launches]))
-        campaign = Campaign(standings, launches, planned, answers.errors)
+        # What is claimed no more was left out, by `status --cancel-below`.
+        gone = frozenset(sent) - set(planned) - set(launches)
+        campaign = Campaign(standings, launches, planned, answers.errors, gone)
         if not campaign.abandoned:
             return campaign
-        left_out = floor.left_out(self.results.path / "launches", claimed)
+        left_out = gone | floor.left_out(self.results.path / "launches", claimed)
         planned = [name for name in planned if name not in left_out]
         return replace(campaign, planned=planned, left_out=left_out)
 
@@ -202,6 +206,7 @@ class Board:
             accounts = accounting.ask(self._wanted(ids, queue or {}))
         except RuntimeError as error:
             errors.append(str(error))
+            self._accounts = accounting.kept(self.results) | self._accounts
             if accounting.is_absent(error):
                 accounts = {}  # which is an answer
         for job_id, account in (accounts or {}).items():
@@ -228,6 +233,9 @@ class Board:
         raw = (account and account["raw_id"]) or (queued and queued.raw_id) or job.id
         record = answers.exits.get(str(raw)) or answers.exits.get(str(job.id))
         state = state_of(queued, account, record)
+        if state is None or (state.name == "FAILED" and not accounting.has_ended(account)):
+            word = None if queued else word_for_end(self.results.output(job))
+            state = State(word) if word else state
         if state is None:
             state = self._without_answer(job, account, answers, now)
         wait_s = account["queue_wait_s"] if account else None

@@ -275,12 +275,13 @@ def _send(results: Results, spec: JobSpec, script: Path, options: Sequence[str])
     try:
         record.append({"uuid": comment, **_facts(spec)})
         try:
-            job_id = slurm.sbatch(script, comment, *options)
+            taken = slurm.sbatch(script, comment, *options)
         except ValueError as error:
             record.append({"uuid": comment, "refused": str(error)})
             raise
-        record.append({"uuid": comment, "id": job_id})
-        return job_id
+        where = {"cluster": taken.cluster} if taken.cluster else {}
+        record.append({"uuid": comment, "id": taken.id, **where})
+        return taken.id
     finally:
         record.close()
 

@@ -121,7 +121,7 @@ def resume(
     results = Results(folder.resolve())
     campaign, before = submission.stored(results)
     todo = submission.Work(campaign, sites.load(changed) if changed else before, results)
-    slurm.on_cluster(todo.site.cluster)
+    slurm.on_cluster(todo.site.cluster or results.cluster())
     if flagged:
         again = submission.flagged(results, todo.launches)
         todo = replace(todo, again=tuple(again))
@@ -181,9 +181,12 @@ def _show(todo: "Work", *, as_json: bool) -> None:
 
 def _how_to_watch(todo: "Work", sent: "Sequence[Sent]") -> list[str]:
     """Return commands to copy, with the ids and paths of these jobs."""
+    from lockstep.slurm import scheduler as slurm
+
     folder = _quoted(todo.results.path)
+    jobs = f"--jobs={','.join(one.id for one in sent)}"
     return [
-        f"Watch: squeue --jobs={','.join(one.id for one in sent)}",
+        f"Watch: {shlex.join(['squeue', *slurm.cluster_options(), jobs])}",
         f"       tail -F {_quoted(sent[0].output)}",
         f"Next: lockstep status {folder}",
     ]
