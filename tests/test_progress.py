@@ -1,5 +1,13 @@
-from lockstep.campaign.campaign import Launch
+from datetime import UTC, datetime
+
+from lockstep.campaign.campaign import Campaign, Launch, plan
+from lockstep.campaign.folder import Folder
 from lockstep.campaign.progress import TimeLeft, short_names
+from lockstep.campaign.time_needed import estimate
+from lockstep.vocabulary.records.journal import Journal
+from lockstep.vocabulary.system.host import hostname
+
+CAMPAIGN = {"schema": 1, "name": "own", "studies": ["weak"], "world_sizes": [1, 2], "size": "smoke"}
 
 
 def test_a_case_is_named_by_what_tells_it_from_the_others_of_its_test():
@@ -18,6 +26,37 @@ def test_names_stay_apart_where_two_factors_differ():
     names = short_names(cases)
     assert len(set(names.values())) == len(cases)
     assert names[cases[0]] == "x a=1, b=1"
+
+
+def test_earlier_launches_tell_the_time_left_until_these_do():
+    left = TimeLeft([Launch(1, 0), Launch(2, 0)], 0.0, {"w1-r0": 30.0, "w2-r0": 60.0})
+    assert left.left_s(10.0) == 20 + 60
+    left.end(20.0)
+    assert left.left_s(30.0) == 50
+
+
+def test_what_launches_take_is_told_by_those_like_them_on_this_host(tmp_path):
+    """A case took 8 s, and the second launch began 30 s after the first had ended."""
+    own = Campaign.model_validate(CAMPAIGN)
+    before, launches = Folder(tmp_path / "before"), plan(own)
+    before.path.mkdir()
+    before.claim(own.model_copy(update={"name": "before"}), launches)
+    assert estimate(own, tmp_path / "own", launches) is None
+    for repeat, begun_s in enumerate((0.0, 190.0)):
+        made = Journal(before.journal(f"w1-r{repeat}"))
+        facts = {"world_size": 1, "provenance": {"ranks": [{"host": hostname()}]}}
+        made.append({"kind": "launch", "schema": 1, "launch": facts, "time": stamp(begun_s)})
+        for number in range(1, 21):
+            at = stamp(begun_s + 8.0 * number)
+            made.append({"kind": "skip", "case": str(number), "reason": "none", "time": at})
+        made.close()
+    needed = estimate(own, tmp_path / "own", launches)
+    assert needed.source == before.path
+    assert set(needed.launches.values()) == {30.0 + 8.0 * own.num_cases()}
+
+
+def stamp(at_s):
+    return datetime.fromtimestamp(at_s, UTC).isoformat()
 
 
 def test_the_time_left_falls_and_follows_the_launches_of_each_size():

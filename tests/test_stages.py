@@ -9,6 +9,9 @@ from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
+from lockstep.campaign.folder import Folder
+from lockstep.campaign.job_cuts import Stage
+from lockstep.campaign.local_stages import Stages
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Job, Results
@@ -235,3 +238,39 @@ def test_one_rank_is_not_screened_and_a_screening_needs_a_preflight():
     assert alone[0].screen == ()
     with pytest.raises(ValidationError):
         campaign_of(jobs={"screen": True})
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_well", "ran"),
+    [
+        ([("a", "true", {}), ("b", "true", {})], True, "a b MEASURED"),
+        ([("a", "false", {}), ("b", "true", {})], True, "a"),
+        ([("a", "false", {"dependency": "afterany"})], True, "a MEASURED"),
+        ([("z", "true", {"when": "after", "dependency": "afternotok"})], True, "MEASURED"),
+        ([("z", "true", {"when": "after", "dependency": "afternotok"})], False, "MEASURED z"),
+        ([("y", "true", {"when": "after"})], False, "MEASURED"),
+        ([("y", "false", {"when": "after"}), ("z", "true", {"when": "after"})], True,
+         "MEASURED y"),
+        ([("y", "false", {"when": "after"}),
+          ("z", "true", {"when": "after", "dependency": "afterany"})], True, "MEASURED y z"),
+        ([("a", "true", {"tasks_per_node": 2})], True, "a a MEASURED"),
+    ],
+)  # fmt: skip
+def test_on_this_machine_stages_run_as_their_jobs_would(tmp_path, asked, is_well, ran):
+    def tell(name):
+        return f"echo {name} >>$LOCKSTEP_RESULTS/ran; "
+
+    made = [
+        Stage.model_validate({"name": name, "command": tell(name) + end, "folder": "/"} | more)
+        for name, end, more in asked
+    ]
+    stages = Stages(tuple(made), Folder(tmp_path), print)
+    if stages.before():
+        with (tmp_path / "ran").open("a") as log:
+            log.write("MEASURED\n")
+        stages.after(is_well=is_well, has_measured=True)
+    assert (tmp_path / "ran").read_text().split() == ran.split()
+    done = [one.name for one, (_, end, _) in zip(made, asked, strict=True)
+            if end == "true" and one.name in ran]  # fmt: skip
+    assert [one.name for one in made if stages.is_done(one)] == done
+    assert stages.before() is ("MEASURED" in ran)  # what is done does not run again

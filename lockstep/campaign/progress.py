@@ -4,9 +4,9 @@ Where the output is no terminal, one plain line per launch.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -18,6 +18,7 @@ from rich.text import Text
 from lockstep.campaign.campaign import Launch, plan
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder, step_times
+from lockstep.vocabulary.text.durations import in_words
 
 MAX_ROWS = 12
 # case -> world size -> seconds per step of each launch
@@ -30,12 +31,19 @@ class TimeLeft:
     Args:
         launches: The launches still to make.
         begun_s: When the first of them begins, on the clock of the readings that follow.
+        expected_s: Launch -> its seconds, as far as earlier ones tell; those that end tell better.
     """
 
-    def __init__(self, launches: Sequence[Launch], begun_s: float) -> None:
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        begun_s: float,
+        expected_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._left = list(launches)
         self._durations: dict[int, list[float]] = {}
         self._begun_s = begun_s
+        self._expected_s = expected_s
         self._share = 0.0
 
     def advance(self, share: float) -> None:
@@ -52,10 +60,13 @@ class TimeLeft:
         """Return the seconds that are left; None while nothing tells them."""
         known = [one for durations in self._durations.values() for one in durations]
         spent_s = now_s - self._begun_s
-        if not known and not self._share:
+        if not known and not self._share and not self._expected_s:
             return None
-        usual = fmean(known) if known else spent_s / self._share
-        expected = [fmean(self._durations.get(launch.world_size, [usual])) for launch in self._left]
+        usual = fmean(known) if known else spent_s / (self._share or 1.0)
+        expected = [
+            fmean(self._durations.get(one.world_size, [self._expected_s.get(one.name, usual)]))
+            for one in self._left
+        ]
         return max(0.0, sum(expected) - min(spent_s, expected[0])) if expected else 0.0
 
 
@@ -80,12 +91,16 @@ class View:
     Args:
         ladder: What is measured.
         launches: The launches still to make.
+        expected_s: Launch -> its seconds, as far as earlier ones tell.
     """
 
-    def __init__(self, ladder: Ladder, launches: list[Launch]) -> None:
+    def __init__(
+        self, ladder: Ladder, launches: list[Launch], expected_s: Mapping[str, float]
+    ) -> None:
         self._ladder = ladder
         self._console = Console(stderr=True)
-        self._time_left = TimeLeft(launches, time.monotonic())
+        self._time_left = TimeLeft(launches, time.monotonic(), expected_s)
+        self._has_told = bool(expected_s)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -133,6 +148,9 @@ class View:
         self._show(self._done + new, outcome.skipped)
         if self._live.is_started:
             self._draw(_merged(self._times, step_times(self._ladder, [launch])))
+        elif new and not self._has_told:
+            self._has_told = True
+            self._console.print(f"launch {launch.name}{self._left_in_words()}", highlight=False)
 
     def end(self, outcome: Outcome) -> None:
         """Count a launch as made and show its points."""
@@ -149,9 +167,13 @@ class View:
         state = "done" if outcome.complete else "not complete"
         self._console.print(
             f"launch {outcome.name}: {outcome.measured} cases measured, "
-            f"{outcome.skipped} skipped, {state}",
+            f"{outcome.skipped} skipped, {state}{self._left_in_words()}",
             highlight=False,
         )
+
+    def _left_in_words(self) -> str:
+        left_s = self._time_left.left_s(time.monotonic())
+        return f", about {in_words(left_s)} left" if left_s else ""
 
     def _num_left(self, num_skipped: int) -> int:
         """Return how many cases the launches still to end have, if each skips so many."""

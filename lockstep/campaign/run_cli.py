@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
     from lockstep.campaign.folder import Outcome
     from lockstep.campaign.ladder import Ladder
+    from lockstep.campaign.time_needed import Needed
 
 
 def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
@@ -148,7 +149,7 @@ def measure(
         limit_s: No launch is begun that would probably end later than this.
     """
     from lockstep.campaign import ladder as ladders
-    from lockstep.campaign import launcher
+    from lockstep.campaign import launcher, run_plan
     from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.folder import Folder
     from lockstep.world.process_group import usable_cores
@@ -157,10 +158,6 @@ def measure(
     before = Folder(folder).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladders.Ladder(chosen, folder).refuse()
-    if stages := [stage.name for stage in chosen.jobs.stage]:
-        click.echo(
-            f"Not run here, for stages are jobs of a cluster: {', '.join(stages)}.", err=True
-        )
     # A program brings its own packages, and says itself what it computes on.
     is_program = chosen.command is not None
     absent = "" if is_program else launcher.missing_packages()
@@ -169,7 +166,7 @@ def measure(
     chosen, left_out = (chosen, []) if absent or is_program else _within_gpus(chosen)
     ladder = ladders.Ladder(chosen, folder, tuple(left_out))
     if dry_run:
-        _show_plan(ladder, as_json=as_json)
+        run_plan.show(ladder, as_json=as_json)
         return 0
     with ladders.only_driver(folder, on_wait=_say_waiting) as lock:
         ladder = dataclasses.replace(ladder, lock=lock)
@@ -211,40 +208,22 @@ def _say_waiting() -> None:
     click.echo("Waiting for the launch that a killed run left behind to end.", err=True)
 
 
-def _show_plan(ladder: "Ladder", *, as_json: bool) -> None:
-    import shlex
-
-    missing = ladder.missing()
-    commands = {launch.name: ladder.command(launch) for launch in missing}
-    if as_json:
-        click.echo(json.dumps({"folder": str(ladder.folder), "launches": commands}, indent=1))
-        return
-    click.echo(_summary(ladder.campaign, len(missing)))
-    for command in commands.values():
-        click.echo(shlex.join(command))
-
-
-def _cases(campaign: "Campaign") -> str:
-    return counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
-
-
-def _summary(campaign: "Campaign", num_missing: int) -> str:
-    ladder = ", ".join(map(str, campaign.world_sizes))
-    return (
-        f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
-        f"{_cases(campaign)} a launch, "
-        f"{counted(campaign.repeats, 'repeat')}; {counted(num_missing, 'launch')} to make"
-    )
-
-
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
-    from lockstep.campaign import on_end
+    from lockstep.campaign import local_stages, on_end, run_plan, time_needed
     from lockstep.campaign.ladder import only_skip
 
     missing = ladder.missing()
-    click.echo(_summary(ladder.campaign, len(missing)), err=True)
+    click.echo(run_plan.summary(ladder.campaign, len(missing)), err=True)
     ladder.write_results()
-    outcomes = _outcomes(ladder, missing, limit_s)
+    stages = local_stages.Stages(ladder.campaign.jobs.stage, ladder.results, _say)
+    if missing and not stages.before():
+        click.echo("Nothing was measured, for a stage before it failed.", err=True)
+        stages.after(is_well=False, has_measured=True)
+        return 1
+    needed = time_needed.estimate(ladder.campaign, ladder.folder, missing) if missing else None
+    if missing:
+        click.echo(run_plan.expected(needed), err=True)
+    outcomes = _outcomes(ladder, missing, limit_s, needed)
     if as_json:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
@@ -254,7 +233,8 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     for outcome in outcomes:
         _explain(ladder, outcome)
     click.echo(f"Results: {ladder.folder}", err=True)
-    on_end.run(ladder.results, lambda text: click.echo(text, err=True))
+    is_well = stages.after(is_well=not incomplete, has_measured=bool(outcomes))
+    on_end.run(ladder.results, _say)
     if incomplete:
         click.echo("The same command goes on with what is left.", err=True)
     elif reason := only_skip(ladder):
@@ -265,10 +245,16 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     if has_results and not as_json:
         _show_verdict(ladder.folder, ladder.campaign.factors)
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
-    return 1 if incomplete else 0
+    return 0 if is_well and not incomplete else 1
 
 
-def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "list[Outcome]":
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _outcomes(
+    ladder: "Ladder", missing: "list[Launch]", limit_s: float, needed: "Needed | None" = None
+) -> "list[Outcome]":
     """Make the launches, as long as another of the longest so far would end in time.
 
     Once a world size has missed the campaign's floor, none of a larger one is made.
@@ -279,7 +265,10 @@ def _outcomes(ladder: "Ladder", missing: "list[Launch]", limit_s: float) -> "lis
     trains = "train" in ladder.campaign.studies
     outcomes: list[Outcome] = []
     begun, longest_s = time.monotonic(), 0.0
-    with following(ladder.folder) as tracker, View(ladder, missing) as view:
+    with (
+        following(ladder.folder) as tracker,
+        View(ladder, missing, needed.launches if needed else {}) as view,
+    ):
 
         def advance(launch: "Launch", outcome: "Outcome") -> None:
             view.advance(launch, outcome)

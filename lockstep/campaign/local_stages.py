@@ -1,0 +1,148 @@
+"""The user's own stages on this machine: before the launches and after them, one at a time.
+
+Each leaves its log and how it ended under `stages/NAME/`. What has ended well is not run again, as
+long as the campaign says the same of it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.campaign.folder import Folder
+from lockstep.campaign.job_cuts import Stage
+from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system.host import die_with_parent
+from lockstep.vocabulary.text.durations import parse_limit
+
+Say = Callable[[str], None]
+TIMED_OUT = 124  # as timeout(1) ends
+SIGNALLED = 128  # as a shell says it, the signal added
+ENDING_S = 10.0  # that a stage has to end in order
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a campaign on this machine.
+
+    Attributes:
+        stages: In the campaign's order.
+        folder: The campaign's folder.
+        say: Told what begins, what does not, and how it ended.
+    """
+
+    stages: tuple[Stage, ...]
+    folder: Folder
+    say: Say
+
+    def of(self, when: str) -> list[Stage]:
+        """Return the stages before the launches, or those after them."""
+        return [stage for stage in self.stages if stage.when == when]
+
+    def log(self, stage: Stage) -> Path:
+        """Return where the output of a stage goes."""
+        return self.folder.path / "stages" / stage.name / "log.txt"
+
+    def is_done(self, stage: Stage) -> bool:
+        """Return whether a stage has ended well, and is still as it was then."""
+        end = self._ended(stage)
+        return end.get("exit_code") == 0 and end.get("stage") == stage.model_dump(mode="json")
+
+    def before(self) -> bool:
+        """Run what comes first, each after the one before it, and return whether to measure."""
+        goes_on = True
+        for stage in self.of("before"):
+            if self.is_done(stage):
+                continue
+            if not goes_on:
+                self.say(f"stage {stage.name}: not run, for the one before it failed")
+                return False
+            goes_on = self._run(stage) or stage.dependency == "afterany"
+        return goes_on
+
+    def after(self, *, is_well: bool, has_measured: bool) -> bool:
+        """Run what comes last, and return whether each stage that began ended well.
+
+        Args:
+            is_well: Whether all that came before has ended well.
+            has_measured: Whether anything was measured now: a stage that is done then runs again.
+        """
+        all_well = True
+        for stage in self.of("after"):
+            if self.is_done(stage) and not has_measured:
+                continue
+            if stage.dependency == "afternotok":
+                if not is_well:
+                    all_well &= self._run(stage)
+            elif stage.dependency == "afterok" and not (is_well and all_well):
+                self.say(f"stage {stage.name}: not run, for what it waits for did not end well")
+            else:
+                all_well &= self._run(stage)
+        return all_well
+
+    def _run(self, stage: Stage) -> bool:
+        """Run a stage, all of its tasks at once, and return whether it ended well."""
+        log = self.log(stage)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.say(f"stage {stage.name}: begins, its output: {log}")
+        code = max(_codes(stage, self.folder.path, log))
+        end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
+        journal.write_atomically(log.with_name("end.json"), json.dumps(end))
+        if code:
+            late = f", its limit of {stage.time} was reached" if code == TIMED_OUT else ""
+            self.say(f"stage {stage.name}: it ended with {code}{late}; see {log}")
+        return code == 0
+
+    def _ended(self, stage: Stage) -> dict[str, Any]:
+        try:
+            end = files.parse(files.content(self.log(stage).with_name("end.json")))
+        except ValueError:
+            return {}  # it has not run yet
+        return end if isinstance(end, dict) else {}
+
+
+def _codes(stage: Stage, results: Path, log: Path) -> list[int]:
+    """Return the exit code of each task of a stage."""
+    environ = os.environ | {"LOCKSTEP_RESULTS": str(results.resolve())}
+    limit_s = parse_limit(stage.time) if stage.time else None
+    with log.open("ab") as output:
+        tasks = [
+            subprocess.Popen(
+                ["/bin/bash", "-c", stage.command],
+                cwd=stage.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+            for _ in range(stage.nodes * stage.tasks_per_node)
+        ]
+        return list(_waited(tasks, limit_s))
+
+
+def _waited(tasks: list[subprocess.Popen[bytes]], limit_s: float | None) -> Iterator[int]:
+    """Yield each task's exit code; what is left of them is ended, whatever ends the wait."""
+    try:
+        for task in tasks:
+            try:
+                code = task.wait(limit_s)
+                yield code if code >= 0 else SIGNALLED - code
+            except subprocess.TimeoutExpired:
+                yield TIMED_OUT
+                return
+    finally:
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            for task in tasks:
+                with suppress(ProcessLookupError):
+                    os.killpg(task.pid, end)  # with all that it started
+            for task in tasks:
+                with suppress(subprocess.TimeoutExpired):
+                    task.wait(ENDING_S)

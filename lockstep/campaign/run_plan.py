@@ -1,0 +1,62 @@
+"""What `lockstep run` is about to start, and how long that will take, in words or as JSON."""
+
+import json
+import shlex
+
+import click
+
+from lockstep.campaign.campaign import Campaign
+from lockstep.campaign.ladder import Ladder
+from lockstep.campaign.local_stages import Stages
+from lockstep.campaign.time_needed import Needed, estimate
+from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted
+
+
+def show(ladder: Ladder, *, as_json: bool) -> None:
+    """Print what would be started: the stages and the launches, or all of it as JSON."""
+    missing = ladder.missing()
+    commands = {launch.name: ladder.command(launch) for launch in missing}
+    needed = estimate(ladder.campaign, ladder.folder, missing)
+    stages = Stages(ladder.campaign.jobs.stage, ladder.results, click.echo)
+    if as_json:
+        facts = {
+            "folder": str(ladder.folder),
+            "launches": commands,
+            "expected_s": needed and needed.total_s,
+            "stages": [stage.name for stage in stages.stages],
+        }
+        click.echo(json.dumps(facts, indent=1))
+        return
+    click.echo(summary(ladder.campaign, len(missing)))
+    if missing:
+        click.echo(expected(needed))
+    for stage in stages.of("before"):
+        click.echo(f"# stage {stage.name}{', done' if stages.is_done(stage) else ''}")
+        click.echo(stage.command)
+    for command in commands.values():
+        click.echo(shlex.join(command))
+    for stage in stages.of("after"):
+        click.echo(f"# stage {stage.name}, {stage.dependency}\n{stage.command}")
+
+
+def expected(needed: Needed | None) -> str:
+    """Say how long the launches will take, as far as anything tells."""
+    if needed is None:
+        return "How long it takes is said once the first case has ended: none like it ended before."
+    whose = "this campaign's" if needed.is_own else f"{needed.source}'s"
+    return f"About {in_words(needed.total_s)}, by how long {whose} launches took here."
+
+
+def _cases(campaign: Campaign) -> str:
+    return counted(campaign.num_cases(), "case") if campaign.studies else "all cases"
+
+
+def summary(campaign: Campaign, num_missing: int) -> str:
+    """Return in a line what is to be measured."""
+    ladder = ", ".join(map(str, campaign.world_sizes))
+    return (
+        f"{campaign.name}: {', '.join(campaign.studies or campaign.tests)} at world size {ladder}, "
+        f"{_cases(campaign)} a launch, "
+        f"{counted(campaign.repeats, 'repeat')}; {counted(num_missing, 'launch')} to make"
+    )
