@@ -14,7 +14,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.slurm.status import collection
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.submission import set_aside
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import files
 
 GPU_JOB = {
     "JobID": "17",
@@ -276,7 +276,7 @@ def test_a_torn_line_of_a_launch_that_runs_is_left_to_it(here, folder, asked):
 def test_an_older_result_never_replaces_a_newer_one(folder, in_process, monkeypatch):
     """A launch that grows while its JSON is made is looked at again."""
     name, once = "w4-r0", [True]
-    write = journal.write_atomically
+    write = files.write_atomically
 
     def grow_meanwhile(path, content):
         write(path, content)
@@ -284,7 +284,7 @@ def test_an_older_result_never_replaces_a_newer_one(folder, in_process, monkeypa
             once.clear()
             keep(folder, name, "b", job_id="17")
 
-    monkeypatch.setattr(journal, "write_atomically", grow_meanwhile)
+    monkeypatch.setattr(files, "write_atomically", grow_meanwhile)
     collection.collect(Results(folder))
     result = json.loads((folder / f"launches/{name}/result.json").read_text())
     assert [one["name"] for one in result["benchmarks"]] == ["a", "b"]

@@ -113,7 +113,7 @@ def test_the_name_of_a_journal_is_on_disk_before_its_first_line(tmp_path, monkey
 
 def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
-    journal.write_atomically(path, "old")
+    files.write_atomically(path, "old")
     seen = []
 
     def sync(descriptor):
@@ -121,7 +121,7 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old(tmp_path, monkey
         seen.append((synced.is_dir() or synced.read_text(), path.read_text()))
 
     monkeypatch.setattr(os, "fsync", sync)
-    journal.write_atomically(path, "new")
+    files.write_atomically(path, "new")
     assert seen == [("new", "old"), (True, "new")]
 
 
@@ -517,12 +517,12 @@ def test_what_a_killed_writer_had_finished_is_there(tmp_path, pytestconfig):
 
 def test_a_write_that_fails_leaves_the_old_text(tmp_path):
     path = tmp_path / "folder" / "result.json"
-    journal.write_atomically(path, "old\n")
+    files.write_atomically(path, "old\n")
     with pytest.raises(UnicodeEncodeError):
-        journal.write_atomically(path, "new, and a lone surrogate: \ud800")
+        files.write_atomically(path, "new, and a lone surrogate: \ud800")
     assert path.read_text() == "old\n"
     assert [found.name for found in path.parent.iterdir()] == ["result.json"]
-    journal.write_atomically(path, "new: \u00e9\n")
+    files.write_atomically(path, "new: \u00e9\n")
     assert path.read_text(encoding="utf-8") == "new: \u00e9\n"
 
 
@@ -532,12 +532,12 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
 
     def meanwhile(descriptor):
         if others:
-            journal.write_atomically(path, others.pop())
+            files.write_atomically(path, others.pop())
             assert path.read_text() == "other"
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", meanwhile)
-    journal.write_atomically(path, "own")
+    files.write_atomically(path, "own")
     assert [(found, found.read_text()) for found in tmp_path.iterdir()] == [(path, "own")]
 
 

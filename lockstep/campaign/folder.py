@@ -157,7 +157,7 @@ class Folder:
             "launches": [launch.facts() for launch in launches],
             "left_out": [asdict(each) for each in left_out],
         }
-        journal.write_atomically(self.claim_file, json.dumps(facts, indent=1))
+        files.write_atomically(self.claim_file, json.dumps(facts, indent=1))
 
     def refuse(self, campaign: Campaign, launches: Sequence[Launch]) -> None:
         """Refuse a campaign that would mix with what the folder holds, or write over it.

@@ -11,7 +11,6 @@ from typing import Any
 
 from lockstep.campaign import floor
 from lockstep.campaign.folder import Folder
-from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.system import commands, files
 
 # Nobody waits longer for a mail to be sent.
@@ -41,7 +40,7 @@ def run(folder: Folder, say: Callable[[str], None]) -> None:
     with suppress(ValueError):
         if files.parse(files.content(path)) == end:
             return
-    journal.write_atomically(path, json.dumps(end))  # first: rather no mail than two
+    files.write_atomically(path, json.dumps(end))  # first: rather no mail than two
     environ = os.environ | {"LOCKSTEP_CAMPAIGN": str(folder.path), "LOCKSTEP_STATE": end["state"]}
     try:
         ended = commands.run(

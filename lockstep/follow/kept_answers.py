@@ -9,7 +9,6 @@ from typing import Any
 from lockstep.slurm import cluster
 from lockstep.slurm.cluster import MIB_PER_GIB, Partition
 from lockstep.slurm.status.sent import Results
-from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.system import files
 
 ANSWER = "last-answer.json"
@@ -112,4 +111,4 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     if not path.parent.is_dir():
         return
     with suppress(OSError):  # who only looks may not write
-        journal.write_atomically(path, json.dumps(document))
+        files.write_atomically(path, json.dumps(document))

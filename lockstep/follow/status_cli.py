@@ -195,13 +195,13 @@ class _View:
     def show(self, campaign: "Campaign") -> "Campaign":
         """Write the page, where there is one, and return what it was given."""
         from lockstep.follow import status_page
-        from lockstep.vocabulary.records import journal
+        from lockstep.vocabulary.system import files
 
         if self.cancels_below:
             self._end_ladder(campaign)
         if self.page is not None:
             html = status_page.html(self.record(campaign), None if campaign.has_ended else WATCH_S)
-            journal.write_atomically(self.page, html)
+            files.write_atomically(self.page, html)
         return campaign
 
     def _end_ladder(self, campaign: "Campaign") -> None:

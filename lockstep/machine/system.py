@@ -18,8 +18,8 @@ import psutil
 
 from lockstep import content
 from lockstep.machine import network, nvidia_smi, provenance, storage
-from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.system.commands import answer
+from lockstep.vocabulary.system.files import write_atomically
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
 DASH = "-"

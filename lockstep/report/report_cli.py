@@ -254,7 +254,7 @@ def _command(
 
 def _write_page(page: dict[str, Any], target: Path) -> None:
     from lockstep.report.page.render import html
-    from lockstep.vocabulary.records.journal import write_atomically
+    from lockstep.vocabulary.system.files import write_atomically
 
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder to write the report to")

@@ -15,8 +15,8 @@ from typing import Any
 
 from lockstep.tracker.target import FOLDER, TARGET, Tracker
 from lockstep.tracker.tracked import Metric, Run
-from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.system import files, locks
+from lockstep.vocabulary.system.files import write_atomically
 
 CAMPAIGN_KEY = "campaign.txt"
 

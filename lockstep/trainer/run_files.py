@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lockstep.trainer.plan import EpochRow, best_row, to_csv
-from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.records.training_record import Checkpoints
+from lockstep.vocabulary.system.files import write_atomically
 
 LAST = "checkpoint.pt"
 BEST = "best.pt"

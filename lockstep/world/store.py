@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.printable import one_line
 
 # To itself, by the name that the ranks are given: an answer takes milliseconds.
@@ -40,7 +40,7 @@ def serve(host: str, address_file: Path, life: IO[bytes]) -> None:
     store = TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S)
     )
-    journal.write_atomically(address_file, f"{host}:{store.port}\n")
+    files.write_atomically(address_file, f"{host}:{store.port}\n")
     while life.read(1):
         pass
 

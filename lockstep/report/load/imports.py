@@ -23,9 +23,9 @@ from typing import Any, get_args
 from lockstep import content
 from lockstep.report.load.sources import IMPORTED
 from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system.files import write_atomically
 from lockstep.vocabulary.text.durations import TIME_UNITS
 from lockstep.vocabulary.text.formats import counted
 

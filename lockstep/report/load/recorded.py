@@ -14,8 +14,8 @@ from typing import Any
 
 from lockstep import content
 from lockstep.report.load.sources import CAMPAIGN, LAUNCHES, RESULT
-from lockstep.vocabulary.records.journal import write_atomically
 from lockstep.vocabulary.system import files
+from lockstep.vocabulary.system.files import write_atomically
 
 SUFFIX = ".json.gz"
 # The key of campaign.json that says how the results came about.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.report.page.figures import FORMATS, Format, saved
-from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.system.files import write_atomically
 
 
 def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FORMATS) -> list[Path]:

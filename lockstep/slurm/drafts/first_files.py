@@ -10,7 +10,7 @@ from lockstep.slurm.drafts.campaign_draft import MAX_LADDER_NODES, campaign_file
 from lockstep.slurm.drafts.draft import Draft
 from lockstep.slurm.drafts.site_draft import cluster_campaign, read_accounts, site_file
 from lockstep.slurm.drafts.surroundings import Surroundings, look_around
-from lockstep.vocabulary.records.journal import write_atomically
+from lockstep.vocabulary.system.files import write_atomically
 
 MAX_RANKS = 8  # of a laptop
 

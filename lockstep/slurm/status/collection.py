@@ -155,7 +155,7 @@ def _write_accounting(
         hours = _rank_hours(results)
         rows = [_row(job, accounts, stored, exits, staging, hours) for job in jobs]
         document = {"schema": SCHEMA, "jobs": rows}
-        journal.write_atomically(results.accounting_file, json.dumps(document, indent=1))
+        files.write_atomically(results.accounting_file, json.dumps(document, indent=1))
     return rows
 
 

@@ -163,12 +163,12 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     todo.results.claim(todo.campaign, todo.launches)
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
-        journal.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
+        files.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
     made = todo.results.scripts() | {spec.name: _script_facts(spec) for spec in todo.jobs}
     document = {"schema": 1, "jobs": made}
-    journal.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
+    files.write_atomically(todo.results.scripts_file, json.dumps(document, indent=1))
     for path, text in texts.items():
-        journal.write_atomically(path, text)
+        files.write_atomically(path, text)
     return list(scripts)
 
 

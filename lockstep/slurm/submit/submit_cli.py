@@ -60,11 +60,11 @@ def render(budget: "Budget | None", *, force: bool, **options: Any) -> None:
 def _write_sending(todo: "Work") -> Path:
     """Write the script that sends all jobs, with their dependencies, and return its path."""
     from lockstep.slurm.status import by_hand
-    from lockstep.vocabulary.records import journal
+    from lockstep.vocabulary.system import files
 
     path = todo.results.path / SENDING_FILE
     jobs = [(s.name, s.script, [(wait.job, wait.how) for wait in s.after]) for s in todo.jobs]
-    journal.write_atomically(path, by_hand.sending(jobs))
+    files.write_atomically(path, by_hand.sending(jobs))
     return path
 
 

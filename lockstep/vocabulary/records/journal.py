@@ -63,7 +63,7 @@ class Journal:
         try:
             _lock(self._file, path)
             _cut_torn_tail(path)
-            _sync_folder(path.parent)
+            files.sync_folder(path.parent)
         except (OSError, ValueError):
             self._file.close()
             raise
@@ -159,15 +159,6 @@ def _lock(file: IO[bytes], path: Path) -> None:
             f"another launch writes into {path}, or a lost node still holds its lock; wait for its "
             "end"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cut_torn_tail(path: Path) -> None:
@@ -382,26 +373,8 @@ def _reasons(last: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]
     ]
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Of another host, or in another container, there is a process of the same number.
-    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:  # a full disk does not say whose file it had no room for
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_result(journal_path: Path, result_path: Path) -> dict[str, Any]:
     """Write the journal's pytest-benchmark JSON beside it and return the document."""
     document = rebuild(journal_path)
-    write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
+    files.write_atomically(result_path, json.dumps(document, indent=1, allow_nan=False))
     return document

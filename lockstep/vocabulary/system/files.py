@@ -1,8 +1,9 @@
-"""Files of results: read whole up to a limit, as JSON whose numbers are finite, or refused."""
+"""Files of results: read up to a limit, as JSON of finite numbers; written whole or not at all."""
 
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -112,3 +113,30 @@ def _float(digits: str) -> float:
 def are_texts(value: object) -> bool:
     """Return whether a JSON value is a list of strings."""
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a kill, finds the old text or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Of another host, or in another container, there is a process of the same number.
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:  # a full disk does not say whose file it had no room for
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
