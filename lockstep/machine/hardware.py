@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TERA = 1e12
-GIGA = 1e9
 
 
 @dataclass(frozen=True)
@@ -18,18 +17,16 @@ class Device:
     """One row of the table.
 
     Attributes:
-        name: What a report prints.
+        name: What the sheet calls it.
         pattern: Matches the whole of `torch.cuda.get_device_name()`, so that a variant with
             other clocks or fewer units is not taken for this one.
         peak_flop_per_s: Dense peak in FLOP/s, by precision; absent where not in hardware.
-        memory_bytes_per_s: Peak memory bandwidth in bytes/s.
         source: The document that the figures are from.
     """
 
     name: str
     pattern: str
     peak_flop_per_s: Mapping[str, float]
-    memory_bytes_per_s: float
     source: str
 
 
@@ -52,74 +49,51 @@ DEVICES = (
         "V100 SXM2",
         r"(NVIDIA |Tesla )?V100-SXM2-(16|32)GB",
         _peaks(fp32=15.7, fp16=125),
-        900 * GIGA,
         _V100_SHEET,
     ),
     Device(
-        "V100 PCIe",
-        r"(NVIDIA |Tesla )?V100-PCIE-(16|32)GB",
-        _peaks(fp32=14, fp16=112),
-        900 * GIGA,
-        _V100_SHEET,
+        "V100 PCIe", r"(NVIDIA |Tesla )?V100-PCIE-(16|32)GB", _peaks(fp32=14, fp16=112), _V100_SHEET
     ),
     Device(
-        "V100S PCIe",
-        r"(NVIDIA |Tesla )?V100S-PCIE-32GB",
-        _peaks(fp32=16.4, fp16=130),
-        1134 * GIGA,
-        _V100_SHEET,
+        "V100S PCIe", r"(NVIDIA |Tesla )?V100S-PCIE-32GB", _peaks(fp32=16.4, fp16=130), _V100_SHEET
     ),
     Device(
         "T4",
         r"(NVIDIA |Tesla )?T4",
         _peaks(fp32=8.1, fp16=65),
-        320 * GIGA,
         "NVIDIA Turing GPU Architecture whitepaper, table of Tesla T4",
     ),
-    Device("A100 SXM 40 GB", r"(NVIDIA )?A100-SXM4?-40GB", _A100_PEAKS, 1555 * GIGA, _A100_SHEET),
-    Device("A100 SXM 80 GB", r"(NVIDIA )?A100-SXM4?-80GB", _A100_PEAKS, 2039 * GIGA, _A100_SHEET),
-    Device("A100 PCIe 40 GB", r"(NVIDIA )?A100-PCIE-40GB", _A100_PEAKS, 1555 * GIGA, _A100_SHEET),
-    Device(
-        "A100 PCIe 80 GB",
-        r"(NVIDIA )?A100(-PCIE-80GB| 80GB PCIe)",
-        _A100_PEAKS,
-        1935 * GIGA,
-        _A100_SHEET,
-    ),
+    Device("A100 SXM", r"(NVIDIA )?A100-SXM4?-(40|80)GB", _A100_PEAKS, _A100_SHEET),
+    Device("A100 PCIe", r"(NVIDIA )?A100(-PCIE-(40|80)GB| 80GB PCIe)", _A100_PEAKS, _A100_SHEET),
     Device(
         "A40",
         r"(NVIDIA )?A40",
         _peaks(fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7),
-        696 * GIGA,
         "NVIDIA A40 datasheet",
     ),
     Device(
         "L4",
         r"(NVIDIA )?L4",
         _peaks(fp32=30.3, tf32=60, bf16=121, fp16=121),
-        300 * GIGA,
         "NVIDIA L4 Tensor Core GPU datasheet, tensor rates halved: printed with sparsity",
     ),
     Device(
         "L40S",
         r"(NVIDIA )?L40S",
         _peaks(fp32=91.6, tf32=183, bf16=362.05, fp16=362.05),
-        864 * GIGA,
         "NVIDIA L40S datasheet, the figures it prints without sparsity",
     ),
     Device(
         "H100 PCIe",
         r"(NVIDIA )?H100 PCIe",
         _peaks(fp32=51.2, tf32=378, bf16=756, fp16=756),
-        2000 * GIGA,
         _H100_PAPER,
     ),
-    Device("H100 SXM", r"(NVIDIA )?H100 80GB HBM3", _HOPPER_SXM_PEAKS, 3350 * GIGA, _H100_PAPER),
+    Device("H100 SXM", r"(NVIDIA )?H100 80GB HBM3", _HOPPER_SXM_PEAKS, _H100_PAPER),
     Device(
         "H200 SXM",
         r"(NVIDIA )?H200",
         _HOPPER_SXM_PEAKS,
-        4800 * GIGA,
         f"NVIDIA H200 datasheet; rates unrounded as for the same chip in the {_H100_PAPER}",
     ),
     # A rank drives one of the module's two dies (GCD), so each figure is half of the sheet's;
@@ -128,7 +102,6 @@ DEVICES = (
         "MI250X, one GCD",
         r"AMD Instinct MI250X",
         _peaks(fp32=95.7 / 2, bf16=383 / 2, fp16=383 / 2),
-        3276.8 / 2 * GIGA,
         "AMD Instinct MI200 series datasheet, MI250X halved to one GCD",
     ),
 )
