@@ -45,9 +45,8 @@ def record(
 ) -> CaseRecord:  # fmt: skip
     """Return the record of a case.
 
-    A round is a run. It lasts the wall time, or what the primary metric says: a time, or the time
-    of one unit of work at the rate that it gives. The launcher's clock alone is known, and so the
-    rounds are of one row.
+    A round is a run, of one row, for the launcher's clock alone is known. It lasts the wall time or
+    what the primary metric says: a time, or the time of one unit of work at the rate that it gives.
 
     Args:
         command: The program.

@@ -70,10 +70,7 @@ class Cases:
 
         self.number += 1
         if self.number == 2:
-            # The first case has imported all that cases import. A case collects garbage before it
-            # is timed; going through a million imported objects each time would cost more than it.
-            gc.collect()
-            gc.freeze()
+            _freeze_imports()
         self.name = name
         self.current = Case(folder=self.launch.keeper.folder, go_on=self.go_on)
         self.has_failed = self.is_in_step = False
@@ -88,7 +85,7 @@ class Cases:
         self.launch.control.deadline = time.monotonic() + budget_s
         # Rank 0 names other ranks that are late in its verdict. If it is late itself, only its own
         # watchdog can say so, and needs the words now.
-        late = self._facts().late([self.launch.world.rank]) if self.launch.is_voice else ""
+        late = _facts(self).late([self.launch.world.rank]) if self.launch.is_voice else ""
         self.launch.watchdog.arm(budget_s, late)
 
     def go_on(self, facts: Mapping[str, Any]) -> None:
@@ -115,14 +112,8 @@ class Cases:
 
     def end_set_up(self, ended: Ended) -> Verdict:
         """Return what set-up comes to on all ranks; the argument is this rank's."""
-        free_bytes = 0
-        if ended.outcome == "passed":
-            try:
-                world_ = self.launch.world
-                free_bytes = memory.free_bytes(world_.device, world_.ranks_per_node)
-            except RuntimeError as error:  # of CUDA, for what was called before
-                ended = Ended.with_error(error)
-        end = self.end(ended) | {"case": self.name, "free_bytes": free_bytes}
+        ended, free_bytes = _with_room(ended, self.launch.world)
+        end = _end(self.launch, ended) | {"case": self.name, "free_bytes": free_bytes}
         settled = self.settle("setup", end, verdict.of_set_up)
         self.current.room = settled.room
         return self._note(settled)
@@ -145,7 +136,7 @@ class Cases:
             return Verdict("failed", problem) if problem else settled
 
         part = self.current.part
-        end = self.end(ended) | {"part": asdict(part) if part else None}
+        end = _end(self.launch, ended) | {"part": asdict(part) if part else None}
         settled = self.settle("call", end, judge)
         self.current = Case()  # which may keep the case's model
         return self._note(settled)
@@ -160,7 +151,7 @@ class Cases:
             next_name: The case that follows; None after the last.
         """
         left = _left_behind(self._state)
-        end = self.end(ended) | {"next": next_name or NO_CASE, "left": left}
+        end = _end(self.launch, ended) | {"next": next_name or NO_CASE, "left": left}
         control, patience_s = self.launch.control, self.launch.patience_s
         # Writing to a slow disk comes on top of the case's time, which may be nearly over.
         self.launch.watchdog.arm((control.left_s() or 0.0) + patience_s)
@@ -177,20 +168,9 @@ class Cases:
 
     def _enter_first(self, name: str) -> None:
         """Shake hands before the first case: every rank must be about to run the same one."""
-        end = self.end(Ended()) | {"next": name, "left": []}
+        end = _end(self.launch, Ended()) | {"next": name, "left": []}
         self.settle("enter", end, self._judge_leaving)
         self.is_in_step = _is_in_order(self.launch.ending)
-
-    def end(self, ended: Ended) -> dict[str, Any]:
-        """Return what every rank gives rank 0 at the end of any phase."""
-        launch = self.launch
-        if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
-            _say(launch.where(launch.world.rank), ended.error)
-        return asdict(ended) | {
-            "reason": ended.reason[-MAX_REASON_CHARACTERS:],
-            "error": ended.error[:MAX_ERROR_CHARACTERS],
-            "collectives": world.num_collectives(),
-        }
 
     def settle(
         self,
@@ -205,7 +185,7 @@ class Cases:
             return Verdict(end["outcome"], end["reason"])
 
         def judge_on_rank_0(ends: list[Any]) -> dict[str, Any]:
-            settled = judge(ends, self._facts())
+            settled = judge(ends, _facts(self))
             if launch.keeper.broken:
                 settled = settled.ends(EXIT_IO, launch.keeper.broken)
             return settled.to_json()
@@ -223,17 +203,6 @@ class Cases:
         self.has_failed = self.has_failed or settled.outcome == "failed"
         return settled
 
-    def _facts(self) -> Facts:
-        settings = self.launch.settings
-        return Facts(
-            ranks=self.launch.provenance["ranks"],
-            case=self.name,
-            budget_s=settings.budget_s,
-            timeout_s=settings.timeout_s,
-            journal_path=settings.journal_path,
-            has_failed=self.has_failed,
-        )
-
     def _note(self, settled: Verdict) -> Verdict:
         """Note what a phase comes to, for the journal."""
         if settled.outcome == "skipped":
@@ -247,18 +216,56 @@ class Cases:
         settled = verdict.of_leaving(ends, facts)
         if self.name:
             self._note(settled)
-            left = [
-                {"rank": rank, **each}
-                for rank, end in enumerate(ends)
-                for each in (end["left"] if end else [])
-            ]
-            self.num_left -= self._kept.finish(left)
+            self.num_left -= self._kept.finish(_left_by_rank(ends))
         assert ends[0] is not None
         settings = self.launch.settings
         if ends[0]["next"] != NO_CASE and _is_stop_asked(settings):
             stopped = _progress(settings, self.num_expected, self.num_left)
             settled = settled.ends(EXIT_STOPPED, stopped)
         return settled
+
+
+def _freeze_imports() -> None:
+    """Leave aside what the first case has imported, which is all that cases import.
+
+    A case collects garbage before it is timed; going through a million imported objects each time
+    would cost more than it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _facts(cases: Cases) -> Facts:
+    settings = cases.launch.settings
+    return Facts(
+        ranks=cases.launch.provenance["ranks"],
+        case=cases.name,
+        budget_s=settings.budget_s,
+        timeout_s=settings.timeout_s,
+        journal_path=settings.journal_path,
+        has_failed=cases.has_failed,
+    )
+
+
+def _end(launch: "LaunchSession", ended: Ended) -> dict[str, Any]:
+    """Return what every rank gives rank 0 at the end of any phase."""
+    if ended.outcome == "failed" and launch.world.backend != "gloo" and not launch.is_voice:
+        _say(launch.where(launch.world.rank), ended.error)
+    return asdict(ended) | {
+        "reason": ended.reason[-MAX_REASON_CHARACTERS:],
+        "error": ended.error[:MAX_ERROR_CHARACTERS],
+        "collectives": world.num_collectives(),
+    }
+
+
+def _with_room(ended: Ended, joined: world.World) -> tuple[Ended, int]:
+    """Return how a set-up ended, and the bytes that this rank's device then has free."""
+    if ended.outcome != "passed":
+        return ended, 0
+    try:
+        return ended, memory.free_bytes(joined.device, joined.ranks_per_node)
+    except RuntimeError as error:  # of CUDA, for what was called before
+        return Ended.with_error(error), 0
 
 
 def _conclude(case: Case, ends: Ends) -> str:
@@ -288,7 +295,16 @@ def _recover(cases: Cases, epoch: int) -> None:
     elif launch.world.backend != "gloo":
         launch.end(EXIT_FAILED, "a case failed: the ranks may be out of step")
     else:
-        cases.settle("rebuilt", cases.end(_rebuilt(launch.world, epoch)), verdict.of_rebuilding)
+        cases.settle("rebuilt", _end(launch, _rebuilt(launch.world, epoch)), verdict.of_rebuilding)
+
+
+def _left_by_rank(ends: Ends) -> list[dict[str, Any]]:
+    """Return what a case left behind on each rank that said so."""
+    return [
+        {"rank": rank, **each}
+        for rank, end in enumerate(ends)
+        for each in (end["left"] if end else [])
+    ]
 
 
 def _left_behind(state: "State | None") -> list[dict[str, Any]]:

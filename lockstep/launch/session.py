@@ -122,7 +122,8 @@ class LaunchSession:
         self.order_seed = preflight.order_seed(self.control, before, self.settings.order_seed)
         ordered = sizes.shuffled(items, case_of, self.order_seed)
         self.order = [case_of(item) for item in ordered]
-        chosen = [item for item in ordered if self._is_left(before.done.get(case_of(item)))]
+        left_out = {"case", "skip", *(("fail", "begin") if self.settings.skip_failed else ())}
+        chosen = [item for item in ordered if before.done.get(case_of(item)) not in left_out]
         self.cases.num_expected, self.cases.num_left = len(items), len(chosen)
         return chosen
 
@@ -143,7 +144,7 @@ class LaunchSession:
         Raises:
             OSError: The journal cannot be written.
         """
-        self.keeper.begin(expected, document, self._launch_facts())
+        self.keeper.begin(expected, document, _facts(self))
         self.cases.is_in_step = True
 
     @contextlib.contextmanager
@@ -237,31 +238,27 @@ class LaunchSession:
             self.control, path, preflight.Now(facts, self.provenance, self.sources)
         )
 
-    def _is_left(self, outcome: str | None) -> bool:
-        """Return whether a case of this outcome in an earlier session is to run in this one."""
-        leave_out = {"case", "skip"}
-        if self.settings.skip_failed:
-            leave_out |= {"fail", "begin"}
-        return outcome not in leave_out
-
-    def _launch_facts(self) -> dict[str, Any]:
-        return {
-            **self.settings.labels,
-            "size": self.settings.size_name,
-            "rounds": self.settings.size.rounds,
-            "warmup_rounds": self.settings.size.warmup_rounds,
-            "part": self.settings.part,
-            "order_seed": self.order_seed,
-            "measured_with": preflight.measured_with(self.world, self.settings),
-            "world_size": self.world.world_size,
-            "num_nodes": self.world.num_nodes,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "provenance": self.provenance,
-        }
-
     def where(self, rank: int) -> str:
         """Return a rank with its host and device."""
         return blame.where(rank, self.provenance["ranks"])
+
+
+def _facts(launch: LaunchSession) -> dict[str, Any]:
+    """Return what the journal says of a launch."""
+    settings, joined = launch.settings, launch.world
+    return {
+        **settings.labels,
+        "size": settings.size_name,
+        "rounds": settings.size.rounds,
+        "warmup_rounds": settings.size.warmup_rounds,
+        "part": settings.part,
+        "order_seed": launch.order_seed,
+        "measured_with": preflight.measured_with(joined, settings),
+        "world_size": joined.world_size,
+        "num_nodes": joined.num_nodes,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "provenance": launch.provenance,
+    }
 
 
 def _problem(items: list[pytest.Item], world_size: int) -> str:

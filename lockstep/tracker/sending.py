@@ -6,6 +6,8 @@ year. Whatever stops it, it goes on where it stopped.
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -95,17 +97,23 @@ def send(
         sent.why = str(error)
         return sent
     sent.unread = there.unread
+    with _noting_what_stops(sent), confirmed.only_writer(folder, tracker, wait_s):
+        known = confirmed.Confirmed(folder, tracker)
+        known.keep_target()
+        runs = known.under_first_key(there.runs)
+        is_asked = is_asked and tracker.kind == "mlflow"
+        left = [r for r in runs if is_asked or known.entry(r).digest != r.digest]
+        sent.num_runs = len(runs) - len(left)
+        if left:
+            _check_time(until_s)
+            _send_each(left, stores.connect(tracker, timeout_s), known, sent, until_s)
+    return sent
+
+
+@contextmanager
+def _noting_what_stops(sent: Sent) -> Iterator[None]:
     try:
-        with confirmed.only_writer(folder, tracker, wait_s):
-            known = confirmed.Confirmed(folder, tracker)
-            known.keep_target()
-            runs = known.under_first_key(there.runs)
-            is_asked = is_asked and tracker.kind == "mlflow"
-            left = [r for r in runs if is_asked or known.entry(r).digest != r.digest]
-            sent.num_runs = len(runs) - len(left)
-            if left:
-                _check_time(until_s)
-                _send_each(left, stores.connect(tracker, timeout_s), known, sent, until_s)
+        yield
     except LateError:
         sent.kind = "late"
     except OutOfReachError as error:
@@ -116,7 +124,6 @@ def send(
         sent.kind, sent.why = "busy", str(error)
     except OSError as error:
         sent.kind, sent.why = "unwritable", f"{error.filename}: {error.strerror}"
-    return sent
 
 
 def _check_time(until_s: float) -> None:

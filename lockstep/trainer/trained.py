@@ -6,6 +6,10 @@ from itertools import accumulate
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.vocabulary.records.training_record import Checkpoints, Epoch, Training
 
+# Fields that a record has of what was asked for, by the same name.
+AS_ASKED = ("data", "epochs", "optimizer", "warmup_epochs", "weight_decay", "accumulation",
+    "augment", "seed", "target_accuracy")  # fmt: skip
+
 
 def record_of(
     config: TrainConfig,
@@ -29,22 +33,15 @@ def record_of(
         steps_file: Where its updates are.
     """
     accuracies = [row.val_accuracy for row in rows if row.val_accuracy is not None]
+    asked = {name: getattr(config, name) for name in AS_ASKED}
     return Training(
-        data=config.data,
+        **asked,
         samples_per_epoch=samples_per_epoch,
-        epochs=config.epochs,
-        optimizer=config.optimizer,
         lr=lr,
         schedule=config.scheduler,
-        warmup_epochs=config.warmup_epochs,
-        weight_decay=config.weight_decay,
-        accumulation=config.accumulation,
-        augment=config.augment,
-        seed=config.seed,
         device_name=device_name,
         rows=[epoch_of(row) for row in rows],
         best_accuracy=max(accuracies, default=None),
-        target_accuracy=config.target_accuracy,
         time_to_target_s=time_to(config.target_accuracy, rows),
         checkpoints=checkpoints,
         steps_file=steps_file,

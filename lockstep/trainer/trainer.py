@@ -83,14 +83,9 @@ class Trainer:
         state = read_checkpoint(config, self.batch, joined)
         seed_everything(config.seed)
         self.workload = workloads.make(config.workload)
-        self._check_memory()
-        self.splits = data.load(
-            config.data,
-            Path(config.data_root),
-            self.workload,
-            config.augment,
-            config.num_synthetic,
-        )
+        _check_memory(config, self.workload, self.batch.local_batch, joined)
+        source = config.data, Path(config.data_root)
+        self.splits = data.load(*source, self.workload, config.augment, config.num_synthetic)
         self.plan = plan_epoch(
             len(self.splits.train),  # type: ignore[arg-type]
             joined.world_size,
@@ -98,7 +93,7 @@ class Trainer:
         )
         self.lr = scaled_lr(config.lr, config.lr_scale, self.batch.global_batch, config.base_batch)
         score = Score(self.workload)
-        self.step = self._make_step(score)
+        self.step = _make_step(config, self.workload, self.device, self.lr, score)
         self.epochs = EpochRunner(
             config, joined, self.batch, self.workload, self.splits, self.step, score, self.rate
         )
@@ -106,34 +101,9 @@ class Trainer:
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
         self._step_bytes = 0
-        self.git_commit = provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"]
+        self._facts = _facts(config, self.batch, joined)
         if state is not None:
             self._restore(state)
-
-    def _check_memory(self) -> None:
-        """Refuse a model, a batch or synthetic data that a rank's device or host cannot hold."""
-        workload, local_batch = self.workload, self.batch.local_batch
-        model = model_bytes(workload, self.config.num_moments)
-        on_device = {
-            f"the model {self.config.workload}": model,
-            f"a batch of {local_batch}": batch_bytes(workload, local_batch),
-        }
-        on_host = {}
-        if self.config.data == "synthetic":
-            num_items = sum(data.synthetic_sizes(self.config.num_synthetic))
-            on_host[f"{num_items} synthetic items"] = batch_bytes(workload, num_items)
-        cpu = torch.device("cpu")
-        if self.device == cpu:
-            self._refuse_beyond(cpu, on_host | on_device)
-        else:
-            self._refuse_beyond(cpu, on_host)
-            self._refuse_beyond(self.device, on_device)
-
-    def _refuse_beyond(self, device: torch.device, needed: Mapping[str, int]) -> None:
-        free_bytes = memory.free_bytes(device, self.world.ranks_per_node)
-        there = self.world.control.exchange_all("room", [free_bytes, hostname()])
-        room = memory.least_room([free for free, _ in there], [host for _, host in there])
-        memory.refuse_beyond(room, needed, device)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, and return the summary."""
@@ -143,7 +113,7 @@ class Trainer:
         for epoch in range(first, self.config.epochs):
             if self._remaining_steps() == 0:
                 break
-            with self._advising():
+            with _advising(self.device, self.config.accumulation, self.batch.local_batch):
                 self.rows.append(self._epoch(epoch, is_warmup=epoch == first))
             if self.world.rank == 0:
                 self._save()
@@ -154,38 +124,6 @@ class Trainer:
     def rate(self, epoch: int, step: int) -> float:
         """Return the learning rate of an update, epoch and update counted from 0."""
         return self.lr * rate_factor(self.config, epoch, step, self.plan.steps)
-
-    @contextlib.contextmanager
-    def _advising(self) -> Iterator[None]:
-        """Say what helps where a device has no room for an update."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            pieces, local_batch = self.config.accumulation, self.batch.local_batch
-            raise RuntimeError(
-                f"{self.device} has no room for {local_batch // pieces} samples at once; "
-                f"accumulate over {2 * pieces} micro-batches, which leaves the batch of "
-                f"{local_batch} a rank as it is, or choose a smaller batch"
-            ) from error
-
-    def _make_step(self, score: Score) -> TrainStep:
-        config = self.config
-        if reason := unsupported_anywhere(config.precision, self.device):
-            raise RuntimeError(reason)
-        seed_everything(config.seed)
-        model = self.workload.build().to(self.device)
-        step_config = StepConfig(
-            precision=config.precision,
-            bucket_cap_mb=config.bucket_cap_mb,
-            accumulation=config.accumulation,
-            optimizer=config.optimizer,
-            lr=self.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
-        # How it is trained is the run's to say, how it is wrapped the workload's own.
-        own = replace(self.workload, optimizer=None, scheduler=None, step=None)
-        return TrainStep(model, score, step_config, self.device, own)
 
     def _remaining_steps(self) -> int:
         limit = self.config.max_steps
@@ -202,7 +140,7 @@ class Trainer:
         train_s = max(rank_s)
         samples = num_steps * self.epochs.samples_per_step
         return EpochRow(
-            **self._facts(),
+            **self._facts,
             timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
             epoch=epoch + 1,
             lr=self.rate(epoch, num_steps - 1),
@@ -219,19 +157,6 @@ class Trainer:
             is_warmup=is_warmup,
             steps=num_steps,
         )
-
-    def _facts(self) -> dict[str, Any]:
-        """Return the columns that are the same in every epoch."""
-        names = ("workload", "data", "precision", "seed", "repeat", "epochs")
-        return {name: getattr(self.config, name) for name in names} | {
-            "job_id": os.environ.get("SLURM_JOB_ID"),
-            "git_commit": self.git_commit,
-            "scaling": self.batch.scaling,
-            "world_size": self.world.world_size,
-            "num_nodes": self.world.num_nodes,
-            "local_batch": self.batch.local_batch,
-            "global_batch": self.batch.global_batch,
-        }
 
     def _save(self) -> None:
         """Write the checkpoint, then the rows: rank 0 only."""
@@ -284,12 +209,9 @@ class Trainer:
             )
 
     def _finish(self) -> dict[str, Any]:
+        """Return the summary, which all ranks make together."""
         own = parameter_checksum(self.step.ddp)
         checksums: list[str] = self.world.control.exchange_all("checksums", own)
-        final = final_row(self.rows)
-        return self._summary(final, checksums)
-
-    def _summary(self, final: dict[str, Any], checksums: list[str]) -> dict[str, Any]:
         config = self.config
         lr_rule = {name: getattr(config, name) for name in ("lr", "lr_scale", "base_batch")}
         return {
@@ -302,7 +224,7 @@ class Trainer:
             "epoch_plan": asdict(self.plan),
             "lr_rule": lr_rule | {"scaled_lr": self.lr},
             "parameter_checksums": checksums,
-            "final": final,
+            "final": final_row(self.rows),
             "epochs": [asdict(row) for row in self.rows],
             "training": asdict(self.record(config.folder)),
             "step_losses": self.step_losses,
@@ -325,6 +247,85 @@ class Trainer:
             checkpoints=self.files.checkpoints(base),
             steps_file=str((self.config.folder / STEPS).relative_to(base)),
         )
+
+
+def _facts(config: TrainConfig, batch: Batch, joined: world.World) -> dict[str, Any]:
+    """Return the columns that are the same in every epoch."""
+    names = ("workload", "data", "precision", "seed", "repeat", "epochs")
+    return {name: getattr(config, name) for name in names} | {
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "git_commit": provenance.git_facts(content.IMPORTABLE_FROM)["git_commit"],
+        "scaling": batch.scaling,
+        "world_size": joined.world_size,
+        "num_nodes": joined.num_nodes,
+        "local_batch": batch.local_batch,
+        "global_batch": batch.global_batch,
+    }
+
+
+def _check_memory(
+    config: TrainConfig, workload: workloads.Workload, local_batch: int, joined: world.World
+) -> None:
+    """Refuse a model, a batch or synthetic data that a rank's device or host cannot hold."""
+    on_device = {
+        f"the model {config.workload}": model_bytes(workload, config.num_moments),
+        f"a batch of {local_batch}": batch_bytes(workload, local_batch),
+    }
+    on_host = {}
+    if config.data == "synthetic":
+        num_items = sum(data.synthetic_sizes(config.num_synthetic))
+        on_host[f"{num_items} synthetic items"] = batch_bytes(workload, num_items)
+    cpu = torch.device("cpu")
+    if joined.device == cpu:
+        _refuse_beyond(cpu, on_host | on_device, joined)
+    else:
+        _refuse_beyond(cpu, on_host, joined)
+        _refuse_beyond(joined.device, on_device, joined)
+
+
+def _refuse_beyond(device: torch.device, needed: Mapping[str, int], joined: world.World) -> None:
+    free_bytes = memory.free_bytes(device, joined.ranks_per_node)
+    there = joined.control.exchange_all("room", [free_bytes, hostname()])
+    room = memory.least_room([free for free, _ in there], [host for _, host in there])
+    memory.refuse_beyond(room, needed, device)
+
+
+def _make_step(
+    config: TrainConfig,
+    workload: workloads.Workload,
+    device: torch.device,
+    lr: float,
+    score: Score,
+) -> TrainStep:
+    """Return the update that a run takes, of a model that is alike on all ranks."""
+    if reason := unsupported_anywhere(config.precision, device):
+        raise RuntimeError(reason)
+    seed_everything(config.seed)
+    step_config = StepConfig(
+        precision=config.precision,
+        bucket_cap_mb=config.bucket_cap_mb,
+        accumulation=config.accumulation,
+        optimizer=config.optimizer,
+        lr=lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    # How it is trained is the run's to say, how it is wrapped the workload's own.
+    own = replace(workload, optimizer=None, scheduler=None, step=None)
+    return TrainStep(workload.build().to(device), score, step_config, device, own)
+
+
+@contextlib.contextmanager
+def _advising(device: torch.device, pieces: int, local_batch: int) -> Iterator[None]:
+    """Say what helps where a device has no room for an update."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError(
+            f"{device} has no room for {local_batch // pieces} samples at once; "
+            f"accumulate over {2 * pieces} micro-batches, which leaves the batch of "
+            f"{local_batch} a rank as it is, or choose a smaller batch"
+        ) from error
 
 
 def check_equal_parameters(checksums: Sequence[str]) -> None:

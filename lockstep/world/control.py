@@ -216,7 +216,7 @@ class Control:
             others = [rank for rank in range(1, self.world_size) if rank not in self._silent]
             if others:
                 keys = [f"left/{rank}" for rank in others]
-                self._wait(keys, time.monotonic() + self._timeout_s)
+                _are_there(self.store, keys, time.monotonic() + self._timeout_s)
         return sorted(self._silent)
 
     def _settle(
@@ -251,7 +251,7 @@ class Control:
     def _collect(self, name: str, end: float) -> list[Any]:
         """Return what the ranks gave until then; None for those that gave nothing."""
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
-        if not self._wait(keys, end):
+        if not _are_there(self.store, keys, end):
             keys = [key if self.store.check([key]) else "" for key in keys]
         given = iter(self.store.multi_get([key for key in keys if key]))
         return [json.loads(next(given)) if key else None for key in keys]
@@ -260,8 +260,8 @@ class Control:
         """Return which ranks were silent, and what rank 0 concludes."""
         begun = time.monotonic()
         arrival = limits.of_arrival()
-        if (arrival is not None and not self._wait([f"{name}/0"], arrival)) or (
-            not self._wait([f"{name}/all"], limits.of_others())
+        if (arrival is not None and not _are_there(self.store, [f"{name}/0"], arrival)) or (
+            not _are_there(self.store, [f"{name}/all"], limits.of_others())
         ):
             self._silent = {0}
             raise LostError(
@@ -284,16 +284,17 @@ class Control:
             reason = str(error).partition("\n")[0]
             raise LostError(f"{self._me()} lost the store ({reason})") from error
 
-    def _wait(self, keys: list[str], end: float) -> bool:
-        """Return whether all keys were there before a moment of the monotonic clock."""
-        from torch.distributed import DistStoreError
-
-        left_ms = max(1, int((end - time.monotonic()) * 1e3))  # to a store, zero means no limit
-        try:
-            self.store.wait(keys, timedelta(milliseconds=left_ms))
-        except DistStoreError:
-            return False
-        return True
-
     def _me(self) -> str:
         return f"rank {self.rank} on {hostname()}"
+
+
+def _are_there(store: "Store", keys: list[str], end: float) -> bool:
+    """Return whether all keys were there before a moment of the monotonic clock."""
+    from torch.distributed import DistStoreError
+
+    left_ms = max(1, int((end - time.monotonic()) * 1e3))  # to a store, zero means no limit
+    try:
+        store.wait(keys, timedelta(milliseconds=left_ms))
+    except DistStoreError:
+        return False
+    return True

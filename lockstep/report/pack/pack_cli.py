@@ -104,12 +104,9 @@ def write(
     first = paths[0].resolve()
     folder = pack["to"] or first.with_name(f"{first.stem}-{programme}")
     writing.refuse_foreign(folder, force)
-    made = (
-        sections.document(facts, planned_runs.programmes()[programme]),
-        list(facts.figures.values()),
-        sections.source(facts),
-        _numbers(facts, series, programme),
-    )
+    document = sections.document(facts, planned_runs.programmes()[programme])
+    numbers = _numbers(facts, series, programme)
+    made = document, list(facts.figures.values()), sections.source(facts), numbers
     for path in writing.write(folder, *redact(made)):
         click.echo(click.format_filename(path))
     if facts.plan is None:

@@ -12,6 +12,8 @@ from lockstep.report.bundle import opening
 if TYPE_CHECKING:
     from lockstep.report.compute.scaling import Series
     from lockstep.report.load.results import Results
+    from lockstep.report.predict.known import Ladder
+    from lockstep.report.predict.recommendation import Criterion
 
 LARGEST_SIZE = 10_000_000
 RULE = "efficiency=0.7"
@@ -72,16 +74,12 @@ def predict(
     """
     from lockstep.report.check import terminal
     from lockstep.report.check.checker import check, errors
-    from lockstep.report.load.reading import load
-    from lockstep.report.predict import predict_record, predict_wording, prediction
+    from lockstep.report.predict import predict_wording, prediction
     from lockstep.report.predict.known import ladder_of
-    from lockstep.report.predict.recommendation import parse, recommend
-    from lockstep.report.predict.unpredictable import LEAST_SIZES
+    from lockstep.report.predict.recommendation import parse
 
     criterion = parse(rule or RULE)
-    results = load([path])
-    for why in results.unread:
-        click.echo(f"left out: {why}", err=True)
+    results = _loaded(path)
     series = _chosen(results, case)
     ladder = ladder_of(series, results.tables.get(series.case, {}), check(results))
     wrong = errors(ladder.forbidding)
@@ -95,10 +93,30 @@ def predict(
         record = {"case": ladder.case, "recommendation": None, "blocked_by": rules}
         _print(record, [predict_wording.blocked_text(ladder, rules)], as_json)
         return 1
+    _print(*_recommended(series, ladder, criterion, samples, level), as_json)
+    return 0
+
+
+def _loaded(path: Path) -> "Results":
+    from lockstep.report.load.reading import load
+
+    results = load([path])
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
+    return results
+
+
+def _recommended(
+    series: "Series", ladder: "Ladder", criterion: "Criterion", samples: float | None, level: float
+) -> tuple[Mapping[str, object], list[str]]:
+    """Return the record and the text of all ways to continue a curve, and of the size to choose."""
+    from lockstep.report.predict import predict_record, predict_wording, prediction
+    from lockstep.report.predict.recommendation import recommend
+    from lockstep.report.predict.unpredictable import LEAST_SIZES
+
     ranked = prediction.candidates(ladder) if len(ladder.sizes) >= LEAST_SIZES else []
     shown = series, ladder, ranked, recommend(series, criterion, samples), level
-    _print(predict_record.record(*shown), predict_wording.text(*shown), as_json)
-    return 0
+    return predict_record.record(*shown), predict_wording.text(*shown)
 
 
 def _print(record: Mapping[str, object], texts: list[str], as_json: bool) -> None:
