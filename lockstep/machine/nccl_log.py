@@ -110,6 +110,16 @@ class _Found:
         elif provider := _PROVIDER.fullmatch(text):
             self.adapters[provider[1]] = None
 
+    def log(self) -> NcclLog:
+        """Return what was kept."""
+        return NcclLog(
+            self.version,
+            tuple(self.networks),
+            tuple(self.adapters),
+            tuple(sorted(self.links)),
+            tuple(self.warnings)[:MAX_WARNINGS],
+        )
+
 
 def parse(text: str) -> NcclLog:
     """Read a log, that of one rank or of several; a line that is cut or mixed is left aside."""
@@ -117,13 +127,7 @@ def parse(text: str) -> NcclLog:
     whole, _, _ = text.rpartition("\n")  # what follows may be cut in the middle of a word
     for line in whole.splitlines():
         found.take(line)
-    return NcclLog(
-        found.version,
-        tuple(found.networks),
-        tuple(found.adapters),
-        tuple(sorted(found.links)),
-        tuple(found.warnings)[:MAX_WARNINGS],
-    )
+    return found.log()
 
 
 def read(path: Path) -> NcclLog:
@@ -144,13 +148,7 @@ def merged(logs: Iterable[NcclLog]) -> NcclLog:
         found.adapters |= dict.fromkeys(log.adapters)
         found.links.update(log.links)
         found.warnings |= dict.fromkeys(log.warnings)
-    return NcclLog(
-        found.version,
-        tuple(found.networks),
-        tuple(found.adapters),
-        tuple(sorted(found.links)),
-        tuple(found.warnings)[:MAX_WARNINGS],
-    )
+    return found.log()
 
 
 def findings(log: NcclLog, hosts: Sequence[str], fabrics: Sequence[str]) -> Iterator[Flag]:

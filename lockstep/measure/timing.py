@@ -9,8 +9,9 @@ current stream, on a CPU the host's monotonic clock.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from lockstep.vocabulary.system.collector import collector_paused
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,8 @@ def time_rounds(
 ) -> list[float]:
     """Return this rank's seconds per round, shape (num_rounds,)."""
     clock = _event_round if world.device.type == "cuda" else _host_round
-    with _no_garbage_collection():
+    gc.collect()
+    with collector_paused():
         return [_round(world, clock, step, steps_per_round) for _ in range(rounds)]
 
 
@@ -33,7 +35,8 @@ def time_turns(world: "World", turns: Sequence[Callable[[], Any]], steps: int) -
     Each turn is a round of so many steps, of whatever is to run in it.
     """
     clock = _event_round if world.device.type == "cuda" else _host_round
-    with _no_garbage_collection():
+    gc.collect()
+    with collector_paused():
         return [_round(world, clock, step, steps) / steps for step in turns]
 
 
@@ -96,19 +99,6 @@ def _event_round(step: Callable[[], Any], n: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    # A collection inside a round would be charged to whichever rank it struck.
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class ReplayClock:

@@ -3,10 +3,10 @@
 A rule is one function of `lockstep.slurm.lint.rules` and one row of `TABLE`. Nothing is run.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from lockstep.slurm.lint.batch import Hit, Job
 from lockstep.slurm.lint.rules import command_rules as command
@@ -17,14 +17,15 @@ from lockstep.slurm.lint.shell.shell_script import Script
 from lockstep.vocabulary.text.printable import one_line
 
 Severity = Literal["error", "warning", "note"]
+Subject = TypeVar("Subject")
 
 MAX_FACT = 300
 MAX_SCRIPT_BYTES = 4 * 1024**2  # that of Slurm's SchedulerParameters max_script_size
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One error to look for.
+class Rule(Generic[Subject]):
+    """One error to look for, in a batch script or a training script.
 
     Attributes:
         why: What comes of it.
@@ -35,7 +36,7 @@ class Rule:
     severity: Severity
     why: str
     action: str
-    check: "Callable[[Job], Iterator[Hit]]"
+    check: Callable[[Subject], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
@@ -255,13 +256,17 @@ def lint(script: Script, interfaces: Collection[str] | None = None) -> list[Find
         script: What is judged.
         interfaces: Network interfaces of this machine, or None not to look for those it names.
     """
-    job = Job(script, interfaces)
-    found = [_finding(script, rule, hit) for rule in RULES for hit in rule.check(job)]
+    return judged(script.path, Job(script, interfaces), RULES)
+
+
+def judged(path: str, subject: Subject, rules: Iterable[Rule[Subject]]) -> list[Finding]:
+    """Return what rules find in the script of a path, in the order of its lines."""
+    found = [_finding(path, rule, hit) for rule in rules for hit in rule.check(subject)]
     return sorted(dict.fromkeys(found), key=lambda one: one.line)
 
 
-def _finding(script: Script, rule: Rule, hit: Hit) -> Finding:
+def _finding(path: str, rule: Rule[Subject], hit: Hit) -> Finding:
     fact = one_line(hit.fact[:MAX_FACT])
     message = fact if hit.action else f"{fact}: {rule.why}"
     action = one_line(hit.action[:MAX_FACT]) or rule.action
-    return Finding(script.path, hit.line, rule.name, rule.severity, message, action)
+    return Finding(path, hit.line, rule.name, rule.severity, message, action)

@@ -1,4 +1,4 @@
-"""Python's collector of cycles, which walks all of a large result again and again."""
+"""Python's collector of cycles, which walks all that is in memory again and again."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the collector off: results are trees, and a command that reads them ends soon."""
+    """Keep the collector off.
+
+    Results are trees, and a command that reads them ends soon; of a timed round, a collection would
+    be charged to whichever rank it struck.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

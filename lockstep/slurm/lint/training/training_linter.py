@@ -1,37 +1,17 @@
 """Errors that a reader of a training script can find before its ranks hang or wait."""
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.slurm.lint.batch import Hit
-from lockstep.slurm.lint.linter import MAX_FACT, Finding, Severity
+from lockstep.slurm.lint.linter import Finding, Rule, judged
 from lockstep.slurm.lint.training import training_rules as rules
 from lockstep.slurm.lint.training.training_script import Script
 from lockstep.vocabulary.system import files
-from lockstep.vocabulary.text.printable import one_line
 
 SUFFIX = ".py"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One error to look for.
-
-    Attributes:
-        why: What comes of it.
-        action: What to do.
-    """
-
-    name: str
-    severity: Severity
-    why: str
-    action: str
-    check: Callable[[Script], Iterator[Hit]]
-
-
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule(
         "SET-EPOCH", "error", "each epoch then has the order of the first",
         "call sampler.set_epoch(epoch) before each epoch", rules.same_order,
@@ -87,10 +67,4 @@ def load(path: str) -> Script:
 
 def lint(script: Script) -> list[Finding]:
     """Return what is wrong with a script, from its first line to its last."""
-    found = [_finding(script, rule, hit) for rule in RULES for hit in rule.check(script)]
-    return sorted(dict.fromkeys(found), key=lambda one: one.line)
-
-
-def _finding(script: Script, rule: Rule, hit: Hit) -> Finding:
-    message = f"{one_line(hit.fact[:MAX_FACT])}: {rule.why}"
-    return Finding(script.path, hit.line, rule.name, rule.severity, message, rule.action)
+    return judged(script.path, script, RULES)
