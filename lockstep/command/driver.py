@@ -159,10 +159,11 @@ class Driver:
                 return self._failed(case, error.of_run(number))
             if number > self.warmups:
                 runs.append(values)
+        flags = program_record.flags_of(self.start, self.threads(case))
         launch = {
             "position": position,
             "workload_sha256": self.source,
-            "flags": [one.to_dict() for one in self._flags(case)],
+            "flags": [flag.to_dict() for flag in flags],
         }
         line = fill(self.command.line, self._given(case, 0) | {"out": "OUT"})
         try:
@@ -172,9 +173,6 @@ class Driver:
             return {"kind": "fail", "reason": f"the result cannot be kept: {error}"}
         sys.stdout.write(f"{case.name}: {', '.join(_shown(self.command, runs))}\n")
         return {"kind": "case", **entry}
-
-    def _flags(self, case: Case) -> Iterator[Any]:
-        yield from program_record.flags_of(self.start, self.threads(case))
 
     def _run(self, case: Case, number: int) -> dict[str, float]:
         """Return the metrics of one run, its wall time among them.

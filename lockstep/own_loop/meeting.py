@@ -5,7 +5,6 @@ their training, which would take the ranks' messages for gradients.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -39,13 +38,12 @@ class Met:
     hosts: tuple[str, ...]
 
 
-def meet(device: "torch.device", problem: str, environ: Mapping[str, str] = os.environ) -> Met:
+def meet(device: "torch.device", problem: str) -> Met:
     """Wait for all ranks of the script, and refuse on all of them what one cannot do.
 
     Args:
         device: This rank's.
         problem: Why this rank cannot; empty where it can.
-        environ: The launcher's variables.
 
     Raises:
         ValueError: This rank, or another one, cannot.
@@ -53,7 +51,7 @@ def meet(device: "torch.device", problem: str, environ: Mapping[str, str] = os.e
     """
     import torch
 
-    control = _control(environ)
+    control = _control()
     try:
         told = control.exchange("explain", {"host": hostname(), "problem": problem})
     except LostError as error:
@@ -81,12 +79,12 @@ def meet(device: "torch.device", problem: str, environ: Mapping[str, str] = os.e
     return Met(world, hosts)
 
 
-def _control(environ: Mapping[str, str]) -> Control:
+def _control() -> Control:
     """Return what tells the ranks apart and each other; a process without a group is alone."""
     from torch import distributed
 
     if not has_group():
-        others = next((environ[name] for name in SIZES if name in environ), "1")
+        others = next((os.environ[name] for name in SIZES if name in os.environ), "1")
         if others != "1":
             raise ValueError(
                 f"the launcher started {others} ranks, but there is no process group; call "

@@ -122,16 +122,13 @@ def ratio_interval(
     return ratio.interval(confidence) if ratio else None
 
 
-def linear_interval(
-    terms: Sequence[tuple[float, Sequence[float]]], confidence: float = CONFIDENCE
-) -> Interval | None:
+def linear_interval(terms: Sequence[tuple[float, Sequence[float]]]) -> Interval | None:
     """Return the interval of a sum of weighted means, with the freedoms of Welch and Satterthwaite.
 
     None where a term has fewer than two launches, and where no spread is known.
 
     Args:
         terms: A weight, and one value per launch; the terms' launches are independent.
-        confidence: Of the interval.
     """
     if min(len(values) for _, values in terms) < 2:
         return None
@@ -142,7 +139,7 @@ def linear_interval(
         return None
     known = zip(errors, terms, strict=True)
     freedom = 1 / sum((error / total) ** 2 / (len(values) - 1) for error, (_, values) in known)
-    half = t_quantile(freedom, confidence) * math.sqrt(total)
+    half = t_quantile(freedom) * math.sqrt(total)
     middle = sum(weight * fmean(values) for weight, values in terms)
     return middle - half, middle + half
 
@@ -204,18 +201,19 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def family_error(p_values: Sequence[float], error: float = 1 - CONFIDENCE) -> float:
+def family_error(p_values: Sequence[float]) -> float:
     """Return the error rate at which each of many intervals is drawn, so that they hold together.
 
     Benjamini and Hochberg (1995): of m tests the R smallest p-values are taken for real whose k-th
     is at most error * k / m. Intervals at 1 - error * R / m are theirs (Benjamini and Yekutieli,
     2005): such an interval leaves 1 out exactly where its test is one of the R. Where nothing
-    differs, no interval of the family leaves 1 out, but for a share `error` of families.
+    differs, no interval of the family leaves 1 out, but for a share `error` of families, which is
+    that of false claims.
 
     Args:
         p_values: One per point of the family, in any order.
-        error: Share of false claims allowed.
     """
+    error = 1 - CONFIDENCE
     if not p_values:
         return error
     ranked = enumerate(sorted(p_values), start=1)

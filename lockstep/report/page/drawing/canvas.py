@@ -75,7 +75,6 @@ def sheet(
     left_in: float,
     right_in: float = RIGHT_IN,
     top_in: float = TOP_IN,
-    below_in: float = BELOW_IN,
     legend: Sequence[Line2D] = (),
 ) -> Canvas:
     """Return an empty figure.
@@ -87,37 +86,51 @@ def sheet(
         left_in: Room for the labels on the left, in inches.
         right_in: Room on the right.
         top_in: Room above each plot.
-        below_in: Room below the last plot, for its axis.
         legend: Its entries, one below the other.
     """
     basis = _basis(spec, source)
     texts = [wrapped(str(one.get_label()), _label_characters()) for one in legend]
     columns = 2 if len(texts) > 1 and max(map(len, texts)) <= HALF else 1
     lines = -(-sum(1 + text.count("\n") for text in texts) // columns)
-    below = below_in + LINE_IN * lines + (EDGE_IN if lines else 0)
+    below = BELOW_IN + LINE_IN * lines + (EDGE_IN if lines else 0)
     shown_in = sum(plots_in) + top_in * len(plots_in) + below
     basis_in = SMALL_LINE_IN * len(basis) + 2 * EDGE_IN if basis else 0.0
     height_in = shown_in + basis_in
-    figure = Figure(figsize=(WIDTH_IN, height_in))
-    FigureCanvasSVG(figure)
-    figure.patch.set_alpha(0)
+    figure, bottom_in = _empty(height_in), height_in
     canvas = Canvas(figure, [], shown_in)
-    bottom_in = height_in
     for plot_in in plots_in:
         bottom_in -= top_in + plot_in
         box = (left_in, bottom_in, WIDTH_IN - left_in - right_in, plot_in)
         canvas.axes.append(_plot(figure, box, height_in))
     if legend:
-        at = (EDGE_IN / WIDTH_IN, (bottom_in - below_in) / height_in)
-        figure.legend(
-            list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
-            borderaxespad=0, labelspacing=0.25, bbox_to_anchor=at,
-        )  # fmt: skip
+        at = (EDGE_IN / WIDTH_IN, (bottom_in - BELOW_IN) / height_in)
+        _write_legend(figure, legend, texts, columns, at)
+    _write_basis(figure, basis, (basis_in - EDGE_IN) / height_in)
+    return canvas
+
+
+def _empty(height_in: float) -> Figure:
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    FigureCanvasSVG(figure)
+    figure.patch.set_alpha(0)
+    return figure
+
+
+def _write_basis(figure: Figure, basis: Sequence[str], top: float) -> None:
     figure.text(
-        EDGE_IN / WIDTH_IN, (basis_in - EDGE_IN) / height_in, "\n".join(basis), color=FAINT,
+        EDGE_IN / WIDTH_IN, top, "\n".join(basis), color=FAINT,
         fontsize=SMALL_PT, va="top", linespacing=1.25,
     )  # fmt: skip
-    return canvas
+
+
+def _write_legend(
+    figure: Figure, legend: Sequence[Line2D], texts: list[str], columns: int,
+    at: tuple[float, float],
+) -> None:  # fmt: skip
+    figure.legend(
+        list(legend), texts, loc="upper left", ncols=columns, handlelength=2.2, borderpad=0,
+        borderaxespad=0, labelspacing=0.25, bbox_to_anchor=at,
+    )  # fmt: skip
 
 
 def rows(spec: dict[str, Any], source: str, names: Sequence[str], row_in: float) -> Canvas:

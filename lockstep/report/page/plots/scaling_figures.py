@@ -76,11 +76,7 @@ def speedup(study: str, series: Sequence[Series]) -> Figure:
 
 
 def efficiency(
-    study: str,
-    series: Sequence[Series],
-    threshold: float,
-    predicted: Mapping[str, Curve],
-    cap: float = CAP,
+    study: str, series: Sequence[Series], threshold: float, predicted: Mapping[str, Curve]
 ) -> Figure:
     """Return parallel efficiency over world sizes, with lines at 100 % and the threshold.
 
@@ -89,7 +85,6 @@ def efficiency(
         series: What is drawn.
         threshold: Least efficiency called good.
         predicted: Name of a series -> its next size by the rule chosen.
-        cap: Efficiency beyond which a point is named at the edge.
     """
     curves = []
     for one in series[:MAX_CURVES]:
@@ -105,7 +100,7 @@ def efficiency(
     values = [y for curve in curves for y in curve["y"]]
     return curve_figure(
         f"{study}-efficiency", f"{_title(study)}: parallel efficiency", "Parallel efficiency (%)",
-        curves, percent=True, cap=max(cap, CAP_OF_MEDIAN * median(values)),
+        curves, percent=True, cap=max(CAP, CAP_OF_MEDIAN * median(values)),
         lines=[{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}],
         note=f"{_relative(series)}{_modelled_text(curves)}",
     )  # fmt: skip
