@@ -5,6 +5,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from lockstep import content
 from lockstep.slurm import site
 
 SCHEMA = Path(site.__file__).with_name("site.schema.json")
@@ -114,11 +115,6 @@ def test_what_sites_need_may_be_added(tmp_path, option):
     assert read(tmp_path, text).extra_directives == (option,)
 
 
-def test_a_missing_site_file_names_those_that_ship():
-    with pytest.raises(ValueError, match=r"gone\.toml: No such file .*: example, "):
-        site.load("gone.toml")
-
-
 PARTITIONS = '[partitions.debug]\ntime = "00:10:00"\nmax_nodes = 2\n'
 
 
@@ -139,9 +135,9 @@ def test_a_variable_of_the_script_is_not_the_site_s_to_set(tmp_path, name):
 
 
 def test_every_variable_of_the_scripts_is_known():
-    templates = Path(site.__file__).parent / "templates"
-    found = set()
-    for path in templates.glob("*.j2"):
-        found |= set(re.findall(r"^([a-z_]+)=", path.read_text(), re.MULTILINE))
-    own = {name for name in found if not site.OWN_VARIABLES.fullmatch(name)}
-    assert own == set()
+    shared = content.ROOT / "slurm_templates"
+    paths = [*(shared / "templates").glob("*.j2"), shared / "lib" / "job.sh"]
+    text = "\n".join(path.read_text() for path in paths)
+    found = set(re.findall(r"^([a-z_]+)=", text, re.MULTILINE))
+    assert {"num_nodes", "scratch"} <= found
+    assert {name for name in found if not site.OWN_VARIABLES.fullmatch(name)} == set()

@@ -37,9 +37,11 @@ EXTRA_OPTIONS = (
 # Variables of the script itself, of Slurm, and those that bash does not let be set.
 OWN_VARIABLES = re.compile(
     "(SLURM|LOCKSTEP|MASTER|APPTAINERENV|BASH)_.*|U?ID|E?UID|PPID|BASHOPTS|SHELLOPTS|PYTHONPATH|"
-    "began|chosen|driver|failed|floor|had|hand_on|hosts|id|image|jobs|keeper|launches|leave|log|"
-    "lost|measured|mend|name|on_nodes|options|patience|results|running|scratch|sent|shape|"
-    "srun_options|handing|stage_in|stage_in_s|start|stay|stop|stopping|suite|tool|unfinished|_"
+    "began|chosen|cpus_per_task|driver|failed|floor|had|hand_on|handed_on|handing|hosts|id|image|"
+    "in_image|job_name|jobs|keeper|launches|leave|log|lost|measured|mend|name|needs|num_nodes|"
+    "num_ranks|on_nodes|options|patience|profiler|results|running|scratch|sent|shape|srun_options|"
+    "stage_image|stage_in|stage_in_s|stage_in_script|start|stay|stop|stopping|suite|tests|tool|"
+    "unfinished|_"
 )
 
 
