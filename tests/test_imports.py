@@ -156,21 +156,6 @@ def test_a_table_without_a_usable_line_is_refused(tmp_path):
         table_of(tmp_path, "n,value,metric,unit\n0,10,time,s\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("", "the table is empty"), ("n,value,metric,unit\n", "the table is empty"),
-     ("a,b\n1,2\n", "no column n, value, metric, unit")],
-)  # fmt: skip
-def test_a_file_that_is_no_table_is_refused(tmp_path, text, reason):
-    with pytest.raises(ValueError, match=reason):
-        table_of(tmp_path, text)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"gone\.csv: cannot be read"):
-        read([tmp_path / "gone.csv"])
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
 def test_spreadsheets_encode_as_they_like(tmp_path, encoding):
     path = tmp_path / "t.csv"

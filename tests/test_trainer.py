@@ -511,25 +511,6 @@ def test_tasks_that_srun_started_without_a_launcher_do_not_each_train_alone(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
-def test_the_command_trains_and_a_mistake_comes_back_as_a_sentence(tmp_path: Path) -> None:
-    options = ["--workload", "mlp:width=64", "--data", "digits", "--results", str(tmp_path)]
-    done = CliRunner().invoke(
-        cli.train,
-        [*options, "--local-batch", "60", "--device", "cpu", "--name", "one"],
-        catch_exceptions=False,
-    )
-    assert done.exit_code == 0
-    assert (tmp_path / "one" / "final.csv").exists()
-    with pytest.raises(ValueError, match="no workload 'mpl': did you mean mlp"):
-        CliRunner().invoke(
-            cli.train,
-            ["--workload", "mpl", *options[2:], "--local-batch", "60"],
-            catch_exceptions=False,
-        )
-
-
 def test_the_commands_start_without_torch() -> None:
     code = "import sys, lockstep.trainer.train_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -123,7 +123,7 @@ def claimed(text, names):
 
 
 FILES = {
-    "campaign: not there": Row("run gone.toml", "gone.toml"),
+    "campaign: not there": Row("run gone.toml", "gone.toml ladder"),
     "campaign: a folder": Row("run .", "Is a directory"),
     "campaign: 2 MB": Row("run x.toml", "x.toml larger", {"x.toml": sparse(2**21)}),
     "campaign: empty": Row("run x.toml", "x.toml schema missing", {"x.toml": ""}),

@@ -1,9 +1,7 @@
 """A small share of the fuzzed launches and of the soak, and that their judges would notice."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,11 +12,7 @@ from random import Random
 import fuzz_ranks
 import fuzz_ranks_check
 import fuzz_ranks_plan
-import psutil
 import pytest
-import soak
-import soak_slurm
-import soak_strike
 from fuzz_ranks_launch import MAX_UNMET_LAUNCHES, Ended, Launched, Sequence
 from fuzz_ranks_plan import KINDS, PHASES, Fault, Plan
 from hypothesis import given
@@ -231,49 +225,6 @@ def test_a_result_that_is_empty_or_cut_is_noticed(tmp_path, text):
     (tmp_path / "out.json").write_text(text)
     found = fuzz_ranks_check.findings(Sequence(Plan(2, "outside", 0.1, ((),)), tmp_path, [WELL]))
     assert_found(found, "a file cannot be read")
-
-
-@pytest.mark.parametrize("name", soak.SIGNALS)
-@pytest.mark.parametrize("is_reaped", [False, True])
-def test_what_has_ended_is_not_struck(monkeypatch, name, is_reaped):
-    monkeypatch.setattr(soak_strike, "FROZEN_S", 0.0)
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    process = psutil.Process(child.pid)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    if is_reaped:
-        child.wait()
-    assert not soak_strike.strike(process, name, Random(0))  # noqa: S311
-    child.wait()
-
-
-def test_what_is_left_is_killed_and_named():
-    child = subprocess.Popen(["sleep", "600"])
-    process = psutil.Process(child.pid)
-    while not process.cmdline():  # the kernel fills it in a little after exec
-        pass
-    assert soak_strike.end(process) == f"{child.pid} sleep 600"
-    assert child.wait() == -signal.SIGKILL
-
-
-def test_a_daemon_that_waits_to_be_reaped_does_not_run():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not soak_slurm.runs(child.pid)
-    child.wait()
-    assert not soak_slurm.runs(child.pid)
-    assert soak_slurm.runs(os.getpid())
-
-
-def test_what_is_killed_while_it_is_frozen_was_struck(monkeypatch):
-    monkeypatch.setattr(soak_strike, "FROZEN_S", 0.0)
-    child = subprocess.Popen(["sleep", "600"])
-
-    def killed(*_):
-        child.kill()
-        child.wait()
-
-    monkeypatch.setattr(soak_strike.time, "sleep", killed)
-    assert soak_strike.strike(psutil.Process(child.pid), "SIGSTOP", Random(0))  # noqa: S311
 
 
 @pytest.fixture
