@@ -16,7 +16,6 @@ from typing import Any
 
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
-from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.system.host import die_with_parent
 from lockstep.vocabulary.text.durations import parse_limit
@@ -93,7 +92,7 @@ class Stages:
         self.say(f"stage {stage.name}: begins, its output: {log}")
         code = max(_codes(stage, self.folder.path, log))
         end = {"stage": stage.model_dump(mode="json"), "exit_code": code}
-        journal.write_atomically(log.with_name("end.json"), json.dumps(end))
+        files.write_atomically(log.with_name("end.json"), json.dumps(end))
         if code:
             late = f", its limit of {stage.time} was reached" if code == TIMED_OUT else ""
             self.say(f"stage {stage.name}: it ended with {code}{late}; see {log}")
