@@ -76,6 +76,29 @@ def test_a_tool_that_fails_gives_no_fact(tmp_path, monkeypatch):
     assert system.slurm_partitions() == []
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://x\n", "mpirun (Open MPI) 4.1.4"),
+        ("HYDRA details:\n    Version:    4.0.2\n    CC: gcc\n", "HYDRA details: Version: 4.0.2"),
+        ("# Library version: 1.15.0\n# Library path: /usr\n", "Library version: 1.15.0"),
+        ("a wrapper that says nothing\n", None),
+    ],
+)  # fmt: skip
+def test_mpi_and_ucx_say_their_version_in_their_own_words(monkeypatch, tmp_path, said, known):
+    (tmp_path / "said").write_text(said)
+    tool = tmp_path / "mpirun"
+    tool.write_text(f'#!/bin/sh\nwhile read -r line; do echo "$line"; done < {tmp_path}/said\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert system.software_facts()["mpi"] == known
+
+
+def test_known_gpus_are_listed_with_their_source():
+    row = "| V100 SXM2 | 15.7 | - | - | 125 | NVIDIA V100 Tensor Core GPU datasheet"
+    assert row in system.known_gpus()
+
+
 def test_the_network_is_what_hardware_stands_behind(kernel):
     facts = system.network_facts(kernel)
     assert facts["interfaces"] == [

@@ -20,6 +20,7 @@ import pytest
 from lockstep.launch import blame, ending, options, refusals, session, voice
 from lockstep.launch.ending import EXIT_IO, EXIT_MACHINE, EXIT_USAGE
 from lockstep.launch.items import case_of, is_measured, of_part, params_of, study_of
+from lockstep.launch.torch_trace import Tracing
 from lockstep.launch.verdict import Ended
 from lockstep.measure.harness import Harness
 from lockstep.plugin import leave_files
@@ -56,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for study in STUDIES:
         config.addinivalue_line("markers", f"{study}: cases of the {study} study")
     config.addinivalue_line("markers", "cases(study): parametrize from the named size")
+    if folder := getattr(config.option, "torch_trace", None):
+        config.pluginmanager.register(Tracing(folder))
     if not voice.is_voice():
         voice.silence(config)
     if config.pluginmanager.hasplugin("dsession") and not voice.is_alone():

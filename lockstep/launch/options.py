@@ -150,6 +150,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "do not sample utilisation, clocks, power and memory while rounds are timed",
     },
+    "--torch-trace": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "trace three steps of each case by torch.profiler into this folder, and say what "
+        "of them forward, backward, communication and data take; keeps no result",
+    },
     "--label": {
         "action": "append",
         "default": [],
@@ -194,10 +200,10 @@ def read(option: Any) -> Settings:
         goal=_goal(option),
         part=part(option),
         stop_file=option.stop_file,
-        causes=not option.no_causes,
+        causes=not (option.no_causes or option.torch_trace),
         data_root=option.data_root,
         labels=_labels(option),
-        telemetry=not option.no_telemetry,
+        telemetry=not (option.no_telemetry or option.torch_trace),
     )
 
 
@@ -253,6 +259,11 @@ def _files(option: Any) -> None:
     """Refuse what names no file, and one file for both: the JSON would replace the journal."""
     # Sessions that measure nothing may leave pytest-benchmark out.
     path, result = option.journal, getattr(option, "benchmark_json", None)
+    if option.torch_trace and (path or result):
+        raise ValueError(
+            "--torch-trace slows the steps that it sees, so nothing is kept of them; leave out "
+            "--journal and --benchmark-json"
+        )
     for name, given in (("--journal", path), ("--benchmark-json", result)):
         if given and not given.name:
             raise ValueError(f"{name} {given} names no file; give the path of one")
@@ -277,7 +288,7 @@ def part(option: Any) -> tuple[int, int] | None:
 
 def _journal_path(option: Any) -> Path | None:
     """Return where finished cases go: as asked, next to the JSON, or a folder of their own."""
-    if option.benchmark_disable:
+    if option.benchmark_disable or option.torch_trace:
         return None
     if option.journal:
         return Path(option.journal)

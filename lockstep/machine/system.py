@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import network, nvidia_smi, provenance, storage
+from lockstep.machine import hardware, network, nvidia_smi, provenance, storage
 from lockstep.vocabulary.system.commands import answer
 from lockstep.vocabulary.system.files import write_atomically
 
@@ -110,6 +110,8 @@ def software_facts() -> dict[str, Any]:
         "python": versions["python"],
         **_torch_versions(),
         "torchvision": versions["torchvision"],
+        "mpi": _said("mpirun", "--version"),
+        "ucx": _said("ucx_info", "-v"),
         "slurm": slurm[-1] if slurm else None,
         "apptainer": apptainer[-1] if apptainer else None,
         "lockstep": provenance.lockstep_version(),
@@ -120,6 +122,12 @@ def software_facts() -> dict[str, Any]:
 def _version_words(program: str) -> list[str]:
     """Return the words that a program prints of its version; empty where it is absent."""
     return (answer([program, "--version"], COMMAND_TIMEOUT_S) or "").split()
+
+
+def _said(program: str, option: str) -> str | None:
+    """Return what a program says of itself up to the line with its version; None if absent."""
+    said = re.match(r"\D*\d.*", answer([program, option], COMMAND_TIMEOUT_S) or "")
+    return " ".join(said[0].replace("#", "").split()) if said else None
 
 
 def _torch_versions() -> dict[str, Any]:
@@ -173,6 +181,25 @@ def settings_facts(folder: Path) -> dict[str, Any]:
         "transparent_hugepages": chosen[1] if chosen else None,
         "file_system": storage.file_system(folder),
     }
+
+
+def known_gpus() -> str:
+    """Return a Markdown table of the GPUs whose datasheet is known, which MFU rests on."""
+    names = ("fp32", "tf32", "bf16", "fp16")
+    head = ("GPU", *(f"{name}, TFLOP/s" for name in names), "Source")
+    rows = [
+        (
+            device.name,
+            *(_tera(device.peak_flop_per_s.get(name)) for name in names),
+            device.source,
+        )
+        for device in hardware.DEVICES
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _tera(flop_per_s: float | None) -> str:
+    return DASH if flop_per_s is None else f"{flop_per_s / hardware.TERA:g}"
 
 
 def to_markdown(facts: Mapping[str, Any]) -> str:
@@ -230,6 +257,8 @@ def _software_rows(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("cuDNN of this torch", facts["cudnn"]),
         ("NCCL of this torch", facts["nccl"]),
         ("Usable from torch", _usable(facts)),
+        ("MPI", facts["mpi"]),
+        ("UCX", facts["ucx"]),
         ("Slurm", facts["slurm"]),
         ("Apptainer", facts["apptainer"]),
         ("Lockstep", _present(facts, "lockstep", "lockstep_commit")),

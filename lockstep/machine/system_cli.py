@@ -10,6 +10,7 @@ Examples:
   lockstep system                        print this machine's entry
   lockstep system --output SYSTEM.md     add or renew it in the file
   srun lockstep system --json            read a compute node, for a program
+  lockstep system --known-gpus           GPUs whose peaks are known, with their sources
 """
 
 
@@ -20,7 +21,8 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the entry into this Markdown file; other machines' entries stay.",
 )
-def system(as_json: bool, output: Path | None) -> None:
+@click.option("--known-gpus", is_flag=True, help="List the GPUs whose datasheet MFU can rest on.")
+def system(as_json: bool, output: Path | None, *, known_gpus: bool) -> None:
     """Read what this machine is: hardware, network, software and settings.
 
     Prints a Markdown entry for SYSTEM.md in which nothing is left to fill in; what cannot be read
@@ -30,6 +32,9 @@ def system(as_json: bool, output: Path | None) -> None:
 
     if as_json and output:
         raise click.UsageError("--json prints and --output writes Markdown; give one of the two")
+    if known_gpus:
+        click.echo(machine.known_gpus())
+        return
     facts = machine.system_facts(Path.cwd())
     if as_json:
         click.echo(json.dumps(facts, indent=2))
