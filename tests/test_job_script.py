@@ -122,6 +122,47 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(job, tool):
     assert not (job.results / "launches").exists()
 
 
+def test_torchrun_is_one_task_of_a_node_and_meets_where_its_ranks_do(job):
+    campaign, site = small(world_sizes=[8]), plain(launcher="torchrun")
+    assert is_well(job.run(campaign, site))
+    asked = job.seen("srun")
+    tasks = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=64")
+    assert {*tasks, "--gpus-per-node=h100:4"} <= set(asked)
+    words = job.seen("arguments")
+    rank = words.index("python3")
+    prefix = job.in_image["LOCKSTEP_STORE_PREFIX"]
+    assert words[:rank] == [
+        *("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=4", f"--rdzv-id={prefix}"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=node1:4711", "--rdzv-conf=is_host=0"),
+        "--no-python",
+    ]
+    assert words[rank + 1 : rank + 3] == ["-m", "pytest"]
+    assert job.in_image["LOCKSTEP_LAUNCHER"] == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "sha256"),
+    [("pyxis", "/images/a.sqsh", "0123abcd"), ("podman-hpc", "lockstep:1", "feedcafe")],
+)
+def test_a_rank_of_any_runtime_measures_and_knows_its_image(job, runtime, image, sha256):
+    container = {"runtime": runtime, "image": image}
+    assert is_well(job.run(small(world_sizes=[2]), plain(container=container)))
+    assert job.seen("arguments")[:3] == ["-m", "pytest", "/opt/lockstep/bench"]
+    known = {"LOCKSTEP_IMAGE": image, "LOCKSTEP_IMAGE_SHA256": sha256}
+    assert known.items() <= job.environment.items()
+    assert not [name for name in job.environment if name.startswith("_") and name != "_"]
+
+
+def test_one_rank_of_torchrun_meets_too_and_a_program_has_a_launcher_of_its_own(job):
+    site = plain(launcher="torchrun")
+    assert is_well(job.run(site=site))
+    assert "--rdzv-endpoint=node1:4711" in job.seen("arguments")
+    program = {"line": "true", "metrics": [{"name": "m", "unit": "K", "json": "a.0"}]}
+    campaign = small(studies=["command"], world_sizes=[8], global_batch=None, command=program)
+    (spec,) = jobs(campaign, site, job.results)
+    assert (spec.agents, "--ntasks=8" in spec.shapes[8]) == ({}, True)
+
+
 # What a node lacks
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lockstep import content
 from lockstep.slurm import site
+from lockstep.slurm.site_values import OWN_VARIABLES
 
 SCHEMA = Path(site.__file__).with_name("site.schema.json")
 REMAKE = (
@@ -140,4 +141,4 @@ def test_every_variable_of_the_scripts_is_known():
     text = "\n".join(path.read_text() for path in paths)
     found = set(re.findall(r"^([a-z_]+)=", text, re.MULTILINE))
     assert {"num_nodes", "scratch"} <= found
-    assert {name for name in found if not site.OWN_VARIABLES.fullmatch(name)} == set()
+    assert {name for name in found if not OWN_VARIABLES.fullmatch(name)} == set()

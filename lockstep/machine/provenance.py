@@ -113,7 +113,7 @@ def launch_facts(seed: int, command: Sequence[str]) -> dict[str, Any]:
         | torch_facts()
         | machine_facts()
         | image_facts(os.environ)
-        | {"suite_sha256": suite_sha256()}
+        | {"suite_sha256": suite_sha256(), "launcher": launcher(os.environ)}
         | {"slurm": slurm_facts(os.environ), "environment": environment(os.environ)}
         | {"dropped_environment": os.environ.get("LOCKSTEP_DROPPED", "").split()}
     )
@@ -263,6 +263,12 @@ def _homeless(text: str) -> str:
 def names_a_secret(name: str) -> bool:
     """Return whether a variable's name suggests a secret value."""
     return name not in NAMES and any(word in name.upper() for word in SECRET_WORDS)
+
+
+def launcher(variables: Mapping[str, str]) -> str | None:
+    """Return what started this process as a rank; None where nothing did."""
+    by_torchrun = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else None
+    return variables.get("LOCKSTEP_LAUNCHER", by_torchrun)
 
 
 def slurm_facts(variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,10 @@ mend=               # key of the site file that is to be mended if what runs now
 # Where a node or a rank leaves the key, or the variable, that names what it lacks.
 export LOCKSTEP_MEND=$jobs/.mend-$id
 driver=()           # what starts the ranks of a program in pytest's place
+agent=()            # options of the torchrun that starts a node's ranks, where srun does not
+handing=            # how names begin that the image's runtime hands on, where it goes by names
+by_srun=            # whether that runtime's options are srun's
+cache=              # folder on each node in which what is staged outlives the job
 floor=              # least efficiency of a world size for a larger one to be begun
 keeper=             # process that removes what the job leaves on its nodes
 declare -A had=()   # what is exported before the site's own lines
@@ -111,13 +115,16 @@ lockstep_await() { # lockstep_await PROCESS: its exit code, also if the warning 
 lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's variables of these names
     mend=
     cd "$results" || exit
-    if [ "$num_ranks" -gt 1 ]; then hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"); fi
+    # torchrun meets others of its kind, be there none.
+    meets=
+    [ "$num_ranks" -eq 1 ] && [ "$LOCKSTEP_LAUNCHER" = slurm ] || meets=true
+    if [ -n "$meets" ]; then hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"); fi
     # One task on each node, beside what runs there: it takes no CPU, memory or GPU from that.
     on_nodes=(srun --overlap --nodes="$num_nodes" --ntasks="$num_nodes" --ntasks-per-node=1 --cpus-per-task=1
         --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
     start=() # what each rank's command begins with
     if [ -n "$image" ]; then lockstep_enter_image "$@"; fi
-    if [ "$num_ranks" -gt 1 ] && [ "${#driver[@]}" -eq 0 ]; then lockstep_serve; fi # it starts while the image is read and staged
+    if [ -n "$meets" ] && [ "${#driver[@]}" -eq 0 ]; then lockstep_serve; fi # it starts while the image is read and staged
     if [ -n "$image" ]; then
         mend=container.image
         LOCKSTEP_IMAGE_SHA256=$(lockstep_image_hash)
@@ -360,13 +367,17 @@ lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what foll
 }
 
 lockstep_step() { # lockstep_step LOG COMMAND...: one srun over the ranks of $shape
-    local log=$1 rc=0 step=(srun "${shape[@]}" --relative=0 --cpus-per-task="$cpus_per_task"
-        "${srun_options[@]}" --export=ALL --kill-on-bad-exit=1)
+    local log=$1 rc=0 step=(srun "${shape[@]}" --relative=0 "${srun_options[@]}" "${inside[@]}"
+        --export=ALL --kill-on-bad-exit=1)
     shift
     if [ "${#driver[@]}" -gt 0 ]; then # it starts the ranks of each run
         set -- "$@" "${step[@]/#/--under=}" "${start[@]/#/--inside=}"
     else
-        [ "$num_ranks" -eq 1 ] || lockstep_meet
+        [ -z "$meets" ] || lockstep_meet
+        if [ "${#agent[@]}" -gt 0 ]; then # its nodes meet where the ranks do, so that no port is guessed
+            set -- python3 -m torch.distributed.run "${agent[@]}" --rdzv-id="$LOCKSTEP_STORE_PREFIX" \
+                --rdzv-backend=c10d --rdzv-endpoint="$LOCKSTEP_STORE" --rdzv-conf=is_host=0 --no-python "$@"
+        fi
         set -- "${step[@]}" "${start[@]}" "$@"
     fi
     "$@" </dev/null >>"$log" 2>&1 &
@@ -394,6 +405,7 @@ lockstep_nodes_answer() { # after a failure: a node that is lost would fail ever
 lockstep_profiled() { # lockstep_profiled FOLDER: set what each rank runs under; around srun it would see no rank
     # The other cases after one that failed are a step of their own, and write beside it.
     local output="$1/step-%q{SLURM_STEP_ID}-rank-%q{SLURM_PROCID}"
+    [ "$LOCKSTEP_LAUNCHER" = slurm ] || output=${output/SLURM_PROCID/RANK}
     case ${profiler:-} in
         nsys)
             tool=(nsys profile '--trace=cuda,nvtx,osrt' --sample=none --force-overwrite=true

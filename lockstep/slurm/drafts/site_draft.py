@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from lockstep.slurm import associations
-from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts, Limit
 from lockstep.slurm.cluster import MIB_PER_GIB, Cluster, Kind, Partition
 from lockstep.slurm.doctor.machine_checks import FAST
 from lockstep.slurm.drafts.campaign_draft import campaign_file, ranks_per_node
 from lockstep.slurm.drafts.draft import Draft, line, toml_key
 from lockstep.slurm.drafts.surroundings import Surroundings
+from lockstep.slurm.site_values import FILL_IN
 from lockstep.vocabulary.text.durations import clock, parse_limit
 from lockstep.vocabulary.text.printable import one_line
 
@@ -213,7 +213,7 @@ def _wants_image(around: Surroundings) -> bool:
 
 
 def _image(around: Surroundings) -> Iterator[str]:
-    placeholder = f"{sites.FILL_IN}path of an image; lockstep image build makes one"
+    placeholder = f"{FILL_IN}path of an image; lockstep image build makes one"
     image = str(around.images[0]) if around.images else placeholder
     yield "\n# Or instead of an image `modules` or `venv`, with `suite`, the path of Lockstep."
     yield "[container]"
@@ -227,7 +227,7 @@ def _native(around: Surroundings) -> Iterator[str]:
         yield line("venv", str(around.venv), "on storage that all nodes see")
     else:
         yield line("modules", [around.modules[-1]], f"of {_short(around.modules)}")
-    placeholder = f"{sites.FILL_IN}path of a checkout of Lockstep"
+    placeholder = f"{FILL_IN}path of a checkout of Lockstep"
     yield line("suite", str(around.suite or placeholder), "on storage that all nodes see")
 
 

@@ -13,7 +13,7 @@ from lockstep.campaign.launch_options import common_options
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
-from lockstep.slurm.submit.resources import UNSAFE, Share, directives, shape, share
+from lockstep.slurm.submit.resources import UNSAFE, Share, agent, directives, shape, share
 from lockstep.slurm.submit.stage_jobs import Stages, behind
 from lockstep.vocabulary.text.durations import parse_limit
 
@@ -247,6 +247,7 @@ class Maker:
             num_threads=resources.num_threads or resources.cpus_per_task,
             directives=tuple(directives(self.site, resources, name, largest, time_s, output)),
             shapes={size: shape(self.site, resources, size) for size in sizes},
+            agents={size: agent(resources, size) for size in sizes if resources.is_torchrun},
             options=tuple(_options(self.campaign, self.site)),
             tests=self.campaign.tests,
             workdir=self.campaign.command.workdir if self.campaign.command else None,

@@ -1,6 +1,6 @@
 """One job as it is rendered and sent: every number and every option of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +44,9 @@ class JobSpec:
         cpus_per_task: CPUs of a rank, equal at every world size.
         num_threads: Threads of a rank, for OpenMP and the libraries of linear algebra.
         directives: The options of sbatch.
-        shapes: World size -> srun's options for nodes, ranks and GPUs.
+        shapes: World size -> srun's options for nodes, tasks, CPUs and GPUs.
+        agents: World size -> torchrun's options for nodes and ranks; empty where each task of srun
+            is a rank.
         tests: What pytest measures, absolute; nothing for the suite's own.
         options: pytest's options in every launch.
         launches: The launches in the order they are made; an array's element K makes the K-th.
@@ -69,6 +71,7 @@ class JobSpec:
     directives: tuple[str, ...]
     shapes: dict[int, tuple[str, ...]]
     options: tuple[str, ...]
+    agents: dict[int, tuple[str, ...]] = field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
     after: tuple[Dependency, ...] = ()
     profiler: Profiler | None = None

@@ -20,6 +20,7 @@ class Share:
     cpus_per_task: int
     is_gpu: bool
     num_threads: int | None = None  # as many as it has CPUs, by default
+    is_torchrun: bool = False  # then a node's one task starts its ranks
 
     def num_nodes(self, world_size: int) -> int:
         """Return the nodes of a world size."""
@@ -29,9 +30,13 @@ class Share:
         """Return the ranks on each of its nodes."""
         return min(world_size, self.ranks_per_node)
 
+    def of_task(self, world_size: int) -> int:
+        """Return the ranks of one task of srun."""
+        return self.on_node(world_size) if self.is_torchrun else 1
+
     def without_gpu(self) -> "Share":
         """Return the share of what computes nothing."""
-        return replace(self, is_gpu=False)
+        return replace(self, is_gpu=False, is_torchrun=False)
 
 
 def share(campaign: Campaign, site: Site) -> Share:
@@ -57,14 +62,16 @@ def share(campaign: Campaign, site: Site) -> Share:
             f"{ranks} ranks of {threads} threads do not fit on the {site.cpus_per_node} CPUs of a "
             f"node of {site.name}; lower threads_per_rank or max_ranks_per_node"
         )
-    return Share(ranks, cpus, is_gpu, campaign.threads_per_rank)
+    # torchrun starts what imports torch.distributed; a program has a launcher of its own.
+    is_torchrun = site.launcher == "torchrun" and campaign.command is None
+    return Share(ranks, cpus, is_gpu, campaign.threads_per_rank, is_torchrun)
 
 
 def directives(
     site: Site, resources: Share, name: str, largest: int, time_s: int, output: str
 ) -> Iterable[str]:
     """Yield sbatch's options for a job."""
-    on_node = resources.on_node(largest)
+    on_node, of_task = resources.on_node(largest), resources.of_task(largest)
     # Of a short job the warning may take only a part.
     warning_s = min(WARNING_S, time_s // 4)
     chosen = {
@@ -76,8 +83,8 @@ def directives(
         "constraint": site.constraint,
         "reservation": site.reservation,
         "nodes": resources.num_nodes(largest),
-        "ntasks-per-node": on_node,
-        "cpus-per-task": resources.cpus_per_task,
+        "ntasks-per-node": on_node // of_task,
+        "cpus-per-task": resources.cpus_per_task * of_task,
         **(_gpus(site, on_node) if resources.is_gpu else {}),
         "mem": site.mem,
         "time": clock(time_s),
@@ -114,15 +121,24 @@ def _gpus(site: Site, num: int) -> dict[str, str]:
 
 
 def shape(site: Site, resources: Share, world_size: int) -> tuple[str, ...]:
-    """Return srun's options for the nodes, ranks and GPUs of a world size."""
-    on_node = resources.on_node(world_size)
+    """Return srun's options for the nodes, tasks, CPUs and GPUs of a world size."""
+    on_node, of_task = resources.on_node(world_size), resources.of_task(world_size)
     options = (
         f"--nodes={resources.num_nodes(world_size)}",
-        f"--ntasks={world_size}",
-        f"--ntasks-per-node={on_node}",
+        f"--ntasks={world_size // of_task}",
+        f"--ntasks-per-node={on_node // of_task}",
+        f"--cpus-per-task={resources.cpus_per_task * of_task}",
     )
     # A rank must see all GPUs of its node, or NCCL silently loses its fast paths.
     # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
     if not resources.is_gpu:
         return options
     return (*options, *(f"--{name}={value}" for name, value in _gpus(site, on_node).items()))
+
+
+def agent(resources: Share, world_size: int) -> tuple[str, ...]:
+    """Return torchrun's options for the nodes and ranks of a world size; empty without it."""
+    if not resources.is_torchrun:
+        return ()
+    nodes, on_node = resources.num_nodes(world_size), resources.on_node(world_size)
+    return (f"--nnodes={nodes}", f"--nproc-per-node={on_node}")

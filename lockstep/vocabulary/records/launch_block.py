@@ -94,6 +94,10 @@ class Provenance:
         Transport | None, About("NCCL's links; null with another back end, or without its log.")
     ] = None
     threads_per_rank: Annotated[Count | None, About("Threads of a rank.")] = None
+    launcher: Annotated[
+        str | None,
+        About("What started the ranks, as slurm (srun) and torchrun; null for one alone."),
+    ] = None
     image_path: Annotated[str | None, About("Container image; null outside one.")] = None
     image_sha256: Annotated[
         str | None, About("Its SHA-256; null outside one, or where it could not be read.")

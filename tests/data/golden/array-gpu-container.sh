@@ -37,7 +37,6 @@ set -u
 
 num_nodes=1
 num_ranks=2 # of the largest step
-cpus_per_task=16
 srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
 handing=APPTAINERENV # its runtime hands on what is so called
@@ -51,7 +50,7 @@ options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=c
 measured=$results/launches
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
-        2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
+        2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=16 --gpus-per-node=h100:2) ;;
     esac
 }
 lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS

@@ -49,7 +49,6 @@ set -u
 
 num_nodes=2
 num_ranks=8 # of the largest step
-cpus_per_task=16
 srun_options=(--cpu-bind=cores --mpi=none)
 image= # ranks run outside one
 mend=scratch
@@ -61,10 +60,10 @@ options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=c
 measured=$results/launches
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
-        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
-        2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --gpus-per-node=h100:2) ;;
-        4) shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
-        8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
+        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --gpus-per-node=h100:1) ;;
+        2) shape=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=16 --gpus-per-node=h100:2) ;;
+        4) shape=(--nodes=1 --ntasks=4 --ntasks-per-node=4 --cpus-per-task=16 --gpus-per-node=h100:4) ;;
+        8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=16 --gpus-per-node=h100:4) ;;
     esac
 }
 lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS

@@ -36,7 +36,6 @@ set -u
 
 num_nodes=2
 num_ranks=8 # of the largest step
-cpus_per_task=16
 srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
 handing=APPTAINERENV # its runtime hands on what is so called
@@ -49,7 +48,7 @@ tests=("$suite/bench")
 options=(-m 'collective or weak' --size=smoke --benchmark-disable --threads-per-rank=16 --device=cuda)
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
-        8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus-per-node=h100:4) ;;
+        8) shape=(--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=16 --gpus-per-node=h100:4) ;;
     esac
 }
 lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS

@@ -36,7 +36,6 @@ set -u
 
 num_nodes=1
 num_ranks=1 # of the largest step
-cpus_per_task=16
 srun_options=(--cpu-bind=cores --mpi=none)
 image=/images/lockstep.sif
 handing=APPTAINERENV # its runtime hands on what is so called
@@ -51,7 +50,7 @@ measured=$results/profiles/ncu-$id
 profiler=ncu
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
     case $1 in
-        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=h100:1) ;;
+        1) shape=(--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --gpus-per-node=h100:1) ;;
     esac
 }
 lockstep_enter MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS OPENBLAS_NUM_THREADS
