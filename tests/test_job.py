@@ -272,3 +272,11 @@ def test_a_directive_cannot_end_its_line(value):
 
 def test_a_space_in_a_directive_is_quoted():
     assert directive("output", "/a b/c") == '--output="/a b/c"'
+
+
+def test_a_floor_of_bandwidth_is_a_part_of_the_screening():
+    asked = {"preflight": True, "screen": True, "min_all_reduce_gb_per_s": 10}
+    first = jobs(campaign_of(jobs=asked), site_of(), FOLDER)[0]
+    assert first.screen == ("--device=cuda", "--floor-gb-per-s=10")
+    with pytest.raises(ValueError, match="set screen = true"):
+        campaign_of(jobs=asked | {"screen": False})

@@ -1,6 +1,7 @@
 """`lockstep screen` names what is slow, in as many steps as it promises, and nothing else."""
 
 import json
+from dataclasses import replace
 from itertools import chain
 from random import Random
 
@@ -11,7 +12,7 @@ from simulated_screens import Noise, Slow, screened, seats
 
 from lockstep.screen import search, starting
 from lockstep.screen.findings import Screening
-from lockstep.screen.screen_wording import node_lines, page
+from lockstep.screen.screen_wording import below_floor, node_lines, page
 from lockstep.screen.screening import num_repeats
 
 RNG = st.integers(0, 2**32).map(Random)
@@ -72,6 +73,18 @@ def test_a_screening_says_what_to_do():
     assert [line["node"] for line in lines if line["is_slow"]] == ["n2"]
     assert {one["kind"] for one in lines[2]["findings"]} == {"slow-device"}
     assert "--exclude=n2\n" in page(found)
+
+
+@pytest.mark.parametrize(("floor", "is_below"), [(0.02, False), (2.0, True)])
+def test_all_ranks_together_are_held_against_a_floor(floor, is_below):
+    found = screened(4, 2, Noise(Random(1)), Slow("slow-link", ("n2",)))  # noqa: S311, no secret
+    held = search.held_against(found, [0.05, 0.01, 0.02], 2**22, floor)
+    # 8 ranks: 2 * 7 / 8 * 4 MiB in 20 ms, as nccl-tests counts it.
+    assert held.all_reduce.bus_gb_per_s == pytest.approx(0.367, rel=1e-3)
+    assert held.all_reduce.slowest.nodes == ("n2",)
+    assert Screening.from_json(json.loads(json.dumps(held.to_json()))) == held
+    assert (below_floor(held) is not None) == held.all_reduce.is_below == is_below
+    assert replace(held, findings=()).is_clean is not is_below
 
 
 @pytest.mark.parametrize(

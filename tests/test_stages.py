@@ -230,7 +230,9 @@ def test_a_preflight_fails_where_the_screening_names_something(tmp_path, code, e
     campaign = campaign_of(world_sizes=[2], jobs={"preflight": True, "screen": True})
     fails = f'case "$*" in *" screen "*) exit {code} ;; esac'
     assert run.run(campaign, plain(), 0, STUB_DO=fails).returncode == ends
-    assert run.seen("arguments")[-4:] == ["-m", "lockstep", "screen", "--device=cuda"]
+    screening = ["-m", "lockstep", "screen", "--device=cuda"]
+    kept = f"--to={run.results}/jobs/preflight-7.json"
+    assert run.seen("arguments")[-5:] == [*screening, kept]
 
 
 def test_one_rank_is_not_screened_and_a_screening_needs_a_preflight():

@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     model_validator,
 )
@@ -18,6 +19,7 @@ from lockstep.vocabulary.sizes import MAX_COUNT
 from lockstep.vocabulary.text.durations import parse_limit
 
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
+Floor = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
 
 MINUTE_S = 60
 YEAR_S = 365 * 24 * 3600
@@ -134,6 +136,11 @@ class Jobs(BaseModel):
         description="let that job fail, and the others not begin, where a node, device or link of "
         "it is slower than the rest",
     )
+    min_all_reduce_gb_per_s: Floor | None = Field(
+        default=None,
+        description="least bus bandwidth of an all-reduce over all ranks of the largest size, "
+        "of 64 MiB on GPUs and 4 MiB on CPUs: below it the screening fails, too",
+    )
     collect: StrictBool = Field(
         default=False, description="collect and report in a job after the others"
     )
@@ -151,6 +158,10 @@ class Jobs(BaseModel):
             raise ValueError('share_job is for allocation = "ladder" or "job", not "array"')
         if self.screen and not self.preflight:
             raise ValueError("screen is a part of the preflight; set preflight = true")
+        if self.min_all_reduce_gb_per_s is not None and not self.screen:
+            raise ValueError(
+                "min_all_reduce_gb_per_s is a part of the screening; set screen = true"
+            )
         if self.chain > 1 and self.allocation == "array":
             raise ValueError('chain is for allocation = "ladder" or "job", not "array"')
         return self

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 # matmul, memory: a rank's own; host_copy: between its GPU and the host; node_all_reduce: among the
-# ranks of a node; pair_all_reduce: among the ranks of two nodes.
-Probe = Literal["matmul", "memory", "host_copy", "node_all_reduce", "pair_all_reduce"]
+# ranks of a node; pair_all_reduce: among the ranks of two nodes; all_reduce: among all ranks.
+Probe = Literal["matmul", "memory", "host_copy", "node_all_reduce", "pair_all_reduce", "all_reduce"]
 # slow-node: most ranks of it are slow on their own; slow-device: one rank is; slow-link: a node
 # with its partners, its ranks among themselves, or two nodes with each other and nobody else.
 Kind = Literal["slow-node", "slow-device", "slow-link"]
@@ -60,6 +60,30 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce over all ranks beside the least bandwidth that was asked for.
+
+    Attributes:
+        num_bytes: Size of its message.
+        median_s: Its seconds on the slowest rank, median over repeats.
+        bus_gb_per_s: Its bus bandwidth, as nccl-tests defines it.
+        floor_gb_per_s: The least that was asked for.
+        slowest: The comparison that shows the slowest node, or link; None where none was made.
+    """
+
+    num_bytes: int
+    median_s: float
+    bus_gb_per_s: float
+    floor_gb_per_s: float
+    slowest: Row | None
+
+    @property
+    def is_below(self) -> bool:
+        """Whether it is slower than was asked for."""
+        return self.bus_gb_per_s < self.floor_gb_per_s
+
+
+@dataclass(frozen=True)
 class Screening:
     """All that a screening found.
 
@@ -70,6 +94,7 @@ class Screening:
         promised_steps: How many there may be at most.
         rows: Of every rank, of every node's links, of every pair of nodes.
         findings: What is slow, the slowest first.
+        all_reduce: Of all ranks, where a floor was given.
     """
 
     seats: tuple[Seat, ...]
@@ -78,6 +103,12 @@ class Screening:
     promised_steps: int
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
+    all_reduce: AllReduce | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is slow, by comparison or by the floor."""
+        return not self.findings and not (self.all_reduce and self.all_reduce.is_below)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -97,7 +128,14 @@ class Screening:
             "rows": tuple(map(_row, given["rows"])),
             "findings": tuple(findings),
         }
-        return Screening(**given | made)
+        return Screening(**given | made | {"all_reduce": _all_reduce(given.get("all_reduce"))})
+
+
+def _all_reduce(given: dict[str, Any] | None) -> AllReduce | None:
+    if given is None:
+        return None
+    slowest = given["slowest"]
+    return AllReduce(**given | {"slowest": slowest and _row(slowest)})
 
 
 def _row(given: dict[str, Any]) -> Row:

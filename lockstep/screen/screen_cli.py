@@ -1,7 +1,9 @@
 """The command `lockstep screen`."""
 
+import json
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -37,9 +39,23 @@ EXIT_SLOW = 1
     show_default=True,
     help="How long ranks wait for each other.",
 )
+@click.option(
+    "--floor-gb-per-s",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="Least bus bandwidth of an all-reduce over all ranks, of 64 MiB on GPUs, 4 MiB on CPUs.",
+)
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also write all facts as JSON."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each node.")
 def screen(
-    ranks: int | None, device: str | None, repeats: int | None, timeout_s: float, as_json: bool
+    ranks: int | None,
+    device: str | None,
+    repeats: int | None,
+    timeout_s: float,
+    floor_gb_per_s: float | None,
+    to: Path | None,
+    as_json: bool,
 ) -> int:
     """Find a slow node, device or link, in seconds, before a campaign finds it.
 
@@ -52,20 +68,28 @@ def screen(
     above 1.02. Noise alone names anything in at most 1 % of screenings. Links between nodes are
     compared from three nodes on; one node compares its devices.
 
+    With --floor-gb-per-s all ranks together must reduce at so much; below it the slowest node is
+    named as well.
+
     Ends with 0 where nothing is slow, 1 where something is, 2 for wrong input, 3 where the machine
     fails.
     """
     from lockstep.screen import starting
-    from lockstep.screen.screen_wording import node_lines, page
+    from lockstep.screen.screen_wording import below_floor, node_lines, page
     from lockstep.screen.screening import Settings, run
 
-    settings = Settings(repeats, device, timeout_s)
+    settings = Settings(repeats, device, timeout_s, floor_gb_per_s)
     rank, environ = 0, None if ranks else starting.as_rank(os.environ)
     if environ is None:
         found = starting.on_this_machine(ranks, settings)
     else:
         rank, found = run(settings, environ)
-    if rank == 0:
-        click.echo("\n".join(node_lines(found)) if as_json else page(found))
-        sys.stdout.flush()
-    return EXIT_SLOW if found.findings else 0
+    if rank:
+        return 0  # rank 0 says how it ended: a launcher ends all ranks once one has failed
+    click.echo("\n".join(node_lines(found)) if as_json else page(found))
+    if to:
+        to.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+    sys.stdout.flush()
+    if said := below_floor(found):
+        click.echo(f"lockstep: error: {said}", err=True)
+    return 0 if found.is_clean else EXIT_SLOW

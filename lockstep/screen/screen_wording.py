@@ -4,9 +4,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from lockstep.screen.findings import Finding, Probe, Row, Screening, Seat
+from lockstep.screen.findings import AllReduce, Finding, Probe, Row, Screening, Seat
 from lockstep.screen.search import FEWEST_FOR_PAIRS, would_be_named
-from lockstep.vocabulary.text.formats import DASH, counted, listed, percent, ratio, ratio_span
+from lockstep.vocabulary.text.formats import (
+    DASH,
+    counted,
+    listed,
+    number,
+    percent,
+    ratio,
+    ratio_span,
+)
 
 # What a program may rely on in a node's line; a change that breaks it raises this.
 SCHEMA = 1
@@ -51,8 +59,25 @@ def node_lines(found: Screening) -> Iterator[str]:
                 "repeats": found.repeats,
                 "steps": found.steps,
                 "promised_steps": found.promised_steps,
+                "all_reduce": found.all_reduce and asdict(found.all_reduce),
             }
         )
+
+
+def below_floor(found: Screening) -> str | None:
+    """Return that all ranks together reduce more slowly than was asked for, if they do."""
+    if found.all_reduce is None or not found.all_reduce.is_below:
+        return None
+    row, who = found.all_reduce.slowest, listed(found.nodes)
+    where = f"{counted(len(found.seats), 'rank')} on {who}"
+    outlier = f", slowest {listed(row.nodes)} ({ratio(row.ratio)} times the others)" if row else ""
+    return f"all-reduce at {_speeds(found.all_reduce)}{outlier}, over {where}"
+
+
+def _speeds(one: AllReduce) -> str:
+    less = "below" if one.is_below else "over"
+    measured = f"{number(one.bus_gb_per_s)} GB/s of bus bandwidth"
+    return f"{measured}, {less} the floor of {number(one.floor_gb_per_s)}"
 
 
 def _flat(finding: Finding) -> dict[str, object]:
@@ -92,6 +117,9 @@ def _verdict(found: Screening) -> list[str]:
     lines = [_sentence(finding, found) for finding in found.findings]
     if not lines:
         lines = [_nothing(would_be_named(found.rows) - 1)]
+    if one := found.all_reduce:
+        size = f"{one.num_bytes / 2**20:g} MiB"
+        lines.append(f"All ranks together reduce {size} at {_speeds(one)}.")
     if found.findings and len(found.nodes) > 1:
         lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(found))}")
     if 1 < len(found.nodes) < FEWEST_FOR_PAIRS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.screen import search
 from lockstep.screen.findings import Probe, Screening, Seat
-from lockstep.screen.probes import Prober
+from lockstep.screen.probes import ALL_REDUCE_BYTES, Prober
 from lockstep.vocabulary.metrics import slowest_rank
 from lockstep.vocabulary.records.errors import RankError
 from lockstep.vocabulary.system.host import hostname
@@ -41,11 +41,13 @@ class Settings:
         repeats: How often each probe is timed; 40 by default, more for very many ranks.
         device: "cpu" or "cuda"; CUDA where there is one, by default.
         timeout_s: How long ranks wait for each other.
+        floor_gb_per_s: Least bus bandwidth of an all-reduce over all ranks, if any is asked for.
     """
 
     repeats: int | None = None
     device: str | None = None
     timeout_s: float = 120.0
+    floor_gb_per_s: float | None = None
 
 
 def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[int, Screening]:
@@ -58,21 +60,24 @@ def run(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[in
     repeats = num_repeats(placement(environ).world_size, settings.repeats)
     world = process_group.join(settings.timeout_s, device=settings.device, environ=environ)
     try:
-        found = _screen(world, repeats, environ)
+        found = _screen(world, repeats, settings.floor_gb_per_s, environ)
         world.control.part()
     finally:
         process_group.leave()
     return world.rank, found
 
 
-def _screen(world: "World", repeats: int, environ: Mapping[str, str]) -> Screening:
+def _screen(
+    world: "World", repeats: int, floor_gb_per_s: float | None, environ: Mapping[str, str]
+) -> Screening:
     node = environ.get("SLURMD_NODENAME", hostname())
     own = Seat(world.rank, world.local_rank, node, _machine())
     seats = [Seat(**seat) for seat in world.control.exchange_all("seat", asdict(own))]
     prober = Prober(world, seats, repeats, Random(SEED))  # noqa: S311, no secret
     alone = _alone(world, prober)
     rounds = search.rounds_after(alone)
-    return _with_pairs(world, prober, rounds, alone) if rounds else alone
+    found = _with_pairs(world, prober, rounds, alone) if rounds else alone
+    return found if floor_gb_per_s is None else _with_all(world, prober, found, floor_gb_per_s)
 
 
 def _machine() -> str:
@@ -145,6 +150,18 @@ def _with_pairs(
         return search.after_pairs(alone, rounds, by_pair).to_json()
 
     return Screening.from_json(world.control.settle_all("pairs", seconds, judge))
+
+
+def _with_all(world: "World", prober: Prober, found: Screening, floor_gb_per_s: float) -> Screening:
+    """Let all ranks reduce together, and hold that against the floor."""
+    ((_, seconds),) = prober.all_reduces("all_reduce", [[list(range(world.world_size))]]).items()
+
+    def judge(given: list[list[float]]) -> dict[str, Any]:
+        num_bytes = ALL_REDUCE_BYTES[world.device.type]
+        held = search.held_against(found, slowest_rank(given), num_bytes, floor_gb_per_s)
+        return held.to_json()
+
+    return Screening.from_json(world.control.settle_all("all", seconds, judge))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ from itertools import chain
 from statistics import median
 from typing import TypeVar
 
-from lockstep.screen.findings import Finding, Kind, Probe, Row, Screening, Seat
-from lockstep.vocabulary.metrics import slowest_rank
+from lockstep.screen.findings import AllReduce, Finding, Kind, Probe, Row, Screening, Seat
+from lockstep.vocabulary.metrics import algbw_gb_per_s, busbw_factor, slowest_rank
 
 # Chance that anything at all is named where nothing is slow; each of the two stages has a half.
 ERROR = 0.01
@@ -129,6 +129,29 @@ def after_pairs(
         steps=alone.steps + len(rounds),
         rows=alone.rows + rows,
         findings=slowest_first([*alone.findings, *findings]),
+    )
+
+
+def held_against(
+    found: Screening, seconds: Seconds, num_bytes: int, floor_gb_per_s: float
+) -> Screening:
+    """Return a screening with its all-reduce over all ranks beside a floor.
+
+    Args:
+        found: What was found without it.
+        seconds: Of the slowest rank, shape (num_repeats,).
+        num_bytes: Size of the message.
+        floor_gb_per_s: Least bus bandwidth.
+    """
+    factor = busbw_factor("all_reduce", len(found.seats))
+    assert factor is not None
+    links = [row for row in found.rows if row.rank is None and len(row.nodes) == 1]
+    named = [finding.row for finding in found.findings[:1]]
+    slowest = max(named or links, key=lambda row: row.ratio, default=None)
+    median_s = median(seconds)
+    gb_per_s = factor * algbw_gb_per_s(num_bytes, median_s)
+    return replace(
+        found, all_reduce=AllReduce(num_bytes, median_s, gb_per_s, floor_gb_per_s, slowest)
     )
 
 

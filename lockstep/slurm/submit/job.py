@@ -181,10 +181,15 @@ class Maker:
             f"{self.campaign.name}-preflight", "preflight", [world_size], self._short(PREFLIGHT_S)
         )
         options = ("-m", "collective or weak", "--size=smoke", "--benchmark-disable", *settings)
-        # One rank has nothing to be compared with.
+        return replace(job, options=options, tests=(), screen=self._screen(world_size))
+
+    def _screen(self, world_size: int) -> tuple[str, ...]:
+        """Return the options of the screening; one rank has nothing to be compared with."""
+        if not self.campaign.jobs.screen or world_size == 1:
+            return ()
+        floor = self.campaign.jobs.min_all_reduce_gb_per_s
         device = f"--device={self.campaign.device or 'cpu'}"
-        screen = (device,) if self.campaign.jobs.screen and world_size > 1 else ()
-        return replace(job, options=options, tests=(), screen=screen)
+        return (device, *([] if floor is None else [f"--floor-gb-per-s={floor:g}"]))
 
     def collect(self, others: Sequence[JobSpec]) -> JobSpec:
         """Return the job that collects and reports once the others have ended."""
