@@ -585,9 +585,34 @@ def test_a_job_stages_in_and_out_also_where_it_fails(node, code, expected):
     assert (node.results / "launches/w1-r0/log.txt").read_text() == "data"
     assert profile_of(node) == "left\n"
     assert is_clean(node)
-    assert set(staging_of(node)) == {"job_id", "stage_in_s", "stage_out_s"}
+    assert staging_of(node)["cache_hits"] is None
     assert 0 < staging_of(node)["stage_in_s"] < 60
     assert (node.folder / "image.sif").exists()
+
+
+def test_what_a_job_has_staged_the_next_one_finds_whole(node):
+    site = staged(node, stage_cache=str(node.folder / "my cache"))
+    source = node.folder / "set" / "one"
+
+    def next_job(content="data"):
+        (node.results / "jobs" / "staging.jsonl").unlink(missing_ok=True)
+        ended = node.run(site=site, STUB_DO=RANK)
+        assert (ended.returncode, is_clean(node)) == (0, True)
+        log = (node.results / "launches/w1-r0/log.txt").read_text()
+        assert log.endswith(content)
+        record = staging_of(node)
+        (how,) = re.findall("staged: cache (hit|miss) on node1", ended.stderr)
+        assert (record["cache_hits"], record["cache_misses"]) == (how == "hit", how == "miss")
+        return how
+
+    assert [next_job(), next_job()] == ["miss", "hit"]
+    (cache,) = (node.folder / "my cache").iterdir()
+    assert f"--bind={cache}:{cache}:ro" in node.seen("binds")
+    for one in cache.glob("*/one"):  # as a site cleans up
+        one.unlink()
+    assert [next_job(), next_job()] == ["miss", "hit"]
+    source.write_text("other data")
+    assert [next_job("other data"), next_job("other data")] == ["miss", "hit"]
 
 
 def test_what_does_not_measure_copies_neither_data_nor_the_image(node):

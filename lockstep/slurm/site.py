@@ -129,6 +129,11 @@ class Site(BaseModel):
     stage_image: StrictBool = Field(
         default=False, description="copy the image to every node's scratch before a job measures"
     )
+    stage_cache: Scratch | None = Field(
+        default=None,
+        description="folder on every node that outlives jobs: what a job stages stays in it for "
+        "those to come, until they have not asked for it for 30 days",
+    )
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.=^,:-]+$")] | None = Field(
         default=None, description="network interface of the ranks, such as ib0"
     )
@@ -229,6 +234,16 @@ class Site(BaseModel):
             raise ValueError("key 'scratch' is missing, where stage_in and stage_image copy to")
         if self.stage_image and self.container is None:
             raise ValueError("stage_image is set but there is no [container]; leave it out")
+        runtime = self.container.runtime if self.container else ""
+        if runtime == "podman-hpc" and self.stage_image:
+            raise ValueError("an image of podman-hpc is no file; leave stage_image out")
+        variables = [one for one in (self.scratch, self.stage_cache) if (one or "").startswith("$")]
+        if variables and runtime in ("podman-hpc", "pyxis"):
+            raise ValueError(f"{runtime} must know {variables[0]} beforehand; write its folder")
+        if self.stage_cache and not (self.stage_in or self.stage_image):
+            raise ValueError(
+                "stage_cache is set but nothing is staged; set stage_in or leave it out"
+            )
         names = [Path(path).name for path in self.stage_in]
         doubled = [name for name in names if names.count(name) > 1]
         if doubled:

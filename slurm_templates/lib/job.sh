@@ -76,7 +76,7 @@ lockstep_finish() { # whatever ended the job: $? says how
     set +e
     [ -z "$running" ] || kill "$running" 2>/dev/null
     [ "$code" -eq 0 ] || [ -n "$mend" ] || mend=$(head -n 1 -- "$LOCKSTEP_MEND" 2>/dev/null | LC_ALL=C tr -cd '[:alnum:]._')
-    rm -f -- "$LOCKSTEP_MEND" "$jobs/.store-$id" "$jobs/.store-$id.txt"
+    rm -f -- "$LOCKSTEP_MEND" "$jobs/.store-$id" "$jobs/.store-$id.txt" "$jobs/.staged-$id"
     # What may be cut has not ended well.
     if [ -n "$keeper" ] || declare -F lockstep_after >/dev/null; then
         lockstep_record_end "$((code ? code : 1))"
@@ -123,6 +123,8 @@ lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's va
     on_nodes=(srun --overlap --nodes="$num_nodes" --ntasks="$num_nodes" --ntasks-per-node=1 --cpus-per-task=1
         --mem=0 --gres=none --mpi=none --export=ALL --kill-on-bad-exit=1)
     start=() # what each rank's command begins with
+    inside=() # what srun is told of the image, where it starts that
+    here=() # what a command of this shell's own begins with
     if [ -n "$image" ]; then lockstep_enter_image "$@"; fi
     if [ -n "$meets" ] && [ "${#driver[@]}" -eq 0 ]; then lockstep_serve; fi # it starts while the image is read and staged
     if [ -n "$image" ]; then
@@ -167,7 +169,19 @@ while [[ $1 = need:* ]]; do
     shift
 done
 exec "$@"'
-    start=(bash -c "$hand_on" "$image" "${needs[@]}" "${in_image[@]}" "$image")
+    lockstep_starts
+}
+
+lockstep_starts() { # lockstep_starts [OPTION...]: set what starts a command in the image; OPTIONs are Apptainer's
+    if [ -n "$by_srun" ]; then
+        inside=("--container-image=$image" "${in_image[@]}")
+        here=(srun --overlap --relative=0 --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --mpi=none
+            --export=ALL "${inside[@]}")
+        return
+    fi
+    [ -n "$handing" ] || set --
+    start=(bash -c "$hand_on" "$image" "${needs[@]}" "${in_image[@]}" "$@" "$image")
+    here=("${start[@]}")
 }
 
 lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
@@ -240,41 +254,96 @@ wait
 go "$@"'
 # shellcheck disable=SC2016
 stage_in_script='set -euo pipefail
-scratch=$1 image=$2 sha256=$3
-shift 3
-(umask 077 && mkdir -p -- "$scratch")
-[ -O "$scratch" ] && [ ! -L "$scratch" ] || { echo "$SLURMD_NODENAME: $scratch is another'"'"'s" >&2; exit 1; }
+scratch=$1 cache=$2 image=$3 sha256=$4
+shift 4
+own() { # own FOLDER: make it, unless it is there and is another'"'"'s
+    (umask 077 && mkdir -p -- "$1")
+    [ -O "$1" ] && [ ! -L "$1" ] || { echo "$SLURMD_NODENAME: $1 is another'"'"'s" >&2; exit 1; }
+}
+own "$scratch"
 exec 9<"$scratch"
 flock 9 # nodes that share the folder copy once
 [ ! -e "$scratch/staged" ] || exit 0
 mkdir -p -- "$scratch/data" "$scratch/out"
-for path; do cp -r -- "$path" "$scratch/data"; done
-if [ -n "$image" ]; then
-    cp -- "$image" "$scratch/image.sif"
-    copied=$(sha256sum <"$scratch/image.sif")
-    if [ "${copied%% *}" != "$sha256" ]; then
-        echo "$SLURMD_NODENAME: the copy of $image differs: ${copied%% *}, not $sha256" >&2
-        exit 1
+copy() { # copy FROM TO: an image must come out as it is known
+    cp -r -- "$1" "$2"
+    [ -n "$image" ] && [ "$1" = "$image" ] || return 0
+    local copied
+    copied=$(sha256sum <"$2")
+    [ "${copied%% *}" = "$sha256" ] && return
+    echo "$SLURMD_NODENAME: the copy of $image differs: ${copied%% *}, not $sha256" >&2
+    exit 1
+}
+files() { # files FOLDER: print what tells whether it is still whole, whatever a site has cleaned up
+    find "$1" -type f -printf "%P %s\n" | LC_ALL=C sort | b2sum
+}
+if [ -n "$cache" ]; then
+    own "$cache"
+    exec 8<"$cache"
+    flock 8 # jobs of a node copy one after another
+    how=hit
+fi
+while [ "$#" -gt 0 ]; do # FROM, its key in the cache, TO
+    if [ -n "$cache" ]; then
+        kept=$cache/$2
+        if [ "$(files "$kept" 2>/dev/null)" != "$(cat -- "$kept.whole" 2>/dev/null)" ]; then
+            how=miss
+            rm -rf -- "$kept" "$kept.whole"
+            copy "$1" "$kept"
+            files "$kept" >"$kept.whole"
+        fi
+        touch -- "$kept" "$kept.whole"
+        ln -s -- "$kept" "$scratch/$3"
+    else
+        copy "$1" "$scratch/$3"
     fi
+    shift 3
+done
+if [ -n "$cache" ]; then
+    find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf -- {} +
+    echo "$SLURMD_NODENAME $how"
 fi
 touch -- "$scratch/staged"'
 
 lockstep_stage() {
-    local began copied=
+    local began path key copied='' wanted=()
     export LOCKSTEP_SCRATCH=$scratch
-    [ -z "$stage_image" ] || copied=$image
-    stage_in_s=null
+    stage_in_s=null cache_hits=null cache_misses=null
     began=$(date +%s%N)
+    if [ -n "$stage_image" ]; then
+        copied=$image
+        wanted=("$image" "image-$LOCKSTEP_IMAGE_SHA256" image.sif)
+    fi
+    for path in "${stage_in[@]}"; do
+        key=$(lockstep_key_of "$path") || lockstep_fail "staging in failed"
+        wanted+=("$path" "$key" "data/$(basename -- "$path")")
+    done
     "${on_nodes[@]}" bash -c "$stay" stay "$scratch" "$jobs" "$id" "$leave" </dev/null &
     keeper=$!
-    "${on_nodes[@]}" bash -c "$stage_in_script" stage "$scratch" "$copied" "${LOCKSTEP_IMAGE_SHA256:-}" \
-        "${stage_in[@]}" </dev/null &
+    "${on_nodes[@]}" bash -c "$stage_in_script" stage "$scratch" "$cache" "$copied" \
+        "${LOCKSTEP_IMAGE_SHA256:-}" "${wanted[@]}" </dev/null >"$jobs/.staged-$id" &
     running=$!
     lockstep_await "$running" || lockstep_fail "staging in failed"
     running=
     stage_in_s=$(lockstep_seconds_since "$began")
+    if [ -n "$cache" ]; then
+        cache_hits=$(lockstep_cached hit)
+        cache_misses=$(lockstep_cached miss)
+    fi
     [ -z "$copied" ] || image=$scratch/image.sif
-    [ -z "$image" ] || start=(bash -c "$hand_on" "$image" "${needs[@]}" "${in_image[@]}" --bind="$scratch" "$image")
+    [ -z "$image" ] || lockstep_starts --bind="$scratch" ${cache:+"--bind=$cache:$cache:ro"}
+}
+
+lockstep_key_of() { # lockstep_key_of PATH: print what it has in the cache, until anything below it changes
+    [ -n "$cache" ] || return 0
+    find -L "$1" -printf '%p %y %s %T@\n' | LC_ALL=C sort | b2sum --length=128 | cut --characters=-32
+}
+
+lockstep_cached() { # lockstep_cached hit|miss: say on which nodes it was that, and print how many they are
+    local nodes
+    nodes=$(sed -n "s/ $1\$//p" -- "$jobs/.staged-$id" | sort)
+    [ -z "$nodes" ] || lockstep_say "staged: cache $1 on $(paste -sd, <<<"$nodes")" >&2
+    grep --count . <<<"$nodes" || :
 }
 
 lockstep_leave_nodes() { # called once, at the end
@@ -291,8 +360,8 @@ lockstep_leave_nodes() { # called once, at the end
     [ "$rc" -eq 0 ] || lockstep_say "staging out ended with $rc; $scratch may still be there"
     {
         flock -w 10 3 # where the file system can
-        printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s}\n' \
-            "$id" "$stage_in_s" "$(lockstep_seconds_since "$began")" >&3
+        printf '{"job_id": "%s", "stage_in_s": %s, "stage_out_s": %s, "cache_hits": %s, "cache_misses": %s}\n' \
+            "$id" "$stage_in_s" "$(lockstep_seconds_since "$began")" "$cache_hits" "$cache_misses" >&3
     } 3>>"$jobs/staging.jsonl"
     return "$rc"
 }

@@ -196,6 +196,8 @@ def _row(
         "exit": record,
         "stage_in_s": staged.get("stage_in_s"),
         "stage_out_s": staged.get("stage_out_s"),
+        "cache_hits": staged.get("cache_hits"),
+        "cache_misses": staged.get("cache_misses"),
         "measured_rank_hours": _measured(job, account, record, hours),
     }
 

@@ -202,14 +202,14 @@ class Results(Folder):
         return records
 
     def staging(self) -> dict[str, dict[str, float]]:
-        """Return SLURM_JOB_ID -> seconds that it copied files in and out.
+        """Return SLURM_JOB_ID -> seconds that it copied files in and out, and nodes of its cache.
 
         Raises:
             ValueError: The record is corrupt.
         """
         path = self.jobs_folder / "staging.jsonl"
         entries = journal.read(path) if path.exists() else []
-        names = ("stage_in_s", "stage_out_s")
+        names = ("stage_in_s", "stage_out_s", "cache_hits", "cache_misses")
         staged = {}
         for entry in entries:
             if "job_id" in entry:

@@ -105,6 +105,11 @@ def _staging(rows: Sequence[Row]) -> Iterator[str]:
     if staged := len(times["stage_in_s"]):
         into, back = (in_words(sum(seconds)) for seconds in times.values())
         yield f"Staging took {into} in and {back} out, in {counted(staged, 'job')}."
+    hits, misses = (
+        sum(int(row.get(name) or 0) for row in rows) for name in ("cache_hits", "cache_misses")
+    )
+    if hits or misses:
+        yield f"An earlier job had left the files on {hits} of {counted(hits + misses, 'node')}."
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
