@@ -80,6 +80,10 @@ def test_a_script_equals_its_golden_file(name):
     ("said", "line"),
     [
         ({"cluster": "big"}, "#SBATCH --clusters=big"),
+        (
+            {"gpu_type": None, "gpu_types": ["a100", "h100"]},
+            "#SBATCH --constraint=[a100|h100]",
+        ),
         ({"gpu_request": "gres"}, "#SBATCH --gres=gpu:h100:1"),
         ({"directives": ["--comment=my own"]}, "#SBATCH --comment=my own"),
         (

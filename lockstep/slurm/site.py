@@ -93,6 +93,11 @@ class Site(BaseModel):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
         default=None, description="type of GPU where the partition has several, such as a100"
     )
+    gpu_types: tuple[Annotated[Word, Field(pattern=r"^[A-Za-z0-9_.-]+$")], ...] = Field(
+        default=(),
+        description="types of GPU, as features of the nodes name them, any of which a job takes, "
+        "all of its nodes the same; in the place of gpu_type and constraint",
+    )
     gpu_request: Literal["gpus-per-node", "gres"] = Field(
         default="gpus-per-node",
         description="option that asks for GPUs; gres writes --gres=gpu:TYPE:N",
@@ -182,6 +187,11 @@ class Site(BaseModel):
         """Whether a job gets all GPUs of its nodes, whatever it asks for (sbatch(1))."""
         return "--exclusive" in self.extra_directives
 
+    @property
+    def features(self) -> str | None:
+        """What sbatch is told of the nodes' features; in brackets one counts for all nodes."""
+        return f"[{'|'.join(self.gpu_types)}]" if self.gpu_types else self.constraint
+
     def in_partition(self, name: str) -> Self:
         """Return the site with its jobs in another partition.
 
@@ -201,7 +211,7 @@ class Site(BaseModel):
         if self.collect_partition is None:
             return self
         shared = tuple(o for o in self.extra_directives if o != "--exclusive")
-        elsewhere = {"constraint": None, "reservation": None, "mem": None}
+        elsewhere = {"constraint": None, "gpu_types": (), "reservation": None, "mem": None}
         changes = {"partition": self.collect_partition, "extra_directives": shared, **elsewhere}
         return self.model_copy(update=changes)
 
@@ -226,6 +236,8 @@ class Site(BaseModel):
             )
         if self.gpu_type and not self.gpus_per_node:
             raise ValueError("gpu_type is given but gpus_per_node is 0; leave one out")
+        if self.gpu_types and (self.gpu_type or self.constraint):
+            raise ValueError("gpu_types excludes gpu_type and constraint; keep one of them")
         return self
 
     @model_validator(mode="after")

@@ -95,7 +95,7 @@ def _nodes_fit(site: Site, chosen: Partition) -> Finding:
     if not here:
         return warning(f"{says}, none is in service", "ask when they will be")
     kinds = {node.kind.shape for node in fitting}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not site.gpu_types:
         return warning(
             f"{says}, of {len(kinds)} kinds", "set constraint or gpu_type, so that jobs get alike"
         )

@@ -80,7 +80,7 @@ def directives(
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
-        "constraint": site.constraint,
+        "constraint": site.features,
         "reservation": site.reservation,
         "nodes": resources.num_nodes(largest),
         "ntasks-per-node": on_node // of_task,
