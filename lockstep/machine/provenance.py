@@ -281,9 +281,11 @@ def image_facts(variables: Mapping[str, str]) -> dict[str, str | None]:
 
     A job script that hashed the image once exports `LOCKSTEP_IMAGE_SHA256`, which spares each
     launch from reading gigabytes again. It counts only inside a container: left over in a shell,
-    it would label a run outside the image.
+    it would label a run outside the image. Of a runtime that does not name its image, the script
+    exports `LOCKSTEP_IMAGE` as well.
     """
-    path = variables.get("APPTAINER_CONTAINER") or variables.get("SINGULARITY_CONTAINER")
+    names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "LOCKSTEP_IMAGE")
+    path = next(filter(None, map(variables.get, names)), None)
     if not path:
         return {"image_path": None, "image_sha256": None}
     digest = variables.get("LOCKSTEP_IMAGE_SHA256") or _sha256(Path(path))

@@ -14,6 +14,8 @@ from pydantic import (
     Field,
     StrictBool,
     StrictInt,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -49,12 +51,25 @@ class Container(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    runtime: Literal["apptainer", "singularity"] = Field(
-        default="apptainer", description="what runs the image; SingularityCE takes the same options"
+    runtime: Literal["apptainer", "singularity", "podman-hpc", "pyxis"] = Field(
+        default="apptainer",
+        description="what runs the image; the scripts of podman-hpc and pyxis were not run there",
     )
-    image: AbsolutePath = Field(description="Apptainer image, on storage that all nodes see")
+    image: Line = Field(
+        description="image on storage that all nodes see: a file of Apptainer, or a squashfs file "
+        "of Pyxis; the name of an image of Podman-HPC",
+    )
     binds: tuple[Bind, ...] = Field(default=(), description="further binds, /from[:/to[:ro]]")
-    args: tuple[Line, ...] = Field(default=(), description="further options of apptainer exec")
+    args: tuple[Line, ...] = Field(default=(), description="further options of the runtime")
+
+    @field_validator("image")
+    @classmethod
+    def _is_there(cls, image: str, info: ValidationInfo) -> str:
+        if info.data.get("runtime") != "podman-hpc":
+            return absolute(image)
+        if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", image, re.ASCII):
+            raise ValueError("no name of an image; migrate one, and write NAME:TAG")
+        return image
 
 
 class Partition(BaseModel):

@@ -142,19 +142,23 @@ lockstep_enter() { # lockstep_enter NAME...: let ranks start, with the site's va
 lockstep_enter_image() { # lockstep_enter_image NAME...
     local one handed own='^(APPTAINERENV|SINGULARITYENV)_|^(PWD|OLDPWD|SHLVL|_)$'
     handed="^($(IFS='|' && echo "${handed_on[*]}"))"
-    for one; do export "${handing}_$one=${!one}"; done
-    export "${handing}_PYTHONPATH=$suite" "${handing}_PYTHONNOUSERSITE=1"
+    if [ -n "$handing" ]; then
+        for one; do export "${handing}_$one=${!one}"; done
+        export "${handing}_PYTHONPATH=$suite" "${handing}_PYTHONNOUSERSITE=1"
+    else
+        export LOCKSTEP_IMAGE=$image # it says so itself otherwise
+    fi
     LOCKSTEP_DROPPED= # names of what the site's lines set and no rank will see
     for one in $(compgen -e); do
-        [[ $one =~ $handed|$own ]] ||
-            [ -v "${handing}_$one" ] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
+        [ -z "$by_srun" ] || break # all of them enter
+        [[ $one =~ $handed|$own || " $* PYTHONPATH PYTHONNOUSERSITE " = *" $one "* ]] || [ "${had[$one]+=}${had[$one]-}" = "=${!one-}" ] ||
             LOCKSTEP_DROPPED+=" $one"
     done
     export LOCKSTEP_DROPPED
     # shellcheck disable=SC2016 # a rank expands it, not this shell
     hand_on="handed='$handed' handing=$handing"'
 for one in $(compgen -e); do
-    if [[ $one =~ $handed ]]; then export "${handing}_$one=${!one}"; fi
+    if [ -n "$handing" ] && [[ $one =~ $handed ]]; then export "${handing}_$one=${!one}"; fi
 done
 need() { # need KEY PATH: this node has what the site file names
     ! stat -- "$2" >/dev/null 2>&1 || return 0
@@ -162,7 +166,7 @@ need() { # need KEY PATH: this node has what the site file names
     [ "${SLURM_LOCALID:-0}" -ne 0 ] || echo "lockstep: error: $1 $2 not found on host $SLURMD_NODENAME" >&2
     exit 78
 }
-need container.image "$0"
+[[ $0 != /* ]] || need container.image "$0" # else a name
 while [[ $1 = need:* ]]; do
     one=${1#need:}
     need "${one%%=*}" "${one#*=}"
@@ -186,6 +190,10 @@ lockstep_starts() { # lockstep_starts [OPTION...]: set what starts a command in 
 
 lockstep_image_hash() { # print the image's SHA-256; kept, for a large one takes a while to read
     local now hash recorded kept=$jobs/image.sha256
+    if [[ $image != /* ]]; then # podman-image-inspect(1): the digest of what it is made of
+        "${in_image[0]}" image inspect --format='{{.Id}}' "$image"
+        return
+    fi
     now=$(stat --dereference --format='%n %s %Y %Z %i' -- "$image" 2>/dev/null) || {
         lockstep_say "image $image not found on host ${SLURMD_NODENAME:-$HOSTNAME}" >&2
         return 78
@@ -212,7 +220,7 @@ lockstep_serve() {
     rm -f -- "$jobs/.store-$id"
     # shellcheck disable=SC2034 # nothing is said to it
     coproc LOCKSTEP_SERVER {
-        exec "${start[@]}" python3 -m lockstep.world.store --host "${hosts%%$'\n'*}" \
+        exec "${here[@]}" python3 -m lockstep.world.store --host "${hosts%%$'\n'*}" \
             --address-file "$jobs/.store-$id" >>"$jobs/.store-$id.txt" 2>&1
     }
 }
@@ -415,7 +423,7 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
 lockstep_above_floor() { # lockstep_above_floor WORLD_SIZE: no smaller size has missed until_efficiency
     local said rc=0
     [ -n "$floor" ] || return 0
-    said=$("${start[@]}" python3 -m lockstep.campaign.floor "$measured" "$1" "$floor" </dev/null) || rc=$?
+    said=$("${here[@]}" python3 -m lockstep.campaign.floor "$measured" "$1" "$floor" </dev/null) || rc=$?
     [ "$rc" -eq 3 ] || return 0
     lockstep_say "world size $1: not started, for ${said##*$'\n'}"
     return 1
@@ -425,7 +433,7 @@ lockstep_ask_next() { # lockstep_ask_next EXIT_CODE ARGUMENT...: print what foll
     local answer rc mark='lockstep-next: '
     for _ in 1 2; do # a busy file system may fail it once
         rc=0
-        answer=$("${start[@]}" python3 -m lockstep.campaign.next "${@:2}" --exit-code="$1" </dev/null) || rc=$?
+        answer=$("${here[@]}" python3 -m lockstep.campaign.next "${@:2}" --exit-code="$1" </dev/null) || rc=$?
         if [[ $answer = *"$mark"* ]]; then
             echo "${answer#*"$mark"}" # the image may print lines of its own before
             return

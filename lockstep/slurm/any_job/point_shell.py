@@ -8,7 +8,7 @@ from lockstep.campaign.campaign import Campaign
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s
 from lockstep.slurm.submit.resources import directives, share
-from lockstep.slurm.submit.script import container_command
+from lockstep.slurm.submit.runtimes import entered
 from lockstep.vocabulary.text.durations import parse_limit
 
 # What sbatch is told of its script, and salloc does not know.
@@ -50,11 +50,7 @@ def command(
 def _entered(site: Site, folder: Path, *, is_gpu: bool) -> Sequence[str]:
     """Return the shell, in the image or in the site's own environment."""
     if site.container is not None:
-        return (
-            *container_command(site, [str(folder)], is_gpu=is_gpu),
-            site.container.image,
-            "bash",
-        )
+        return (*entered(site, [str(folder)], is_gpu=is_gpu), "bash")
     lines = [f"module load {shlex.quote(module)}" for module in site.modules]
     lines += [f". {shlex.quote(site.venv + '/bin/activate')}"] if site.venv else []
     return ("bash", "--login", "-c", " && ".join([*lines, "exec bash -i"]))

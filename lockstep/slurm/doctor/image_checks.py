@@ -23,11 +23,12 @@ from lockstep.slurm.doctor.checks import (
     warning,
 )
 from lockstep.slurm.site import Container
-from lockstep.slurm.submit.script import GPU_FLAGS
+from lockstep.slurm.submit.runtimes import GPU_FLAGS
 from lockstep.vocabulary.system.host import hostname
 
 GB = 10**9
 NO_IMAGE = "the site's ranks run in no image"
+NO_SIF = "Lockstep looks into images of Apptainer alone"
 NO_SITE = "no site file names an image"
 NOT_YET = "the site file does not name it yet"
 # Since 1.1 Apptainer mounts an image without setuid, by user namespaces and FUSE (its release
@@ -51,7 +52,10 @@ def _container(subject: Subject) -> Container | Finding:
         return not_needed(NO_SITE)
     if "container.image" in subject.site.to_fill_in:
         return not_needed(NOT_YET)
-    return subject.site.container or not_needed(NO_IMAGE)
+    wanted = subject.site.container
+    if wanted and wanted.runtime in ("podman-hpc", "pyxis"):
+        return not_needed(NO_SIF)
+    return wanted or not_needed(NO_IMAGE)
 
 
 def _lacking(subject: Subject, says: str, action: str) -> Finding:

@@ -26,6 +26,7 @@ from lockstep.campaign.campaign import Launch
 from lockstep.slurm.site import Site
 from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
+from lockstep.slurm.submit.runtimes import Entering, options, runtime_of
 from lockstep.vocabulary.system import commands, files
 from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
 from lockstep.vocabulary.text.inputs import MAX_SHOWN_CHARACTERS
@@ -44,12 +45,10 @@ DEVICES = {
 }
 # How names of variables begin that each rank hands on into the image.
 HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
-# How names of variables begin that a runtime hands on into an image.
-HANDING = {"apptainer": "APPTAINERENV", "singularity": "SINGULARITYENV"}
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What an MPI reads of its launcher, and libraries of their threads.
 OF_PROGRAMS = ("PMI", "OMPI_", "OMP_", "MKL_", "OPENBLAS_")
-GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+WITHOUT_COPIES = {"stage_in": (), "stage_image": False, "stage_cache": None}
 # Kinds of jobs for which no data are copied: what only reads results, and the user's own.
 WITHOUT_DATA = ("collect", "stage", "fallback")
 
@@ -62,23 +61,6 @@ def library() -> str:
 def suite(site: Site) -> str:
     """Return where the suite is, as the ranks see it."""
     return site.suite or IMAGE_SUITE
-
-
-def container_command(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tuple[str, ...]:
-    """Return a rank's command line up to the image; empty where ranks run outside one.
-
-    Args:
-        site: Where the job runs.
-        folders: What ranks read and write, under the same names inside the image.
-        is_gpu: Whether ranks have GPUs.
-    """
-    if site.container is None:
-        return ()
-    binds = [f"--bind={path}" for path in filter(None, [*folders, site.suite])]
-    binds += [f"--bind={path}" for path in site.container.binds]
-    # Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
-    flags = ["--cleanenv", "--no-eval", *([GPU_FLAGS[site.gpu_runtime]] if is_gpu else [])]
-    return (site.container.runtime, "exec", *flags, *binds, *site.container.args)
 
 
 def needs(site: Site) -> tuple[str, ...]:
@@ -97,11 +79,16 @@ def _srun_options(site: Site, job: JobSpec) -> Iterator[str]:
     yield from site.srun_options
 
 
-def _seen(job: JobSpec) -> list[str]:
-    """Return the folders that a job's ranks or tasks read and write."""
+def _seen(job: JobSpec, site: Site) -> list[str]:
+    """Return the folders that a job's ranks or tasks read and write.
+
+    A node's own are the job's alone, where the script can name them to the runtime.
+    """
+    is_told = site.container is None or runtime_of(site.container).handing
+    local = [] if is_told else [one for one in (site.scratch, site.stage_cache) if one]
     of_stage = [job.stage.folder] if job.stage and job.stage.folder else []
     own = [job.workdir] if job.workdir else []
-    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage, *own]))
+    return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage, *own, *local]))
 
 
 def _folders(tests: Sequence[str]) -> list[str]:
@@ -161,8 +148,10 @@ def render(job: JobSpec, site: Site) -> str:
         ValueError: The site's own template cannot be read, or is broken.
     """
     if job.kind == "preflight":  # it shows that there is scratch, with no copy of what is large
-        site = site.model_copy(update={"stage_in": (), "stage_image": False})
+        site = site.model_copy(update=WITHOUT_COPIES)
     variables = dict.fromkeys(THREADS, str(job.num_threads)) | site.rank_environment()
+    of_program = OF_PROGRAMS if job.workdir else ()
+    handed_on = (*HANDED_ON, *DEVICES[site.gpu_runtime], *of_program)
     values: dict[str, Any] = {
         "job": job,
         "site": site,
@@ -170,13 +159,14 @@ def render(job: JobSpec, site: Site) -> str:
         "suite": suite(site),
         "variables": variables,
         "srun_options": tuple(_srun_options(site, job)),
-        "handing": HANDING[site.container.runtime] if site.container else "",
-        "handed_on": (
-            *HANDED_ON,
-            *DEVICES[site.gpu_runtime],
-            *(OF_PROGRAMS if job.workdir else ()),
+        "runtime": runtime_of(site.container) if site.container else None,
+        "handed_on": handed_on,
+        "command": options(
+            site,
+            _seen(job, site),
+            Entering(handed_on, (f"PYTHONPATH={suite(site)}", "PYTHONNOUSERSITE=1", *variables)),
+            is_gpu=job.gpus_per_node > 0,
         ),
-        "command": container_command(site, _seen(job), is_gpu=job.gpus_per_node > 0),
         "needs": needs(site),
         # Where Slurm is spoken to from, on a file system that the nodes see, too.
         "driver": (str(content.IMPORTABLE_FROM), sys.executable, "-m", "lockstep.command.driver"),

@@ -152,9 +152,10 @@ def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
 
 def _say_unseen(site: "Site") -> None:
     """Warn of an image that is not on this machine: only the nodes may see it."""
-    if site.container and not Path(site.container.image).is_file():
+    image = site.container.image if site.container else ""
+    if image.startswith("/") and not Path(image).is_file():
         click.echo(
-            f"Warning: container.image {site.container.image} is not a file on this machine; "
+            f"Warning: container.image {image} is not a file on this machine; "
             "unless the nodes see it, every job will fail.",
             err=True,
         )

@@ -1,0 +1,122 @@
+"""What runs an image on a cluster: one table of how each runtime is told the same things.
+
+Of Podman-HPC and Pyxis their own documents say it (podman_hpc.py, podman-run(1), and Pyxis'
+README); their scripts are rendered, and were not run there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.slurm.site import Container, Site
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One of them.
+
+    Attributes:
+        begin: Its command, with what all images need; options of srun where it is a part of that.
+        bind: The option that lets an image see a folder.
+        gpus: gpu_runtime -> the option that lets an image see GPUs, where it needs one.
+        handing: How names of variables begin that it hands on into the image, where that is its
+            way of handing on.
+        workdir: The option for the folder that it starts in, where that is not the caller's.
+        by_srun: Whether its options are srun's.
+    """
+
+    begin: tuple[str, ...]
+    bind: str = "--bind="
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    handing: str = ""
+    workdir: str = ""
+    by_srun: bool = False
+
+
+GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
+# Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
+_SIF = ("exec", "--cleanenv", "--no-eval")
+RUNTIMES = {
+    "apptainer": Runtime(("apptainer", *_SIF), gpus=GPU_FLAGS, handing="APPTAINERENV"),
+    "singularity": Runtime(("singularity", *_SIF), gpus=GPU_FLAGS, handing="SINGULARITYENV"),
+    # A container for each rank; what ranks of a node share is the host's.
+    "podman-hpc": Runtime(
+        ("podman-hpc", "run", "--rm", "--network=host", "--ipc=host", "--pid=host"),
+        bind="--volume=",
+        gpus={"cuda": "--gpu"},
+        workdir="--workdir=",
+    ),
+    "pyxis": Runtime(
+        ("--no-container-mount-home", "--no-container-entrypoint"),
+        bind="--container-mounts=",
+        workdir="--container-workdir=",
+        by_srun=True,
+    ),
+}
+
+
+def runtime_of(container: Container) -> Runtime:
+    """Return what runs a site's image."""
+    return RUNTIMES[container.runtime]
+
+
+@dataclass(frozen=True)
+class Entering:
+    """What enters an image of a job's variables.
+
+    Attributes:
+        prefixes: How names of variables begin that do.
+        names: Names of others; NAME=VALUE sets one.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def told(self, runtime: Runtime) -> list[str]:
+        """Return the options that say so, where the job's script does not."""
+        if runtime.by_srun:  # all enter, but for these the image's own value would count
+            names = ",".join(name.partition("=")[0] for name in self.names)
+            return [f"--container-env={names}"] if names else []
+        if runtime.handing:
+            return []
+        # podman-run(1): NAME* hands on all that begin so.
+        every = (*(f"{prefix}*" for prefix in self.prefixes), *self.names)
+        return [f"--env={one}" for one in every]
+
+
+def options(
+    site: Site, folders: Sequence[str], variables: Entering, *, is_gpu: bool
+) -> tuple[str, ...]:
+    """Return the command of a site's runtime up to the image; empty where ranks run outside one.
+
+    Args:
+        site: Where the job runs.
+        folders: What ranks read and write, under the same names inside the image.
+        variables: What enters the image of them.
+        is_gpu: Whether ranks have GPUs.
+    """
+    container = site.container
+    if container is None:
+        return ()
+    runtime = runtime_of(container)
+    gpus = [runtime.gpus[site.gpu_runtime]] if is_gpu and site.gpu_runtime in runtime.gpus else []
+    binds = [*filter(None, [*folders, site.suite]), *container.binds]
+    place = [f"{runtime.workdir}{folders[0]}"] if runtime.workdir else []
+    told = (*variables.told(runtime), *_binds(runtime, binds), *place)
+    return (*runtime.begin, *gpus, *told, *container.args)
+
+
+def _binds(runtime: Runtime, binds: Sequence[str]) -> Iterator[str]:
+    if runtime.handing:
+        yield from (f"{runtime.bind}{bind}" for bind in binds)
+        return
+    pairs = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+    told = [",".join(pairs)] if runtime.by_srun else pairs
+    yield from (f"{runtime.bind}{one}" for one in told)
+
+
+def entered(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tuple[str, ...]:
+    """Return what stands before a command that one task runs in a site's image."""
+    assert site.container is not None
+    told = options(site, folders, Entering(), is_gpu=is_gpu)
+    image = site.container.image
+    return (*told, f"--container-image={image}" if runtime_of(site.container).by_srun else image)
