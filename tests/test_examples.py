@@ -67,6 +67,7 @@ SHORTER = {
     "--tests benchmarks": "--tests benchmarks --size smoke --repeats 1",
     "xgboost.toml": "xgboost.toml --dry-run",
     "shell.toml": "shell.toml --repeats 1 --rounds 1",
+    "lockstep screen": "lockstep screen --repeats 12",
     "run smoke": "run smoke --studies weak",
     "run train": "run train --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600
+# A look costs a second of a core, which the ranks want, too.
+POLL_S = 4
 CAMPAIGN = """schema = 1
 name = "campaign"
 studies = ["strong", "weak"]
@@ -94,7 +96,7 @@ def until(folder, holds):
     give_up = time.monotonic() + PATIENCE_S
     while not holds(found := status(folder)):
         assert time.monotonic() < give_up, f"{found}\n{texts(folder)}"
-        time.sleep(1)
+        time.sleep(POLL_S)
     return found
 
 

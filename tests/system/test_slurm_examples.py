@@ -114,8 +114,8 @@ def _prepare(folder, line):
 def _a_job(folder, *, runs):
     """Return the id of a job of the user's that runs for a while, or that has ended."""
     wait = "" if runs else "--wait "
-    line = f"sbatch --parsable {wait}--account=project --output=/dev/null --wrap 'sleep 60'"
-    made = _typed(folder, line if runs else line.replace("sleep 60", "true"))
+    line = f"sbatch --parsable {wait}--account=project --output=/dev/null --wrap 'sleep 25'"
+    made = _typed(folder, line if runs else line.replace("sleep 25", "true"))
     assert made.returncode == 0, made.stderr
     job = made.stdout.split()[0]
     for _ in range(60 if runs else 0):
