@@ -48,19 +48,6 @@ class Described:
     series: Sequence[Series]
     point: Sequence[Row] | None = None
 
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Facts of the first launch that has any."""
-        return next((one.provenance for one in self.results.launches if one.provenance), {})
-
-    @property
-    def days(self) -> list[str]:
-        """Days on which launches began, in order."""
-        launches = self.results.launches
-        return sorted(
-            {str(one.facts["started"])[:10] for one in launches if one.facts.get("started")}
-        )
-
 
 def campaign_toml(campaign: Mapping[str, Any]) -> str:
     """Return the campaign file that measures the same again."""
@@ -124,7 +111,8 @@ def texts(described: Described) -> dict[str, bytes]:
 
 
 def _facts(described: Described) -> dict[str, Any]:
-    found, results = described.provenance, described.results
+    results = described.results
+    found = results.provenance
     accounted = [one.get("accounting") or {} for one in accounts.accounted(results)]
     elapsed = [one["elapsed_s"] for one in accounted if one.get("elapsed_s")]
     sizes = sorted({row.world_size for row in results.rows})
@@ -144,7 +132,7 @@ def _facts(described: Described) -> dict[str, Any]:
         "execution": in_words(sum(elapsed)) if elapsed else "",
         "studies": listed(dict.fromkeys(row.study for row in results.rows)),
         "workloads": listed(dict.fromkeys(row.workload for row in results.rows)),
-        "days": " to ".join(dict.fromkeys([*described.days[:1], *described.days[-1:]])) or DASH,
+        "days": method.days(results.days) or DASH,
         "expected": [
             [one.label, p.world_size, number(p.step_s * MILLI), span(p.step_interval, MILLI)]
             for one in described.series for p in one.points if p.step_s is not None
@@ -170,7 +158,7 @@ def crate(described: Described, files: Mapping[str, Source], licence: str | None
     root: dict[str, Any] = {
         "@id": "./", "@type": "Dataset", "name": f"Scaling measurements: {described.name}",
         "description": "How data-parallel PyTorch training scales, as Lockstep measured it.",
-        "datePublished": (described.days or [LATEST])[-1],
+        "datePublished": (described.results.days or [LATEST])[-1],
         "hasPart": [{"@id": part["@id"]} for part in parts],
         "mentions": {"@id": "#lockstep"},
     }  # fmt: skip
@@ -182,7 +170,7 @@ def crate(described: Described, files: Mapping[str, Source], licence: str | None
     }  # fmt: skip
     software = {
         "@id": "#lockstep", "@type": "SoftwareApplication", "name": "Lockstep",
-        "version": str(described.provenance.get("lockstep_version") or DASH),
+        "version": str(described.results.provenance.get("lockstep_version") or DASH),
     }  # fmt: skip
     graph = [head, root, software, *parts]
     document = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}

@@ -236,6 +236,19 @@ class Results:
         return free, left_out
 
     @property
+    def provenance(self) -> dict[str, Any]:
+        """Facts of the first launch that has any; they differ in none that matters."""
+        return next((one.provenance for one in self.launches if one.provenance), {})
+
+    @property
+    def days(self) -> list[str]:
+        """Days on which launches began, as ISO 8601, in order."""
+        began = {
+            str(one.facts["started"])[:10] for one in self.launches if one.facts.get("started")
+        }
+        return sorted(began)
+
+    @property
     def on_cpus(self) -> bool:
         """Whether every rank of every launch and training run ran on a CPU."""
         devices = [device for launch in self.launches for device in launch.devices]

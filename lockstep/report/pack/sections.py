@@ -58,9 +58,9 @@ class Facts:
         return "rank" if self.results.on_cpus else "GPU"
 
     @property
-    def provenance(self) -> dict[str, Any]:
-        """Facts of the first launch that has any; they differ in none that matters."""
-        return next((one.provenance for one in self.results.launches if one.provenance), {})
+    def title_noun(self) -> str:
+        """The same as a column begins with it."""
+        return "Rank" if self.results.on_cpus else "GPU"
 
     @property
     def basis(self) -> list[Basis]:
@@ -121,8 +121,7 @@ def _measured_on(facts: Facts) -> str:
     devices = dict.fromkeys(
         str(name) for one in launches for name in one.provenance.get("device_names") or []
     )
-    days = sorted({str(one.facts["started"])[:10] for one in launches if one.facts.get("started")})
-    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "on an unknown day"
+    when = method.days(facts.results.days) or "on an unknown day"
     return (
         f"Measured on {listed(devices, 4) or formats.DASH}, {when}, in "
         f"{counted(len(launches), 'launch')}"
@@ -130,7 +129,7 @@ def _measured_on(facts: Facts) -> str:
 
 
 def _testing(facts: Facts) -> list[Block]:
-    found = facts.provenance
+    found = facts.results.provenance
     software = listed(
         f"{title} {found[name]}".strip() for name, title in SOFTWARE.items() if found.get(name)
     )
@@ -163,10 +162,8 @@ def _main_table(facts: Facts) -> list[Block]:
 
 
 def _table(facts: Facts, one: Series) -> Block:
-    noun = facts.noun
-    title = noun.capitalize() if noun == "rank" else noun
-    caption, note = pack_wording.caption(one), pack_wording.relative_to(one, noun)
-    return pack_tables.scaling(one, facts.chosen, title, caption, note)
+    caption, note = pack_wording.caption(one), pack_wording.relative_to(one, facts.noun)
+    return pack_tables.scaling(one, facts.chosen, facts.title_noun, caption, note)
 
 
 def _job_size(facts: Facts) -> list[Block]:
@@ -221,7 +218,7 @@ def _scale(facts: Facts) -> list[Block]:
 
 
 def _mechanism(facts: Facts) -> list[Block]:
-    version = str(facts.provenance.get("lockstep_version", formats.DASH))
+    version = str(facts.results.provenance.get("lockstep_version", formats.DASH))
     warmup = [one.facts.get("warmup_rounds") for one in facts.results.launches]
     planned = bool(facts.results.campaign.get("launches"))
     points = facts.chosen.points
@@ -252,9 +249,8 @@ def _milestones(facts: Facts) -> list[Block]:
 
 
 def _unit_costs(facts: Facts) -> list[Block]:
-    noun = facts.noun.capitalize() if facts.noun == "rank" else facts.noun
     return [
-        pack_tables.unit_costs(one, facts.chosen, noun, pack_wording.caption(one))
+        pack_tables.unit_costs(one, facts.chosen, facts.title_noun, pack_wording.caption(one))
         for one in facts.chosen.shown
     ]
 
@@ -266,7 +262,7 @@ def _outcomes(facts: Facts) -> list[Block]:
 
 
 def _parallel(facts: Facts) -> list[Block]:
-    backend = facts.provenance.get("backend") or formats.DASH
+    backend = facts.results.provenance.get("backend") or formats.DASH
     return _texts(
         "Data parallel training with PyTorch DistributedDataParallel: one process for each "
         "device, each with a replica of the model and its share of the global batch. "
@@ -295,7 +291,7 @@ def _workflow(facts: Facts) -> list[Block]:
 
 
 def _data(facts: Facts) -> list[Block]:
-    kept = {"versions": facts.provenance, "Slurm's accounting": facts.known}
+    kept = {"versions": facts.results.provenance, "Slurm's accounting": facts.known}
     beside = listed(name for name, known in kept.items() if known)
     return _texts(
         f"Every rank's time of every round is kept as JSON{f', with {beside}' if beside else ''}; "

@@ -172,7 +172,7 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     devices = dict.fromkeys(
         str(name) for one in results.launches for name in one.provenance.get("device_names") or []
     ) | dict.fromkeys(row.training.device_name for row in results.rows if row.training)
-    days = _days(results)
+    days = method.days(results.days)
     steps = (one for one in measured if one.row.study in basis.TRAINING)
     workloads = dict.fromkeys(one.row.workload for one in steps)
     what = formats.listed(workloads or ["Benchmarks"], 4)
@@ -193,19 +193,9 @@ def _sources(results: Results) -> str:
     return " and ".join(counted(number, noun) for number, noun in known if number)
 
 
-def _days(results: Results) -> str:
-    """Return the days on which the launches started, from first to last."""
-    days = sorted(
-        str(one.facts["started"])[:10] for one in results.launches if one.facts.get("started")
-    )
-    if not days:
-        return ""
-    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-
-
 def _source(title: str, results: Results, command: str) -> str:
     """Say where a figure comes from, for one that is saved apart from its page."""
-    days = _days(results)
+    days = method.days(results.days)
     said = [title, f"Measured {days}" if days else "", f"Made with: {command}" if command else ""]
     return ". ".join(part for part in said if part)
 

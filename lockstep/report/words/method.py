@@ -46,6 +46,11 @@ def timing(
     ]
 
 
+def days(found: Sequence[str]) -> str:
+    """Return days, in order, from the first to the last; empty where none is known."""
+    return " to ".join(dict.fromkeys([*found[:1], *found[-1:]]))
+
+
 def span_of(values: Iterable[int | None]) -> str:
     """Return counts as the least and the largest of them; a dash where none is known."""
     known = sorted({value for value in values if value})
