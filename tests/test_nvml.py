@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from lockstep.machine import nvml
+from lockstep.machine.gpus import nvml
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "__init__": {"own_loop", "report"},
 }
 # What a login node loads.
-WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.hardware")
+WITHOUT_TORCH = ("lockstep.vocabulary", "lockstep.campaign", "lockstep.machine.gpus.hardware")
 MEASURING = {"torch", "torchvision", "numpy", "pytest", "pytest_benchmark", "psutil", "pynvml"}
 MAX_FUNCTION_LINES = 40
 

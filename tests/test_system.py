@@ -9,7 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lockstep.machine import network, nvidia_smi, storage, system
+from lockstep.machine import storage, system
+from lockstep.machine.gpus import nvidia_smi
+from lockstep.machine.interconnect import network
 from lockstep.machine.system_cli import system as command
 
 

@@ -17,9 +17,10 @@ import pytest
 from launched import environ
 from tracker_server import KEY, serving
 
-from lockstep.tracker import live, mlflow_store, other_formats, sending, stores, target
-from lockstep.tracker.from_launches import of_campaign
-from lockstep.tracker.stores import LARGEST_BATCH
+from lockstep.tracker import live, other_formats, sending, target
+from lockstep.tracker.apis import mlflow_store, stores
+from lockstep.tracker.apis.stores import LARGEST_BATCH
+from lockstep.tracker.runs.from_launches import of_campaign
 from lockstep.vocabulary.records.record import KEY as RECORD
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine import nccl_log, network
-from lockstep.machine.nccl_log import Link, NcclLog
+from lockstep.machine.interconnect import nccl_log, network
+from lockstep.machine.interconnect.nccl_log import Link, NcclLog
 from lockstep.vocabulary.records import flags
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.world.process_group import World

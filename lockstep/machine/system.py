@@ -17,7 +17,9 @@ from typing import Any
 import psutil
 
 from lockstep import content
-from lockstep.machine import hardware, network, nvidia_smi, provenance, storage
+from lockstep.machine import provenance, storage
+from lockstep.machine.gpus import hardware, nvidia_smi
+from lockstep.machine.interconnect import network
 from lockstep.vocabulary.system.commands import answer
 from lockstep.vocabulary.system.files import write_atomically
 

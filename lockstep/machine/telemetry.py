@@ -31,7 +31,8 @@ from statistics import fmean
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from lockstep.machine import cgroup, nvml
+from lockstep.machine import cgroup
+from lockstep.machine.gpus import nvml
 
 if TYPE_CHECKING:
     import torch

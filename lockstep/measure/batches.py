@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.machine import memory, nvml
+from lockstep.machine import memory
+from lockstep.machine.gpus import nvml
 from lockstep.machine.telemetry import Telemetry
 from lockstep.measure import timing
 from lockstep.vocabulary import metrics

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
-from lockstep.machine import hardware, memory
+from lockstep.machine import memory
+from lockstep.machine.gpus import hardware
 from lockstep.measure.harness import Harness
 from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag

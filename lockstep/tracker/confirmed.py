@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.tracker.runs.tracked import Metric, Run
 from lockstep.tracker.target import FOLDER, TARGET, Tracker
-from lockstep.tracker.tracked import Metric, Run
 from lockstep.vocabulary.system import files, locks
 from lockstep.vocabulary.system.files import write_atomically
 

@@ -47,7 +47,7 @@ def mlflow(folder: Path, to: str | None) -> int:
 def http(folder: Path, to: str) -> int:
     """Send the runs of FOLDER to a plain HTTP interface, each once.
 
-    `python -m pydoc lockstep.tracker.http_store` describes its four requests. The key for the
+    `python -m pydoc lockstep.tracker.apis.http_store` describes its four requests. The key for the
     header X-API-Key is read from LOCKSTEP_TRACKER_KEY.
     """
     return _send(folder, "http", to)

@@ -22,8 +22,8 @@ from typing import Any
 
 from lockstep import content
 from lockstep.tracker import sending, target, tracker_wording
+from lockstep.tracker.apis.stores import RefusedError
 from lockstep.tracker.sending import LIVE_TIMEOUT_S, Sent
-from lockstep.tracker.stores import RefusedError
 from lockstep.tracker.target import Tracker
 from lockstep.vocabulary.system.host import die_with_parent
 
@@ -198,7 +198,7 @@ def main(folder: Path, tracker: Tracker) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     if tracker.kind == "mlflow":  # before it is needed
         with contextlib.suppress(RefusedError):
-            from lockstep.tracker import mlflow_store
+            from lockstep.tracker.apis import mlflow_store
 
             mlflow_store.prepare(tracker.key, LIVE_TIMEOUT_S)
     for line in _asked():

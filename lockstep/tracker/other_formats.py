@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.report.compute.point_table import table
 from lockstep.report.page.checked import series_in
-from lockstep.tracker.tracked import Run, metric_name
+from lockstep.tracker.runs.tracked import Run, metric_name
 from lockstep.vocabulary.metrics import gives_rate
 
 NS_PER_S = 1e9

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.tracker import confirmed, stores
-from lockstep.tracker.from_launches import of_campaign
-from lockstep.tracker.from_trainings import is_training, of_training
-from lockstep.tracker.stores import OutOfReachError, RefusedError, Store
+from lockstep.tracker import confirmed
+from lockstep.tracker.apis import stores
+from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, Store
+from lockstep.tracker.runs.from_launches import of_campaign
+from lockstep.tracker.runs.from_trainings import is_training, of_training
+from lockstep.tracker.runs.tracked import EmptyError, Found, Run
 from lockstep.tracker.target import Tracker
-from lockstep.tracker.tracked import EmptyError, Found, Run
 
 # While something is measured, no tracker is waited for longer than this.
 LIVE_TIMEOUT_S = 2.0

@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine import nvml, telemetry
+from lockstep.machine import telemetry
+from lockstep.machine.gpus import nvml
 from lockstep.measure.harness import Harness
 from lockstep.measure.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.measure.train_step import buckets

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.machine import network, nvidia_smi
+from lockstep.machine.gpus import nvidia_smi
+from lockstep.machine.interconnect import network
 from lockstep.machine.storage import file_system
 from lockstep.slurm.doctor.checks import (
     Finding,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from lockstep import content
-from lockstep.machine import nvidia_smi
+from lockstep.machine.gpus import nvidia_smi
 from lockstep.slurm.doctor.checks import output
 from lockstep.slurm.doctor.machine_checks import interfaces
 

@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any, NoReturn
 
+from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, failed
 from lockstep.tracker.confirmed import Entry
-from lockstep.tracker.stores import OutOfReachError, RefusedError, failed
-from lockstep.tracker.tracked import Artifact, Metric, Run
+from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text.printable import one_line
 

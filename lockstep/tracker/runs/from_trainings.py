@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep.tracker.tracked import (
+from lockstep.tracker.runs.tracked import (
     Artifact,
     EmptyError,
     Found,

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.load import sources
-from lockstep.tracker.from_trainings import updates
-from lockstep.tracker.tracked import (
+from lockstep.tracker.runs.from_trainings import updates
+from lockstep.tracker.runs.tracked import (
     LONGEST_NAME,
     Artifact,
     EmptyError,

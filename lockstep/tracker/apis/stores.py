@@ -4,8 +4,8 @@ from http import HTTPStatus
 from typing import Protocol
 
 from lockstep.tracker.confirmed import Entry
+from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.tracker.target import Tracker
-from lockstep.tracker.tracked import Artifact, Metric, Run
 
 # Metrics in one request: as many as MLflow takes (its REST interface, "Log Batch").
 LARGEST_BATCH = 1000
@@ -58,9 +58,9 @@ def connect(tracker: Tracker, timeout_s: float) -> Store:
     """
     assert tracker.uri is not None
     if tracker.kind == "http":
-        from lockstep.tracker.http_store import HttpStore
+        from lockstep.tracker.apis.http_store import HttpStore
 
         return HttpStore(tracker.uri, tracker.key, timeout_s)
-    from lockstep.tracker.mlflow_store import MlflowStore
+    from lockstep.tracker.apis.mlflow_store import MlflowStore
 
     return MlflowStore(tracker.uri, tracker.key, timeout_s)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, failed
 from lockstep.tracker.confirmed import Entry
-from lockstep.tracker.stores import OutOfReachError, RefusedError, failed
-from lockstep.tracker.tracked import Artifact, Metric, Run
+from lockstep.tracker.runs.tracked import Artifact, Metric, Run
 from lockstep.vocabulary.text.printable import one_line
 
 KEY_TAG = "lockstep.run"

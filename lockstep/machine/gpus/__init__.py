@@ -1,0 +1,1 @@
+"""GPUs: what datasheets, nvidia-smi and NVML say of them."""

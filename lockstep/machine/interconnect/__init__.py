@@ -1,0 +1,1 @@
+"""What ranks speak through: interfaces and InfiniBand ports, and the links that NCCL chose."""

@@ -1,0 +1,1 @@
+"""Results as the runs of a tracker, whichever tracker it is."""
