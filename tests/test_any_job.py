@@ -1,6 +1,8 @@
 """Questions about any job: what Slurm's own answers become, and every example of their help."""
 
+import csv
 import json
+import re
 import time
 
 import pytest
@@ -163,6 +165,19 @@ def test_what_nodes_do_is_computed_from_two_looks(slurm):
     assert (gpu["busy"], gpu["used_bytes"], gpu["temperature_c"]) == (0.97, 40 * GIB, None)
     (call,) = slurm.calls("srun")
     assert "--jobid=4711 --overlap --nodes=1 --ntasks=1" in call
+
+
+def test_each_look_adds_a_line_a_gpu_to_a_table(slurm, tmp_path):
+    slurm.say("squeue", squeue(RUNS))
+    slurm.say("srun", f"{NOW}gpu|n1|1, NVIDIA H100, 3, 10, 81559, 70, 41\ncores|n2|4\n")
+    table = tmp_path / "use.csv"
+    for _ in range(2):
+        assert ask(f"top 4711 --csv {table}", slurm).returncode == 0
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["node"], row["gpu_index"], row["gpu_busy"]) for row in rows] == 2 * [
+        *(("n1", "0", "0.97"), ("n1", "1", "0.03"), ("n2", "", "")),
+    ]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}[+-]\d{4}", rows[0]["time"])
 
 
 def test_the_script_of_a_look_runs_here(tmp_path):

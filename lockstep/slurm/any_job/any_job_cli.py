@@ -153,8 +153,15 @@ def eff(job_ids: tuple[str, ...], *, as_json: bool) -> None:
     metavar="SECONDS",
     help="Look again and again, until the job has ended.",
 )
+@click.option(
+    "--csv",
+    "table",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also add a line for each GPU and look to this table: use, memory, power, temperature.",
+)
 @as_json_option
-def top(job: str, every: float | None, *, as_json: bool) -> None:
+def top(job: str, every: float | None, table: Path | None, *, as_json: bool) -> None:
     """Show what the nodes of a running JOB do now: GPUs, CPUs, memory, your processes.
 
     A step of srun --overlap looks, and takes nothing from the job's own; where none can be started
@@ -163,13 +170,13 @@ def top(job: str, every: float | None, *, as_json: bool) -> None:
     \b
     Examples:
       lockstep top 4711
-      lockstep top 4711 --every 10
+      lockstep top 4711 --every 10 --csv use.csv
     """
     from lockstep.slurm.any_job import held
 
     running: Held | None = _running(held.of_job(held.checked(job)), job)
     while running is not None:
-        _show_now(running, as_json=as_json)
+        _show_now(running, table, as_json=as_json)
         if every is None:
             return
         time.sleep(every)
@@ -190,7 +197,7 @@ def _running(found: "list[Held]", job: str) -> "Held":
     return running[0]
 
 
-def _show_now(job: "Held", *, as_json: bool) -> None:
+def _show_now(job: "Held", table: Path | None, *, as_json: bool) -> None:
     from lockstep.slurm.any_job import answers, nodes_now
 
     nodes, steps = [], []
@@ -199,6 +206,8 @@ def _show_now(job: "Held", *, as_json: bool) -> None:
     except RuntimeError as error:
         click.echo(f"No look at the nodes: {error}", err=True)
         steps = nodes_now.steps(job.job_id)
+    if table is not None:
+        nodes_now.add_to_table(table, time.strftime("%Y-%m-%dT%H:%M:%S%z"), nodes)
     if as_json:
         seen = {"nodes": [asdict(node) for node in nodes], "steps": [asdict(s) for s in steps]}
         click.echo(json.dumps(seen, indent=1))

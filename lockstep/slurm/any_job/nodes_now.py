@@ -5,8 +5,10 @@ only /proc and, for NVIDIA's GPUs, nvidia-smi; what it prints is computed here. 
 started, as in another user's job, sstat knows what the steps have used until now.
 """
 
+import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import size
@@ -79,6 +81,13 @@ class Gpu:
     temperature_c: float | None
 
 
+# Of a table of looks; fractions are from 0 to 1.
+COLUMNS = (
+    *("time", "node", "cpu_busy", "memory_used_bytes"),
+    *(f"gpu_{one.name}" for one in fields(Gpu)),
+)
+
+
 @dataclass(frozen=True)
 class NodeNow:
     """A node at one moment.
@@ -146,6 +155,28 @@ def look(job_id: str, num_nodes: int) -> list[NodeNow]:
     tasks = (f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0")
     ways = ("--mpi=none", "--immediate=30", "--export=ALL")
     return read(slurm.ask(*step, *tasks, *ways, "sh", "-c", SCRIPT))
+
+
+def add_to_table(path: Path, at: str, nodes: Sequence[NodeNow]) -> None:
+    """Add a line for each GPU, or for a node without any, to a table with a heading.
+
+    Args:
+        path: The table, which is begun where there is none.
+        at: When the nodes were looked at, as ISO 8601.
+        nodes: What they did.
+    """
+    is_new = not path.exists() or not path.stat().st_size
+    with path.open("a", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS)
+        if is_new:
+            table.writeheader()
+        for node in nodes:
+            own = {"time": at, "node": node.name, "cpu_busy": node.busy}
+            own |= {"memory_used_bytes": node.used_bytes}
+            for gpu in node.gpus or (None,):
+                table.writerow(
+                    own | ({f"gpu_{k}": v for k, v in asdict(gpu).items()} if gpu else {})
+                )
 
 
 def steps(job_id: str) -> list[StepNow]:
