@@ -272,6 +272,7 @@ READS_PROGRAMS = {
     "lockstep/campaign/last_words.py": "torchrun, srun and pytest",
     "lockstep/image/apptainer.py": "Apptainer",
     "lockstep/launch/blame.py": "torch's collectives",
+    "lockstep/machine/memory.py": "torch's allocator of host memory",
     "lockstep/slurm/scheduler.py": "Slurm",
     "lockstep/slurm/status/advice.py": "Slurm",
     "lockstep/slurm/status/causes.py": "Slurm",

@@ -85,6 +85,9 @@ class Campaign(BaseModel):
     case_budget: Annotated[StrictFloat, Field(gt=0, le=MAX_COUNT)] | None = Field(
         default=None, description="seconds that a case may take, 900 by default"
     )
+    on_oom: Literal["halve"] | None = Field(
+        default=None, description="measure a step that a rank has no memory for with half the batch"
+    )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = Field(
         default=None,
         description="measure from the smallest world size on, and stop after one whose efficiency "

@@ -26,6 +26,8 @@ def common_options(campaign: Campaign) -> Iterator[str]:
         yield f"--order-seed={campaign.order_seed}"
     if campaign.case_budget is not None:
         yield f"--case-budget={campaign.case_budget:g}"
+    if campaign.on_oom is not None:
+        yield f"--on-oom={campaign.on_oom}"
     yield f"--label=campaign={campaign.name}"
     yield f"--label=studies={','.join(campaign.studies or [OWN])}"
 

@@ -88,6 +88,11 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--local-batch", type=int, help="Batch per rank in the other studies.")
 @click.option("--rounds", type=int, help="Timed rounds of a case; those of the size by default.")
 @click.option(
+    "--on-oom",
+    type=click.Choice(["halve"]),
+    help="Measure a step that a rank has no memory for with half the batch.",
+)
+@click.option(
     "--until-efficiency",
     type=float,
     help="End after the first world size whose parallel efficiency is below, such as 0.6.",
@@ -119,6 +124,7 @@ def run(
       lockstep run --world-sizes 1,2 --repeats 5  more of the same, or other sizes
       lockstep run smoke --device cpu             on the CPU, whatever GPUs there are
       lockstep run --set bucket_cap_mb=1,5,10     which value is best, with its interval
+      lockstep run --set strategy=ddp,fsdp --studies weak  time and memory of both
       lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  double while it pays
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
       lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder

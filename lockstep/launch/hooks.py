@@ -92,6 +92,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     rows = sizes.rows(study, _settings(metafunc.config).size)
     mark = getattr(pytest.mark, study)
     params = [pytest.param(*row.values(), id=sizes.case_id(row), marks=[mark]) for row in rows]
+    # What is set on request is no argument of the test; `measure_training` finds it in the case.
+    metafunc.fixturenames.extend({*rows[0]} & {*sizes.on_request(study)} - {*metafunc.fixturenames})
     metafunc.parametrize(list(rows[0]), params)
 
 

@@ -43,6 +43,7 @@ class Settings:
         data_root: Folder for data files.
         labels: What the launcher calls this launch (campaign, launch, repeat).
         telemetry: Whether device and host are sampled while rounds are timed.
+        on_oom: `halve` measures a step that a rank has no memory for again with half the batch.
     """
 
     size_name: str
@@ -65,6 +66,7 @@ class Settings:
     data_root: Path
     labels: dict[str, str]
     telemetry: bool = True
+    on_oom: str | None = None
 
 
 class PrecisionAction(argparse.Action):
@@ -139,6 +141,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "do not time the variants of a step that say where its time goes",
     },
+    "--on-oom": {
+        "choices": ["halve"],
+        "help": "measure a step that a rank has no memory for with half the batch, and flag it",
+    },
     "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
     "--stop-file": {
         "type": Path,
@@ -204,6 +210,7 @@ def read(option: Any) -> Settings:
         data_root=option.data_root,
         labels=_labels(option),
         telemetry=not (option.no_telemetry or option.torch_trace),
+        on_oom=option.on_oom,
     )
 
 

@@ -185,6 +185,7 @@ class LaunchSession:
             unsupported=self.unsupported,
             watches=self.settings.telemetry,
             causes=self.settings.causes,
+            halves=self.settings.on_oom == "halve",
             facts={
                 "position": self.order.index(case_of(node)),
                 "workload_sha256": self.sources[case_of(node)],

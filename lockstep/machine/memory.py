@@ -22,6 +22,10 @@ _CGROUP_FILES = {
 }
 
 
+class NoRoomError(ValueError):
+    """What is asked for needs more memory than a rank has, known before any of it is made."""
+
+
 @dataclass(frozen=True)
 class Room:
     """The least that any rank may still take of memory.
@@ -52,14 +56,23 @@ def refuse_beyond(room: Room, needed: Mapping[str, int], device: "torch.device")
         device: Where it is to be.
 
     Raises:
-        ValueError: It does not fit.
+        NoRoomError: It does not fit.
     """
     if sum(needed.values()) > room.free_bytes:
         parts = " and ".join(f"{size / GIB:.1f} GiB for {what}" for what, size in needed.items())
-        raise ValueError(
+        raise NoRoomError(
             f"rank {room.rank} on {room.host} needs {parts}, but {_room(device, room.free_bytes)}; "
             "choose a smaller model, a smaller batch or less data"
         )
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory left, of a device or of the host."""
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError)):
+        return True
+    return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _room(device: "torch.device", left: int) -> str:

@@ -46,6 +46,7 @@ class Harness:
         rank_hosts: Host of each rank.
         unsupported: Precision -> why a rank of this launch cannot measure it.
         causes: Whether the variants of a step are timed, which say where its time goes.
+        halves: Whether a step that a rank has no memory for is measured with half the batch.
         facts: Further fields of `CaseRecord`, which the launch knows.
         watches: Whether device and host are sampled while rounds are timed.
     """
@@ -67,6 +68,7 @@ class Harness:
     rank_hosts: Sequence[str] = ()
     unsupported: Mapping[str, str] | None = None
     causes: bool = True
+    halves: bool = False
     facts: Mapping[str, Any] | None = None
     watches: bool = False
 

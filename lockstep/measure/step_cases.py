@@ -2,26 +2,29 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
 from lockstep.machine import memory
 from lockstep.machine.gpus import hardware
+from lockstep.measure import fitting
 from lockstep.measure.harness import Harness
+from lockstep.measure.strategies import is_sharded, unsuited
 from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
-from lockstep.vocabulary.sizes import local_batch_of
+from lockstep.vocabulary.sizes import ON_REQUEST, local_batch_of
+from lockstep.workloads import trees
 from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.measure.train_step import TrainStep
+    from lockstep.measure.train_step import StepConfig, TrainStep
     from lockstep.workloads import Workload
 
 LEARNING_RATE = 0.01
-LEAST_BATCH = 2
 
 
 def measure_training(
@@ -35,10 +38,10 @@ def measure_training(
     accumulation: int = 1,
     no_sync: bool = True,
 ) -> None:
-    """Measure DDP training steps of a workload on one batch that stays on the device.
+    """Measure training steps of a workload on one batch that stays on the device.
 
     Args:
-        harness: The case's view of the launch.
+        harness: The case's view of the launch; its factors may set those of `sizes.ON_REQUEST`.
         workload: Name of the model, see `lockstep.workloads`.
         precision: fp32, tf32, bf16 or fp16; skipped where the hardware cannot do it.
         local_batch: Samples per rank and update; give this or `global_batch`.
@@ -60,40 +63,73 @@ def measure_training(
     if local_batch is None:
         assert global_batch is not None
         local_batch = local_batch_of(global_batch, harness.world.world_size)
-    config = StepConfig(
-        precision=precision,
-        bucket_cap_mb=bucket_cap_mb,
-        accumulation=accumulation,
-        no_sync=no_sync,
-        lr=LEARNING_RATE,
-    )
-    step, inputs, targets = _build(harness, model, config, local_batch)
+    asked = {
+        "precision": precision,
+        "bucket_cap_mb": bucket_cap_mb,
+        "accumulation": accumulation,
+        "no_sync": no_sync,
+        "lr": LEARNING_RATE,
+    } | {name: value for name, value in harness.factors.items() if name in ON_REQUEST}
+    config = StepConfig(**asked)
+    _skip_unsuited(config, model)
+    with fitting.advising(local_batch, config, is_strong=global_batch is not None):
+        _measure(harness, model, config, local_batch, "weak" if global_batch is None else "strong")
+
+
+def _skip_unsuited(config: "StepConfig", model: "Workload") -> None:
+    import pytest
+
+    if reason := unsuited(config, model):
+        pytest.skip(reason)
+
+
+def _measure(
+    harness: Harness, model: "Workload", config: "StepConfig", asked: int, scaling: str
+) -> None:
+    """Measure the step at the local batch asked for, or at what is left of it."""
+    fitted = fitting.Fitted(asked)
+    if harness.halves:
+        fitted = fitting.fit(
+            harness, asked, config.accumulation, lambda n: _attempt(harness, model, config, n)
+        )
+    step, inputs, targets = _build(harness, model, config, fitted.local_batch)
+    problem = _batch_problem(model, fitted.local_batch, trees.num_items(inputs))
+    harness.refuse_alike(problem)
     round_s, own = _time(harness, step, inputs, targets)
     variants = _variants(step, inputs, targets)
-    variant_s = harness.time_variants(variants)
+    variant_s = harness.time_variants(variants) if variants else {}
+    precision = config.precision
     harness.record(
         round_s,
         variant_s=variant_s,
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
-        scaling="strong" if global_batch is not None else "weak",
-        details=_details(step, model, variants, variant_s),
-        flags=[*precision_flags(harness.device, precision), *_dtype_flags(step, precision)],
-        **facts_of(harness, model, precision, local_batch),
-    )
+        scaling=scaling,
+        details=_details(step, model, variants, variant_s) | fitted.details,
+        flags=[*precision_flags(harness.device, precision), *_dtype_flags(step, precision),
+               *fitted.flags],
+        **facts_of(harness, model, precision, fitted.local_batch),
+    )  # fmt: skip
+
+
+def _attempt(harness: Harness, model: "Workload", config: "StepConfig", local_batch: int) -> None:
+    """Take a step, in which no rank waits for another one where the strategy allows that."""
+    step, inputs, targets = _build(harness, model, config, local_batch)
+    whole = partial(step.run, inputs, targets)
+    (whole if is_sharded(config) else without_sync(step.ddp, whole))()
 
 
 def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
-    """Return the variants of a step, one of half its batch among them where that can be halved."""
-    from lockstep.workloads import trees
+    """Return the variants of a step, one of half its batch among them where that can be halved.
 
+    A step of FSDP has none: without communication it has no parameters to compute with.
+    """
+    if is_sharded(step.config):
+        return {}
     found = of_ddp(step.ddp, lambda: step.run(inputs, targets))
     if not step.config.no_sync and step.config.accumulation > 1:
         found.pop("reduce", None)  # its bytes go once for each piece of the batch
-    length = trees.num_items(inputs)
-    half, pieces = length // 2, step.config.accumulation
-    # Batch normalisation cannot train on one sample.
-    if length % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH:
+    if half := fitting.halved(trees.num_items(inputs), step.config.accumulation):
         first = trees.sliced((inputs, targets), 0, half)
         found["half"] = without_sync(step.ddp, lambda: step.run(*first))
     return found
@@ -106,12 +142,14 @@ def _details(
     variant_s: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the step's buckets, when this rank has them ready, and what the step rests on."""
-    from lockstep.measure.train_step import buckets
+    from lockstep.measure.train_step import buckets, gradient_bytes
 
     leads = {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
     # No sample is read, decoded or copied to the device in the timed region.
     basis = Basis(model.data, times_input=False, optimizer=type(step.optimizer).__name__)
-    return {**buckets(step.ddp), **leads, BASIS: basis.to_dict()}
+    sent = {"gradient_bytes": gradient_bytes(step.ddp)} if is_sharded(step.config) else (
+        buckets(step.ddp))  # fmt: skip
+    return {**sent, **leads, BASIS: basis.to_dict()}
 
 
 def skip_unless_supported(harness: Harness, precision: str) -> None:
@@ -131,7 +169,9 @@ def _time(
     first = float(step.run(inputs, targets))
     round_s = harness.time(lambda: step.run(inputs, targets))
     last = float(step.run(inputs, targets))
-    return round_s, {"first": first, "last": last, "parameters": parameter_checksum(step.ddp)}
+    # Of shards each rank has its own.
+    checksum = None if is_sharded(step.config) else parameter_checksum(step.ddp)
+    return round_s, {"first": first, "last": last, "parameters": checksum}
 
 
 def facts_of(
@@ -152,29 +192,32 @@ def facts_of(
 
 
 def _build(
-    harness: Harness, model: "Workload", config: Any, local_batch: int
+    harness: Harness, model: "Workload", config: "StepConfig", local_batch: int
 ) -> "tuple[TrainStep, Any, Any]":
     import torch
 
     from lockstep.measure.train_step import TrainStep
-    from lockstep.workloads import trees
 
     # Of an optimizer of one's own nothing is known: at the least it keeps nothing.
     num_moments = int(model.optimizer is None and config.momentum > 0)
+    held = model_bytes(model, num_moments)
+    if is_sharded(config):  # which has no buckets beside the gradients
+        held = model_bytes(model, num_moments - 1) // harness.world.world_size
     needed = {
-        f"the model {model.name}": model_bytes(model, num_moments),
+        f"the model {model.name}": held,
         f"its batch of {local_batch}": batch_bytes(model, local_batch),
     }
     if harness.case.room:
         memory.refuse_beyond(harness.case.room, needed, harness.device)
     # Parameters are equal on all ranks, data is each rank's own.
     torch.manual_seed(harness.seed)
-    step = TrainStep(model.build().to(harness.device), model.loss, config, harness.device, model)
+    built = model.build()
+    if not is_sharded(config):
+        built = built.to(harness.device)
+    step = TrainStep(built, model.loss, config, harness.device, model)
     generator = torch.Generator(harness.device)
     generator.manual_seed(harness.seed + 1 + harness.world.rank)
-    inputs, targets = model.make_batch(local_batch, harness.device, generator)
-    harness.refuse_alike(_batch_problem(model, local_batch, trees.num_items(inputs)))
-    return step, inputs, targets
+    return step, *model.make_batch(local_batch, harness.device, generator)
 
 
 def _batch_problem(model: "Workload", asked: int, made: int) -> str:
@@ -210,7 +253,8 @@ def _checks(harness: Harness, ranks: list[dict[str, Any]]) -> dict[str, Any]:
             f"{_listed(harness, other)} holds other parameters than rank 0 on "
             f"{harness.rank_hosts[0]} after equal updates"
         )
-    return {"loss_first": first, "loss_last": last, "parameters_equal": True}
+    found = {"loss_first": first, "loss_last": last}
+    return found if ranks[0]["parameters"] is None else found | {"parameters_equal": True}
 
 
 def _where_not_finite(harness: Harness, ranks: list[dict[str, Any]]) -> str:

@@ -1,13 +1,14 @@
 """The one training step that every case measures and the trainer takes.
 
-A step is one optimizer update over the local batch: forward, backward with DDP's all-reduce, and
-the update, by SGD unless asked otherwise, or the workload brings its own. Nothing of ours in
-it synchronises with the host, so steps run freely until the caller stops the clock.
+A step is one optimizer update over the local batch: forward, backward with the exchange of
+gradients that its strategy needs, and the update, by SGD unless asked otherwise, or the workload
+brings its own. Nothing of ours in it synchronises with the host, so steps run freely until the
+caller stops the clock.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.vocabulary.sizes import PRECISIONS
+from lockstep.measure import strategies
+from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
 from lockstep.workloads import Workload, trees
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,6 +42,8 @@ class StepConfig:
         lr: Learning rate.
         momentum: Momentum of SGD.
         weight_decay: L2 penalty of SGD and Adam, decoupled from the gradient in AdamW.
+        strategy: One of `sizes.STRATEGIES`.
+        activation_checkpointing: Compute the activations of each block again in the backward.
     """
 
     precision: str = "fp32"
@@ -50,6 +54,8 @@ class StepConfig:
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
+    strategy: str = "ddp"
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no step can do.
@@ -61,6 +67,8 @@ class StepConfig:
             raise ValueError(
                 f"no precision {self.precision!r}; choose from {', '.join(PRECISIONS)}"
             )
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {self.strategy!r}; choose from {', '.join(STRATEGIES)}")
         if self.accumulation < 1:
             raise ValueError(f"accumulation must be at least 1, got {self.accumulation}")
         if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
@@ -68,14 +76,14 @@ class StepConfig:
 
 
 class TrainStep:
-    """A model in DDP with its optimizer, ready to take steps.
+    """A model in DDP, or FSDP, with its optimizer, ready to take steps.
 
     Making one sets torch's global precision switches, so a step never inherits those of the one
     made before it; two steps of different precision must not be interleaved. Run inside
     `step.ddp.no_sync()`, a step does everything but the gradient all-reduce.
 
     Args:
-        model: The model, already on `device`.
+        model: The model, already on `device`; FSDP moves it there itself.
         loss: Takes outputs and targets, returns the mean over the batch.
         config: What the step does.
         device: The rank's device. The default process group must be initialised.
@@ -83,7 +91,8 @@ class TrainStep:
 
     Raises:
         RuntimeError: The device cannot compute in the precision asked for.
-        ValueError: A step of the workload's own is to accumulate, which it would do itself.
+        ValueError: A step of the workload's own is to accumulate, which it would do itself; or
+            `strategies.wrap` refuses.
     """
 
     def __init__(
@@ -100,9 +109,7 @@ class TrainStep:
         self.config = config
         self.device = device
         self.loss = loss
-        self.ddp = _wrap(model, config, device, own.ddp if own else {})
-        if own and own.comm_hook:
-            self.ddp.register_comm_hook(None, own.comm_hook)
+        self.ddp: Any = strategies.wrap(model, config, device, own)
         parameters = self.ddp.parameters()
         given = own.optimizer if own else None
         self.optimizer = given(parameters) if given else _optimizer(parameters, config, device)
@@ -158,7 +165,7 @@ class TrainStep:
     def _micro_step(self, inputs: Any, targets: Any, is_last: bool) -> torch.Tensor:
         assert self.loss is not None
         keep_local = self.config.no_sync and not is_last
-        with self.ddp.no_sync() if keep_local else contextlib.nullcontext():
+        with strategies.without_sync(self.ddp) if keep_local else contextlib.nullcontext():
             with self.autocast():
                 loss = self.loss(trees.called(self.ddp, inputs), targets)
                 if self.config.accumulation > 1:
@@ -180,27 +187,16 @@ def _optimizer(
         "adamw": torch.optim.AdamW,
     }
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
-    # fused: alone skips a step of overflowed fp16 gradients without asking the host
+    # fused: alone skips a step of overflowed fp16 gradients without asking the host; not for shards
+    is_fused = device.type == "cuda" and not strategies.is_sharded(config)
     made: torch.optim.Optimizer = kinds[config.optimizer](
         parameters,
         lr=config.lr,
         weight_decay=config.weight_decay,
-        fused=device.type == "cuda",
+        fused=is_fused,
         **own,
     )
     return made
-
-
-def _wrap(
-    model: nn.Module, config: StepConfig, device: torch.device, given: Mapping[str, Any]
-) -> DistributedDataParallel:
-    # Passed only when asked for: an explicit cap also changes DDP's small first bucket.
-    cap = dict(given)
-    if config.bucket_cap_mb is not None:
-        cap["bucket_cap_mb"] = config.bucket_cap_mb
-    if device.type == "cuda":
-        cap.setdefault("device_ids", [device])
-    return DistributedDataParallel(model, **cap)
 
 
 def _autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:

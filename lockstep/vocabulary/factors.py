@@ -40,6 +40,8 @@ KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
     "bucket_cap_mb": ("a number of MiB above 0", _number),
     "accumulation": _COUNT,
     "no_sync": _SWITCH,
+    "strategy": _one_of(*sizes.STRATEGIES),
+    "activation_checkpointing": _SWITCH,
     "dataset": _one_of(*DATASETS),
     "num_workers": _WHOLE,
     "pin_memory": _SWITCH,
@@ -133,12 +135,15 @@ def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
     having = [study for study in sizes.STUDIES if has(study, names, size)]
     if not having:
         raise ValueError(f"no study has all of {', '.join(names)}; set fewer of them")
-    return min(having, key=merit)
+    asking = [study for study in having if {*names} <= {*sizes.rows(study, size)[0]}]
+    return min(asking or having, key=merit)
 
 
 def has(study: str, names: Sequence[str], size: Size) -> bool:
-    """Return whether there is such a study, whose cases have all these factors."""
-    return study in sizes.STUDIES and {*names} <= {*sizes.rows(study, size)[0]}
+    """Return whether there is such a study, whose cases have all these factors or may have them."""
+    if study not in sizes.STUDIES:
+        return False
+    return {*names} <= {*sizes.rows(study, size)[0], *sizes.on_request(study)}
 
 
 def kept(

@@ -24,6 +24,10 @@ DATA = ("digits", "synthetic", "mnist", "cifar10")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULERS = ("none", "cosine", "step", "multistep")
 LR_SCALES = ("none", "linear", "sqrt")
+STRATEGIES = ("ddp", "fsdp")
+# What a step may do otherwise, too: factors of these studies only where a user sets them.
+ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
+WITH_REQUESTS = ("strong", "weak", "precision")
 KIB, MIB = 1024, 1024**2
 # Of rounds, steps, batches and ranks: beyond it stands a slip, and no measurement.
 MAX_COUNT = 1_000_000
@@ -181,9 +185,14 @@ def rows(study: str, size: Size) -> list[Row]:
     """Return the cases of a study at a size, in the order in which a report lists them."""
     found = _ROWS[study](size)
     for name, values in size.factors:
-        if name in found[0]:
+        if name in found[0] or name in on_request(study):
             found = _with_values(found, name, values)
     return found
+
+
+def on_request(study: str) -> tuple[str, ...]:
+    """Return the factors that a study's cases have only where they are set."""
+    return ON_REQUEST if study in WITH_REQUESTS else ()
 
 
 def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:

@@ -45,6 +45,9 @@ class Workload:
         comm_hook: A communication hook of DDP, as `register_comm_hook` takes it.
         step: A whole update in place of ours: takes the state (`ddp`, `optimizer`, `scheduler`,
             `scaler`, `autocast()`) and a batch as `make_batch` returns it, returns the loss.
+        blocks: Takes the model and returns the modules that FSDP gathers, and checkpointing
+            computes again, one by one; by default the children of its outermost `Sequential` and
+            `ModuleList`.
         data: `synthetic` or `real`, for what a result says it rests on; None where nobody says.
     """
 
@@ -60,6 +63,7 @@ class Workload:
     comm_hook: Callable[..., Any] | None = None
     step: "Callable[[Any, tuple[Any, Any]], torch.Tensor] | None" = None
     data: Data | None = None
+    blocks: "Callable[[torch.nn.Module], Iterable[torch.nn.Module]] | None" = None
 
     def __post_init__(self) -> None:
         """Refuse what can take no step.

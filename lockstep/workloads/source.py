@@ -39,7 +39,10 @@ def of_file(path: Path) -> str:
 
 
 def _functions(workload: Workload) -> tuple[Callable[..., Any], ...]:
-    given = (workload.loss, workload.optimizer, workload.scheduler, workload.comm_hook)
+    given = (
+        *(workload.loss, workload.optimizer, workload.scheduler, workload.comm_hook),
+        workload.blocks,
+    )
     return (
         workload.build,
         workload.make_batch,

@@ -43,6 +43,7 @@ FACTS = {
     "differs": "{fact} is {value}, and {usual} in launch {launch}",
     "differ": "the launches differ: {fact} is {value}, and {usual} in as many, such as {launch}",
     "uneven-batch": "{scaling} scaling, but {fact} is {batches}",
+    "smaller-batch": "measured at {measured} samples a rank, for {asked} do not fit its memory",
     "uneven-steps": "a step counts {factor:.3g} times the samples that its global batch holds at "
     "world size {baseline}",
     "called-strong": "called strong scaling, but the global batch is {batches} at world size "

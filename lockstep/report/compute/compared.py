@@ -13,6 +13,8 @@ REFERENCES = {
     "loader": ("num_workers", 0),
     "accumulation": ("accumulation", 1),
 }
+# What a step does where nobody asks for another.
+USUAL = {"strategy": "ddp", "activation_checkpointing": False, "accumulation": 1}
 
 Cases = list[tuple[Series, Point]]
 # Workload, world size, and the factors and layout that are not varied.
@@ -72,12 +74,14 @@ def groups(study: str, series: Sequence[Series]) -> list[tuple[Key, Cases]]:
 
 
 def reference(study: str, cases: Cases) -> int:
-    """Return the index of the case the others are compared with."""
-    name, value = REFERENCES.get(study, ("", None))
-    for index, (one, _) in enumerate(cases):
-        if name in one.row.factors and one.row.factors[name] == value:
-            return index
-    return 0
+    """Return the index of the case the others are compared with: the most usual one."""
+    usual = USUAL | dict([REFERENCES[study]] if study in REFERENCES else [])
+
+    def merit(index: int) -> int:
+        factors = cases[index][0].row.factors
+        return sum(name in factors and factors[name] == usual[name] for name in usual)
+
+    return max(range(len(cases)), key=merit)
 
 
 def references(study: str, found: Sequence[tuple[Key, Cases]]) -> list[tuple[Series, Point] | None]:

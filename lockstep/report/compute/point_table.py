@@ -150,7 +150,7 @@ def _of_devices(point: Point) -> dict[str, Any]:
     energy = [one for row in point.rows if (one := quantities.joules_per_sample(row))]
     return {
         "mfu": median(used) if used else None,
-        "peak_memory_bytes": max(_known(point, "peak_memory_bytes"), default=None),
+        "peak_memory_bytes": point.peak_memory_bytes,
         "joules_per_sample": median(energy) if energy else None,
     }
 

@@ -23,6 +23,7 @@ class Place:
         rate: Median over launches, in samples per second.
         ratio: Of its rate to the best's.
         interval: Of that ratio, over launches; of the best, of its rate.
+        memory_bytes: Peak of the rank that needs most; None where unknown.
     """
 
     kind: Literal["best", "slower", "not_told_apart", "alone"]
@@ -30,6 +31,7 @@ class Place:
     rate: float
     ratio: float
     interval: Interval | None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def _places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...
     comparisons = max(1, len(points) * (len(points) - 1) // 2)
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     kind: Literal["best", "alone"] = "best" if others else "alone"
-    first = Place(kind, _values(best, names), best.rate, 1.0, best.rate_interval)
+    own = _values(best, names), best.rate, 1.0, best.rate_interval, best.peak_memory_bytes
+    first = Place(kind, *own)
     return (first, *(_place(point, best, names, confidence) for point in others))
 
 
@@ -114,7 +117,9 @@ def _place(point: Point, best: Point, names: Collection[str], confidence: float)
     interval = ratio_interval(point.units, best.units, confidence)
     is_slower = interval is not None and interval[1] < 1
     kind: Literal["slower", "not_told_apart"] = "slower" if is_slower else "not_told_apart"
-    return Place(kind, _values(point, names), point.rate, point.rate / best.rate, interval)
+    ratio = point.rate / best.rate
+    memory_bytes = point.peak_memory_bytes
+    return Place(kind, _values(point, names), point.rate, ratio, interval, memory_bytes)
 
 
 def _values(point: Point, names: Collection[str]) -> dict[str, object]:

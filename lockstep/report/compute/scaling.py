@@ -85,6 +85,11 @@ class Point:
         return replicates.num_jobs(self.rows)
 
     @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak memory of the rank that needs most, over all launches; None where unknown."""
+        return max((row.peak_memory_bytes or 0 for row in self.rows), default=0) or None
+
+    @property
     def in_one_job(self) -> bool:
         """Whether the repeats share one job, so that intervals leave out what another would do."""
         return replicates.in_one_job(self.rows)

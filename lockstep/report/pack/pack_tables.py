@@ -75,7 +75,7 @@ def _scaling_row(point: Point) -> list[str]:
         number(point.throughput_samples_per_s), _allowed(point, ratio(point.speedup)),
         _allowed(point, percent(point.parallel_efficiency)),
         _allowed(point, percent_span(point.efficiency_interval)),
-        number(_scaled(peak_memory_bytes(point), 1 / GIGA)), str(point.num_launches),
+        number(_scaled(point.peak_memory_bytes, 1 / GIGA)), str(point.num_launches),
     ]  # fmt: skip
 
 
@@ -86,12 +86,6 @@ def _scaled(value: float | None, factor: float) -> float | None:
 def _allowed(point: Point, text: str) -> str:
     """Return a ratio; a dash where an error of the check forbids it."""
     return formats.DASH if point.blocked_by else text
-
-
-def peak_memory_bytes(point: Point) -> int | None:
-    """Return the peak memory of the rank that needs most, over all launches."""
-    known = [row.peak_memory_bytes for row in point.rows if row.peak_memory_bytes]
-    return max(known, default=None)
 
 
 def time_of_samples_s(point: Point) -> float | None:

@@ -169,7 +169,7 @@ def intervals(points: Sequence[Point]) -> str:
 def memory(chosen: Chosen, on_cpus: bool) -> str:
     """Say how much memory a rank needs."""
     what = "resident memory of the process" if on_cpus else "memory that PyTorch allocated"
-    needed = cells.peak_memory_bytes(chosen.production)
+    needed = chosen.production.peak_memory_bytes
     if needed is None:
         return "Memory was not recorded."
     return (

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from lockstep.report.compute.ranking import Place, Ranking, rank
+from lockstep.vocabulary.metrics import GIGA
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, span
 
 
@@ -50,7 +51,8 @@ def _row(place: Place, unit: str) -> str:
     if place.kind not in ("best", "alone"):
         known = percent_span(place.interval) if place.interval else "no interval"
         beside = f"{percent(place.ratio):>6} % of the best   {known}"
-    return f"  {_text(place):<32}{number(place.rate):>10} {unit}/s {beside}".rstrip()
+    memory = f"{number(place.memory_bytes / GIGA):>7} GB" if place.memory_bytes else ""
+    return f"  {_text(place):<32}{number(place.rate):>10} {unit}/s{memory} {beside}".rstrip()
 
 
 def _text(place: Place) -> str:

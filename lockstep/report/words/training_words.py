@@ -110,7 +110,7 @@ def for_terminal(series: Sequence[Series]) -> tuple[list[str], list[str], list[l
 def _line(series: Series, point: Point, found: Learned, first: Point | None) -> list[str]:
     nodes = {row.num_nodes for row in point.rows}
     alone = len(series.points) == 1 and series.main is None
-    memory = max((row.peak_memory_bytes or 0 for row in point.rows), default=0)
+    memory = point.peak_memory_bytes
     return [
         str(point.world_size), "" if nodes == {1} else parts.shown(point.rows[0].num_nodes),
         runs(point, found), number(found.epoch_s.value), span(found.epoch_s.interval),

@@ -45,6 +45,10 @@ WORDS = {
         "left behind on rank {rank}: {what} was {before} before the case and {after} after it; the "
         "next cases are measured with it"
     ),
+    "smaller-batch": (
+        "measured at {measured} samples a rank, since rank {rank} on {host} had no memory for the "
+        "{asked} asked for; it is compared with no other point"
+    ),
     "wide-margin": (
         "the margin of error is {margin:.2%} after {rounds} rounds, not the {goal:.2%} asked for"
     ),

@@ -12,7 +12,9 @@ FELL_BACK = {"bf16-emulated"}
 LONGEST_NOTE = 90
 LOSSES = ("loss_first", "loss_last")
 # What other rules say of the same results, in more words.
-OTHER_RULES = {"unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate"}
+OTHER_RULES = {
+    "unequal-threads", "oversubscribed", "loader-oversubscribed", "logged-rate", "smaller-batch",
+}  # fmt: skip
 
 
 def fell_back(evidence: Evidence) -> Iterator[Hit]:

@@ -24,6 +24,7 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
     for conflict in evidence.results.conflicts:
         if conflict.fact in BATCHES and conflict.case is not None:
             yield difference(conflict)
+    yield from _smaller_batches(evidence)
     for series in evidence.ladders:
         name = {"strong": "global_batch", "weak": "local_batch"}.get(series.row.scaling or "")
         kept = _whole(series) if name == "global_batch" else batches(series, name) if name else []
@@ -33,6 +34,15 @@ def constant_work(evidence: Evidence) -> Iterator[Hit]:
                 "uneven-batch", series, *_sizes(series), scaling=scaling, fact=name, batches=kept
             )
         yield from _uneven_steps(series)
+
+
+def _smaller_batches(evidence: Evidence) -> Iterator[Hit]:
+    """Yield the points that were measured at less than the batch asked for."""
+    for series in evidence.measured:
+        for point in series.points:
+            for one in (flag for flag in point.flags if flag.kind == "smaller-batch"):
+                values = {name: one.values[name] for name in ("asked", "measured")}
+                yield hit(one.kind, series, point.world_size, **values)
 
 
 def _uneven_steps(series: Series) -> Iterator[Hit]:

@@ -28,6 +28,7 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
+from lockstep.report.page.panels.settings import requested
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
 from lockstep.report.words import headline
@@ -42,6 +43,10 @@ from lockstep.vocabulary.text.formats import (
     span,
 )
 
+UNDIVIDED = (
+    "Where a step's time goes is not told of strategy=fsdp: without communication a rank has no "
+    "parameters to compute with."
+)
 # Each has three tables.
 MAX_SERIES = MAX_TABLES // 3
 
@@ -72,7 +77,7 @@ def ladder_panel(
         lead = f"The work of a run is fixed{'' if strong else ' for each rank'}."
     made = panel(study, TITLES[study], lead=[lead])
     made["figures"], notes = _figures(study, drawn(series), threshold, predicted)
-    made["tables"] = [
+    made["tables"] = requested(study, series) + [
         made_of
         for one in series[:MAX_SERIES]
         for made_of in (
@@ -83,6 +88,8 @@ def ladder_panel(
         if made_of
     ]
     made["notes"] = [*left_out(series, drawn(series), MAX_SERIES), *notes]
+    if any(one.row.factors.get("strategy") == "fsdp" for one in series):
+        made["notes"].append(UNDIVIDED)
     return made
 
 
@@ -183,7 +190,7 @@ def _cost_table(series: Series, hours: str) -> Table:
 
 def _cost_row(point: Point, strong: bool) -> list[str]:
     row = point.rows[0]
-    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    memory = point.peak_memory_bytes
     mfus = [r.mfu for r in point.rows if r.mfu is not None]
     energy = [one for r in point.rows if (one := quantities.joules_per_sample(r))]
     busy = quantities.values(point.rows, "gpu_utilisation")

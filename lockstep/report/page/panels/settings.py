@@ -24,6 +24,7 @@ from lockstep.report.page.panels.parts import (
     table,
 )
 from lockstep.report.page.plots import setting_figures
+from lockstep.vocabulary import sizes
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent, ratio, ratio_span, span
 
@@ -64,6 +65,21 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
         made["notes"].append(f"Tables show the first {MAX_TABLES} groups; --csv prints all.")
         made["tables"] = made["tables"][:MAX_TABLES]
     return made
+
+
+def requested(study: str, series: Sequence[Series]) -> list[Table]:
+    """Return the settings of a step beside one another, time and memory, where they vary.
+
+    Args:
+        study: A ladder study, whose cases have such factors only where a user sets them.
+        series: Its series.
+    """
+    if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in sizes.ON_REQUEST):
+        return []
+    groups = compared.groups(study, series)
+    largest = max(size for (_, size, _), _ in groups)
+    tables = _at_largest(study, groups, compared.references(study, groups), largest)
+    return list(islice(tables, MAX_TABLES))
 
 
 def _at_largest(
@@ -160,7 +176,7 @@ def setting(series: Series, names: Sequence[str]) -> str:
 
 
 def _category_cells(point: Point, base: Point | None) -> list[str]:
-    memory = max((r.peak_memory_bytes for r in point.rows if r.peak_memory_bytes), default=None)
+    memory = point.peak_memory_bytes
     idle = quantities.values(point.rows, "loader_idle")
     return [
         str(point.num_launches), number(step_ms(point) or None),

@@ -1,0 +1,171 @@
+"""A batch that every rank has memory for: halving it where one has not, and what helps else."""
+
+import contextlib
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockstep.machine import memory
+from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.world.process_group import num_collectives
+
+if TYPE_CHECKING:
+    from lockstep.measure.harness import Harness
+    from lockstep.measure.train_step import StepConfig
+
+# Batch normalisation cannot train on one sample.
+LEAST_BATCH = 2
+MAX_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A batch that was tried in vain.
+
+    Attributes:
+        local_batch: Samples of a rank.
+        rank: The first rank that had no memory for it.
+        host: Its host.
+        error: What it said.
+    """
+
+    local_batch: int
+    rank: int
+    host: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The batch that is measured.
+
+    Attributes:
+        local_batch: Samples of a rank.
+        refused: What was tried before, the batch asked for first.
+    """
+
+    local_batch: int
+    refused: tuple[Refused, ...] = ()
+
+    @property
+    def flags(self) -> list[Flag]:
+        """What is known against a result at another batch than the one asked for."""
+        if not self.refused:
+            return []
+        first, last = self.refused[0], self.refused[-1]
+        asked, measured = first.local_batch, self.local_batch
+        return [
+            flag("smaller-batch", asked=asked, measured=measured, rank=last.rank, host=last.host)
+        ]
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a record keeps of the attempts."""
+        return {"out_of_memory": list(map(asdict, self.refused))} if self.refused else {}
+
+
+def halved(local_batch: int, pieces: int) -> int | None:
+    """Return half a batch, None where it does not split into so many pieces to train on."""
+    half = local_batch // 2
+    fits = local_batch % 2 == 0 and half % pieces == 0 and half // pieces >= LEAST_BATCH
+    return half if fits else None
+
+
+def fit(
+    harness: "Harness", local_batch: int, pieces: int, attempt: Callable[[int], object]
+) -> Fitted:
+    """Return the batch, or the largest of its halves, that all ranks take an untimed step with.
+
+    Args:
+        harness: The case's view of the launch.
+        local_batch: Samples of a rank that are asked for.
+        pieces: Micro-batches that an update is split into.
+        attempt: Builds all that a step needs for a batch, and takes one.
+
+    Raises:
+        RuntimeError: No half of the batch fits, or only some ranks came as far as a collective.
+    """
+    refused: list[Refused] = []
+    while (found := _refused(harness, local_batch, attempt)) is not None:
+        refused.append(found)
+        half = halved(local_batch, pieces)
+        if half is None:
+            raise RuntimeError(
+                f"rank {found.rank} on {found.host} has no memory for {local_batch} samples, which "
+                f"cannot be halved: {found.error}"
+            )
+        local_batch = half
+    return Fitted(local_batch, tuple(refused))
+
+
+def _refused(
+    harness: "Harness", local_batch: int, attempt: Callable[[int], object]
+) -> Refused | None:
+    """Return the first rank that has no memory for a batch; None where all have. A collective."""
+    said = ""
+    try:
+        attempt(local_batch)
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        said = _first_line(error)
+        traceback.clear_frames(error.__traceback__)  # which hold what was made
+    _free(harness)
+    ranks = harness.world.control.exchange_all("memory", [said, num_collectives()])
+    out = [rank for rank, (text, _) in enumerate(ranks) if text]
+    if not out:
+        return None
+    found = Refused(local_batch, out[0], harness.rank_hosts[out[0]], ranks[out[0]][0])
+    if len({count for _, count in ranks}) > 1:
+        raise RuntimeError(
+            f"rank {found.rank} on {found.host} ran out of memory between collectives of the "
+            f"others, so the case cannot go on at half the batch: {found.error}"
+        )
+    return found
+
+
+def _free(harness: "Harness") -> None:
+    gc.collect()
+    if harness.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def advising(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iterator[None]:
+    """Say what helps where a rank has no memory for a step.
+
+    Args:
+        local_batch: Samples of a rank.
+        config: What the step does.
+        is_strong: Whether the batch of all ranks is what the user chose.
+
+    Raises:
+        RuntimeError: There was no memory left.
+        ValueError: There would be none, known before any of it was made.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        batch = "global" if is_strong else "local"
+        recipes = [
+            f"half the batch, flagged by --on-oom halve or chosen by --{batch}-batch",
+            f"the batch in parts, by --set accumulation={2 * config.accumulation}",
+        ]
+        if not config.activation_checkpointing:
+            recipes.append("fewer activations, by --set activation_checkpointing=true")
+        raise kind(
+            f"{_first_line(error)}; {local_batch // config.accumulation} samples at once need more "
+            f"memory than there is: try {'; '.join(recipes)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0][:MAX_CHARACTERS]
+    return text or type(error).__name__

@@ -1,0 +1,203 @@
+"""FSDP2, activation checkpointing and half batches: the same step, and what a report says of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from data.report_samples import document, record, write
+
+from lockstep.campaign.sweep import load_with
+from lockstep.measure import fitting
+from lockstep.measure.train_step import StepConfig
+from lockstep.report.check import checker
+from lockstep.report.compute.ranking import rank
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.load.reading import gather, load
+from lockstep.report.page.checked import mark
+from lockstep.report.page.panels.curves import ladder_panel
+from lockstep.report.words.ranking_card import lines
+from lockstep.vocabulary import factors, sizes
+
+ROOT = Path(__file__).parents[1]
+# Run by two processes: what each configuration trains to, and what it holds meanwhile.
+TWO_RANKS = """
+import json, sys
+import torch
+from torch import distributed
+from lockstep import workloads
+from lockstep.measure.train_step import StepConfig, TrainStep
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+cpu, gpt = torch.device("cpu"), workloads.make("gpt:size=toy,seq=16")
+
+def train(**asked):
+    config = StepConfig(lr=0.1, **asked)
+    torch.manual_seed(0)
+    step = TrainStep(gpt.build(), gpt.loss, config, cpu, gpt)
+    inputs, targets = gpt.make_batch(8, cpu, torch.Generator().manual_seed(1 + rank))
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = [float(step.run(inputs, targets))]
+    losses += [float(step.run(inputs, targets)) for _ in range(3)]
+    held = sum(getattr(p, "_local_tensor", p).numel() for p in step.ddp.parameters())
+    return {"losses": losses, "kept_bytes": sum(kept.values()), "held": held}
+
+print(json.dumps({
+    "ddp": train(),
+    "fsdp": train(strategy="fsdp"),
+    "fsdp, accumulated": train(strategy="fsdp", accumulation=4),
+    "fsdp, synchronised": train(strategy="fsdp", accumulation=4, no_sync=False),
+    "checkpointed": train(activation_checkpointing=True),
+    "fsdp, checkpointed": train(strategy="fsdp", activation_checkpointing=True),
+}))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    rendezvous = f"file://{tmp_path_factory.mktemp('ranks') / 'store'}"
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(rank), rendezvous],
+            stdout=subprocess.PIPE, env=environ, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    return [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
+
+
+def test_every_strategy_takes_the_steps_of_ddp(trained):
+    for own in trained:
+        usual = own["ddp"]["losses"]
+        assert usual[-1] < usual[0]
+        for name, found in own.items():
+            assert found["losses"] == pytest.approx(usual, rel=1e-4), name
+
+
+def test_shards_and_checkpoints_hold_less(trained):
+    for own in trained:
+        assert own["fsdp"]["held"] == pytest.approx(own["ddp"]["held"] / 2, rel=0.01)
+        assert own["checkpointed"]["kept_bytes"] < 0.6 * own["ddp"]["kept_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("names", "study"), [("strategy", "strong"), ("accumulation", "accumulation")]
+)
+def test_a_study_that_asks_about_a_factor_goes_before_one_that_may_have_it(names, study):
+    values = {"strategy": ["ddp", "fsdp"], "accumulation": [2, 4]}
+    assert load_with("laptop", {names: values[names]}).studies == (study,)
+
+
+def test_what_ddp_alone_has_is_no_study_of_fsdp():
+    size = sizes.adapt(sizes.find("smoke"), factors=(("strategy", ("ddp", "fsdp")),))
+    assert [row["strategy"] for row in sizes.rows("weak", size)] == ["ddp", "fsdp"]
+    assert "strategy" not in sizes.rows("bucket", size)[0]
+    with pytest.raises(ValueError, match="no study has all of bucket_cap_mb, strategy"):
+        factors.study_of(["bucket_cap_mb", "strategy"], [], size)
+
+
+def test_time_and_memory_of_strategies_stand_side_by_side(tmp_path):
+    for launch in range(3):
+        cases = {
+            f"test_weak_scaling[strategy={name}]": record(
+                "weak", 2, step_s=step_s * (1 + launch / 100), peak_memory_bytes=[held, held],
+                factors={"workload": "mlp", "strategy": name},
+            )
+            for name, step_s, held in (("fsdp", 0.12, 10**9), ("ddp", 0.1, 3 * 10**9))
+        }  # fmt: skip
+        write(tmp_path, document(f"w2-r{launch}", 2, cases, repeat=launch))
+    series = series_of(load([tmp_path]).rows)
+    table = ladder_panel("weak", series, 0.7, "Rank-hours", {})["tables"][0]
+    columns = [one["label"] for one in table["columns"]]
+    found = {row[0]: dict(zip(columns, row, strict=True)) for row in table["rows"]}
+    assert {name: row["Memory"] for name, row in found.items()} == {"ddp": "3.00", "fsdp": "1.00"}
+    assert found["fsdp"]["Ratio"] == "0.83"
+    (ranking,) = rank(series, ["strategy"])
+    assert [place.memory_bytes for place in ranking.places] == [3 * 10**9, 10**9]
+    assert "1.00 GB" in lines(ranking)[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), RuntimeError),
+    ],
+)
+def test_want_of_memory_names_what_helps(error, said):
+    with (
+        pytest.raises(said, match="memory") as found,
+        fitting.advising(32, StepConfig(accumulation=2), is_strong=False),
+    ):
+        raise error
+    for option in ("--on-oom halve", "accumulation=4", "activation_checkpointing=true"):
+        assert option in str(found.value)
+
+
+HUNGRY = """
+import pytest, torch
+from torch import distributed, nn
+from lockstep.measure.step_cases import measure_training
+from lockstep.workloads import Workload
+
+def hungry():
+    def make_batch(num_items, device, generator):
+        if num_items > 8 and distributed.get_rank() == distributed.get_world_size() - 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        inputs = torch.randn(num_items, 8, device=device, generator=generator)
+        return inputs, torch.zeros(num_items, dtype=torch.long, device=device)
+
+    return Workload("hungry", lambda: nn.Linear(8, 2), make_batch, nn.functional.cross_entropy)
+
+@pytest.mark.cases("weak")
+def test_hungry(lockstep, workload, precision, local_batch):
+    measure_training(lockstep, workload=workload, precision=precision, local_batch=local_batch)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_has_all_measure_half_the_batch(run_ranks, tmp_path):
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    arguments = [
+        *("-m", "pytest", "-p", "lockstep.launch.hooks", "hungry.py", "--size=smoke"),
+        *("--device=cpu", "--threads-per-rank=1", "--benchmark-json=out.json", "--on-oom=halve"),
+        *("--workload=hungry:hungry", "--local-batch=32"),
+    ]
+    ended = run_ranks([arguments] * 2, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    results = gather([tmp_path / "out.json"])
+    (row,) = results.rows
+    assert (row.local_batch, row.global_batch) == (8, 16)
+    tried = [(one["local_batch"], one["rank"]) for one in row.details["out_of_memory"]]
+    assert tried == [(32, 1), (16, 1)]
+    assert [flag.values["asked"] for flag in row.flags if flag.kind == "smaller-batch"] == [32]
+    series = series_of(results.rows)
+    mark(series, checker.check(results))
+    assert series[0].points[0].blocked_by == ["constant-work"]
+
+
+@pytest.mark.slow
+def test_fsdp_is_measured_beside_ddp_and_what_it_cannot_do_is_left_out_by_name(run_ranks, tmp_path):
+    arguments = [
+        *("-m", "pytest", str(ROOT / "bench"), "-m", "weak", "--size=smoke", "--device=cpu"),
+        *("--threads-per-rank=1", "--benchmark-json=out.json", "--set=strategy=ddp,fsdp"),
+    ]
+    ended = run_ranks([arguments] * 2, tmp_path)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    found = {row.factors["strategy"]: row for row in gather([tmp_path / "out.json"]).rows}
+    assert (bool(found["ddp"].rank_variant_s), bool(found["fsdp"].rank_variant_s)) == (True, False)
+    assert found["fsdp"].peak_memory_bytes
+    assert found["fsdp"].details["gradient_bytes"] == found["ddp"].details["gradient_bytes"]
