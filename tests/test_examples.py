@@ -33,6 +33,8 @@ RESULTS = {
     "tabular": "fp32",
     "bf16": "bf16",
     "b": "batch",
+    "cpu/rungs": "fp32",
+    "gpu/rungs": "bf16",
 }
 IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide"}
 # These write results of their own, so they begin in a folder without any.
@@ -68,6 +70,7 @@ SHORTER = {
     "xgboost.toml": "xgboost.toml --dry-run",
     "shell.toml": "shell.toml --repeats 1 --rounds 1",
     "lockstep screen": "lockstep screen --repeats 12",
+    "run rungs": "run rungs --dry-run",
     "run smoke": "run smoke --studies weak",
     "run train": "run train --size smoke",
     "--augment --precision bf16": "--augment",  # which some CPUs emulate, in minutes
