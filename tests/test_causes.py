@@ -146,12 +146,27 @@ PREFLIGHT = """\
 srun: error: node1: task 0: Exited with exit code 78
 srun: launch/slurm: _step_signal: Terminating StepId=10.1
 """
+# As the testbed's preflight wrote it below its floor, under torchrun.
+TORCHRUN = """\
+lockstep: error: all-reduce at 0.329 GB/s of bus bandwidth, below the floor of 50.0
+E1124 03:49:40.938000 27408 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exit 1)
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+Root Cause (first observed failure):
+  exitcode  : 1 (pid: 27975)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+srun: error: node1: task 0: Exited with exit code 1
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("", None),
+        (TORCHRUN, TORCHRUN.split("\n")[0]),
         (PREFLIGHT, "rank 0 on vm: local rank 0 needs GPU 0, but 0 are visible on this host"),
         ("x" * 20000 + "\nsrun: error: node2: task 1: Killed\n  \n== done ==\n",
          "srun: error: node2: task 1: Killed"),

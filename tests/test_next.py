@@ -132,6 +132,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=30.0. Some of the 
         ("ERROR: rounds=0 is not 1 or more\n" + ROOT_CAUSE.format(4), "rounds=0 is not 1 or more"),
         ("ERROR: usage: x\n" + ROOT_CAUSE.format(4), "rank 1 ended with exit code 4"),
         (EXIT + ROOT_CAUSE.format(-9), "rank 1 ended with SIGKILL"),
+        (ROOT_CAUSE.format(-9) + REFUSED, "rank 1 ended with SIGKILL"),
         (EXIT + "lockstep: rank 1 on vm: no room\n", "rank 1 on vm: no room"),
         (EXIT + REFUSED, "rank 0 on vm: no GPU"),
         (EXIT + KILLED, "b: task 1: Killed"),

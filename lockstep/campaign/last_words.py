@@ -52,6 +52,8 @@ def last_words(log: Path, start: int) -> str:
     is_killed = bool(root and int(root[2]) < 0) or EXITED not in lines.get("srun", EXITED)
     if is_killed:
         lines.pop("pytest", None)
+    if root and EXITED in lines.get("srun", ""):
+        lines.pop("srun")  # its task was torchrun, which knows the rank
     torchruns = f"rank {root[1]} ended with {how(int(root[2]))}" if root else ""
     why = next(iter(lines.values()), torchruns)
     return one_line(why)[:MAX_CHARACTERS]

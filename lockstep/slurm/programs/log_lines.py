@@ -1,6 +1,6 @@
 """What Slurm's programs and pytest print in the log of a job, read as data.
 
-As Slurm 22.05 to 24.05 and pytest 8 and 9 print it.
+As Slurm 22.05 to 24.05, pytest 8 and 9 and torch 2.15 print it.
 """
 
 import os
@@ -20,6 +20,11 @@ PYTEST_EXIT = re.compile(r"! _pytest\.outcomes\.Exit: (.*) !")
 TASK_ENDED = re.compile(
     r"^srun: error: .*(Exited with exit code [0-9]+|Terminated|Killed)$"
     r"|^slurmstepd.* error: \*\*\* STEP .* CANCELLED .*"
+)
+# torchrun: frames and report of a rank that ended, which say less likewise, cut or whole.
+OF_TORCHRUN = re.compile(
+    r'^File "|^raise |^(traceback|error_file) ?:|^[EW]\d+ \S+ \d+ torch/distributed/elastic/'
+    r"|^torch\.distributed\.elastic\."
 )
 # srun: the node that failed. slurmstepd names the node that it runs on itself, which is well.
 NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
@@ -56,7 +61,7 @@ def read_end(log: Path) -> LogEnd:
     lines = [line for row in text.splitlines() if (line := one_line(" ".join(row.split())))]
     if not lines:
         return LogEnd()
-    errors = [line for line in lines if ERROR.search(line)]
+    errors = [line for line in lines if ERROR.search(line) and not OF_TORCHRUN.search(line)]
     exits = [match[1] for line in lines if (match := PYTEST_EXIT.fullmatch(line))]
     causes = [line for line in errors if not TASK_ENDED.search(line)]
     line = (exits or causes or errors or lines)[-1]
@@ -76,7 +81,8 @@ def word_for_end(output: Path) -> str | None:
 def _tail(path: Path) -> str:
     try:
         with files.opened(path, sys.maxsize) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read(TAIL_BYTES).decode(errors="replace")
+            is_cut = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)) > 0
+            text = file.read(TAIL_BYTES).decode(errors="replace")
+            return text.partition("\n")[2] if is_cut and "\n" in text else text
     except (OSError, ValueError):
         return ""

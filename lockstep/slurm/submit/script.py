@@ -44,7 +44,7 @@ DEVICES = {
     "rocm": ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 }
 # How names of variables begin that each rank hands on into the image.
-HANDED_ON = ("SLURM_", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
+HANDED_ON = ("SLURM_", "SLURMD_NODENAME", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What an MPI reads of its launcher, and libraries of their threads.
 OF_PROGRAMS = ("PMI", "OMPI_", "OMP_", "MKL_", "OPENBLAS_")

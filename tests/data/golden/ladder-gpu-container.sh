@@ -42,7 +42,7 @@ handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --nv --bind=/results/ladder --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
-handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
+handed_on=(SLURM_ SLURMD_NODENAME LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
 scratch= # nothing is staged
 tests=("$suite/bench")
 options=(-m 'strong or weak' --size=node --global-batch=1024 --seed=0 --device=cuda --threads-per-rank=16 --label=campaign=ladder '--label=studies=strong,weak' --label=site=here --resume)

@@ -41,7 +41,7 @@ handing=APPTAINERENV # its runtime hands on what is so called
 in_image=(apptainer exec --cleanenv --no-eval --bind=/results/ladder --bind=/usr/lib --bind=/scratch --no-home)
 needs=(need:container.binds=/scratch) # of each node, by the keys of the site file
 # How names of variables begin that enter it.
-handed_on=(SLURM_ LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
+handed_on=(SLURM_ SLURMD_NODENAME LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
 scratch= # nothing is staged
 options=()
 lockstep_shape_of() { # lockstep_shape_of WORLD_SIZE: what srun is told of nodes, ranks and GPUs
