@@ -16,6 +16,7 @@ SAID: dict[str, Kind] = {
     "establish a configuration source": "no_config",
     "resolve_ctls": "no_config",
     "fetch_config": "no_config",
+    "unable to process configuration file": "no_config",
     "slurmdbd": "no_database",
     "persistent connection": "no_database",
     "problem talking to the database": "no_database",
@@ -28,7 +29,7 @@ SAID: dict[str, Kind] = {
 # kind -> what it means of a command, and what to do
 WORDS: dict[Kind, tuple[str, str]] = {
     "no_config": (
-        "{} finds no Slurm here, neither a slurm.conf nor a controller in DNS",
+        "{} finds no Slurm here, neither a good slurm.conf nor a controller in DNS",
         "use a login node of the cluster, or name its file in SLURM_CONF",
     ),
     "no_controller": (
