@@ -37,6 +37,20 @@ def need_testbed():
         missing("only root may act as the testbed's user")
 
 
+def need_login():
+    """Go on only where the testbed's user has Lockstep."""
+    need_testbed()
+    if not (STATE / "login").exists():
+        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
+
+
+def need_image():
+    """Go on only where that user has the image, too, which campaigns run in."""
+    need_login()
+    if not IMAGE.exists():
+        missing(f"no image {IMAGE}; tests/testbed/image builds it")
+
+
 def as_user(*command, cwd="/", **options):
     """Run a command as the ordinary user types it."""
     entered = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *command]

@@ -73,29 +73,21 @@ def test_samples_and_batch_give_steps_too(tmp_path):
     assert series.points[0].throughput_samples_per_s == pytest.approx(10.0)
 
 
-def test_weak_step_times_need_no_batch(tmp_path):
-    text = "n,value,metric,unit,scaling\n1,100,step_time,ms,weak\n8,125,step_time,ms,weak\n"
+@pytest.mark.parametrize(
+    ("lines", "efficiency"),
+    [
+        (("1,100,step_time,ms,weak", "8,125,step_time,ms,weak"), 0.8),  # which needs no batch
+        (("1,100,step_time,ms,strong", "4,40,step_time,ms,strong"), 0.625),
+        (("1,10,time,min,weak", "4,12.5,time,min,weak"), 0.8),
+        # The smallest size is the baseline where one is missing.
+        (("8,100,throughput,tokens/s,", "256,1250,throughput,tokens/s,"), 12.5 / 32),
+    ],
+)
+def test_efficiency_follows_from_what_a_table_holds(tmp_path, lines, efficiency):
+    text = "\n".join(("n,value,metric,unit,scaling", *lines, ""))
     (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.points[1].parallel_efficiency == pytest.approx(0.8)
-
-
-def test_strong_step_times_divide_as_times(tmp_path):
-    text = "n,value,metric,unit,scaling\n1,100,step_time,ms,strong\n4,40,step_time,ms,strong\n"
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.points[1].parallel_efficiency == pytest.approx(0.625)
-
-
-def test_weak_times_hold_the_work_of_each_device(tmp_path):
-    text = "n,value,metric,unit,scaling\n1,10,time,min,weak\n4,12.5,time,min,weak\n"
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.points[1].parallel_efficiency == pytest.approx(0.8)
-
-
-def test_the_smallest_size_serves_where_one_is_missing(tmp_path):
-    text = "n,value,metric,unit\n8,100,throughput,tokens/s\n256,1250,throughput,tokens/s\n"
-    (series,) = points_of(table_of(tmp_path, text), tmp_path)
-    assert series.baseline == 8
-    assert series.points[1].parallel_efficiency == pytest.approx(12.5 / 32)
+    assert series.baseline == series.points[0].world_size
+    assert series.points[1].parallel_efficiency == pytest.approx(efficiency)
 
 
 def test_tables_of_one_file_are_kept_apart(tmp_path):

@@ -445,10 +445,7 @@ def assert_refused(row, place):
 
 # What starts torch: sessions of pytest that are refused before their first case.
 
-RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-TASK_0 = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-ALLOCATION = TASK_0 | {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8"}
+ALLOCATION = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 
 
 @dataclass(frozen=True)
@@ -468,28 +465,10 @@ class Session:
     code: int = 4
 
 
-def ranked(names, **environ):
-    """A session in an environment that no launcher makes."""
-    return Session(names, environ=environ)
-
-
 SESSIONS = {
-    "ranks: no integer": ranked("RANK='abc' torchrun", **RANK_0 | {"RANK": "abc"}),
-    "ranks: no integer of srun": ranked(
-        "SLURM_PROCID='abc' srun",
-        **TASK_0 | {"SLURM_PROCID": "abc"},
-        LOCKSTEP_LAUNCHER="slurm",
+    "ranks: srun alone": Session(
+        "srun LOCKSTEP_LAUNCHER", environ=ALLOCATION | {"SLURM_STEP_NUM_TASKS": "8"}
     ),
-    "ranks: one too many": ranked("RANK=2 WORLD_SIZE=2", **RANK_0 | {"RANK": "2"}),
-    "ranks: no local rank": ranked("LOCAL_RANK", RANK="0", WORLD_SIZE="2"),
-    "ranks: a size alone": ranked("RANK", WORLD_SIZE="4"),
-    "ranks: no address": ranked("MASTER_ADDR MASTER_PORT", **RANK_0),
-    "ranks: no address under srun": ranked("MASTER_ADDR", **TASK_0, LOCKSTEP_LAUNCHER="slurm"),
-    "ranks: port": ranked("MASTER_PORT='99999'", **RANK_0 | MEETING | {"MASTER_PORT": "99999"}),
-    "ranks: no store": ranked("LOCKSTEP_STORE='x'", **RANK_0, LOCKSTEP_STORE="x"),
-    "ranks: launcher": ranked("LOCKSTEP_LAUNCHER='x'", LOCKSTEP_LAUNCHER="x"),
-    "ranks: no srun": ranked("SLURM_NTASKS=8 srun", **ALLOCATION),
-    "ranks: srun alone": ranked("srun LOCKSTEP_LAUNCHER", **ALLOCATION, SLURM_STEP_NUM_TASKS="8"),
     "device: no GPU": Session(
         "GPU 0 --device", "-k weak --device cuda", {"CUDA_VISIBLE_DEVICES": ""}, code=78
     ),
@@ -502,7 +481,6 @@ SESSIONS = {
         "--case-budget --comm-timeout", "--case-budget 5 --comm-timeout 5"
     ),
     "seed: negative": Session("--seed -1", "--seed -1"),
-    "threads: none": Session("threads_per_rank=0", "-k weak --threads-per-rank 0"),
     "benchmark: rounds": Session("--benchmark-min-rounds --rounds", "--benchmark-min-rounds 9"),
     "campaign: a keyword in the shell": Session(
         "-k 'strong' weak",

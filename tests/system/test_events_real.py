@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from cluster import SHARED, STATE, TESTBED, as_user, missing, need_testbed
+from cluster import SHARED, STATE, TESTBED, as_user, need_login
 from stand_ins import send
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -27,9 +27,7 @@ exit {code}
 
 @pytest.fixture
 def folder():
-    need_testbed()
-    if not (STATE / "login").exists():
-        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
+    need_login()
     made = SHARED / "events"
     shutil.rmtree(made, ignore_errors=True)
     (made / "jobs").mkdir(parents=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, missing, need_testbed
+from cluster import IMAGE, SHARED, STATE, TESTBED, USUAL_STATE, as_user, need_image
 
 from lockstep.measure.train_step import is_emulated
 
@@ -36,11 +36,7 @@ GPUS = 'gpus_per_node = 2\ngpu_type = "fake"\n'
 
 @pytest.fixture(scope="module", autouse=True)
 def testbed():
-    need_testbed()
-    if not (STATE / "login").exists():
-        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
-    if not IMAGE.exists():
-        missing(f"no image {IMAGE}; tests/testbed/image builds it")
+    need_image()
 
 
 def done(ended):

@@ -5,7 +5,7 @@ import shutil
 import time
 
 import pytest
-from cluster import IMAGE, SHARED, STATE, as_user, missing, need_testbed
+from cluster import SHARED, as_user, need_image
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -34,11 +34,7 @@ rate = [100]
 
 @pytest.fixture(scope="module", autouse=True)
 def testbed():
-    need_testbed()
-    if not (STATE / "login").exists():
-        missing("its user has no Lockstep; tests/testbed/login installs this checkout")
-    if not IMAGE.exists():
-        missing(f"no image {IMAGE}; tests/testbed/image builds it")
+    need_image()
 
 
 def test_srun_starts_the_ranks_of_a_program_until_it_scales_no_more():

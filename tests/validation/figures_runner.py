@@ -9,7 +9,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,8 @@ NUM_CLASSES = 10
 
 # Runs the rounds of one turn and returns their seconds, shape (num_rounds,).
 Turn = Callable[[], list[float]]
+# Returns a rank's round times of either loop.
+Compare = Callable[["World", "Plan"], tuple[list[float], list[float]]]
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def overhead(per_rank: list[tuple[list[float], list[float]]]) -> tuple[float, fl
     return runner / bare, bare
 
 
-def main() -> None:
+def main(plans: Mapping[str, Plan], compare: Compare) -> None:
     """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
     from torch import distributed
 
@@ -185,7 +187,7 @@ def main() -> None:
 
     joined = world.join(device="cpu", threads_per_rank=1)
     found: dict[str, dict[str, Any]] = {}
-    for name, plan in PLANS.items():
+    for name, plan in plans.items():
         per_rank: list[Any] = [None] * joined.world_size
         distributed.all_gather_object(per_rank, compare(joined, plan))
         ratio, bare_s = overhead(per_rank)
@@ -198,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(PLANS, compare)

@@ -3,10 +3,6 @@
 Every rank runs this file under torchrun. Turns last long enough for several samples each.
 """
 
-import gc
-import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import figures_runner
@@ -42,26 +38,10 @@ def pair(world: "World", plan: Plan) -> tuple[Turn, Turn]:
     return without, watched
 
 
-def main() -> None:
-    """Compare each plan on the ranks torchrun started, and write the ratios to the file named."""
-    from torch import distributed
-
-    from lockstep.world import process_group as world
-
-    joined = world.join(device="cpu", threads_per_rank=1)
-    found = {}
-    for name, plan in PLANS.items():
-        per_rank = [([0.0], [0.0])] * joined.world_size
-        times = figures_runner.alternate(pair(joined, plan), plan.turns)
-        distributed.all_gather_object(per_rank, times)
-        ratio, bare_s = figures_runner.overhead(per_rank)
-        found[name] = {"ratio": ratio, "bare_step_s": bare_s / plan.steps}
-    if joined.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
-    distributed.barrier()  # nobody leaves before the ratios are written
-    gc.collect()
-    world.leave()
+def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
+    """Return this rank's round times without telemetry and with it."""
+    return figures_runner.alternate(pair(world, plan), plan.turns)
 
 
 if __name__ == "__main__":
-    main()
+    figures_runner.main(PLANS, compare)
