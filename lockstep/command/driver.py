@@ -119,8 +119,7 @@ class Driver:
             "document": program_record.document(), "launch": self._facts(seed),
         })  # fmt: skip
         if flight and self.given.skip_failed:
-            reason = f"crashed: {self.given.after or 'the session ended while this case ran'}"
-            kept.append({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
+            kept.append(journal.crash(flight, self.given.after))
         return seed
 
     def _refuse_other_source(self, path: Path) -> None:

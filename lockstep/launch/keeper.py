@@ -169,8 +169,7 @@ class Keeper:
             }
         )
         if flight and self.settings.resume and self.settings.skip_failed:
-            reason = f"crashed: {self.settings.after or 'the session ended while this case ran'}"
-            self.keep({"kind": "fail", "case": flight, "reason": reason, "crashed": True})
+            self.keep(journal.crash(flight, self.settings.after))
 
     def _write(self, act: Callable[[Journal], None]) -> None:
         if self.journal is None or self.broken:

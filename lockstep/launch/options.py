@@ -289,8 +289,18 @@ def _labels(option: Any) -> dict[str, str]:
 
 
 def part(option: Any) -> tuple[int, int] | None:
-    """Return (K, N) for the K-th of N parts, None for all cases."""
-    return None if option.part is None else _parse_part(option.part)
+    """Return (K, N) for the K-th of N parts, K from 1; None for all cases.
+
+    Raises:
+        ValueError: It is not written as `K/N`.
+    """
+    if option.part is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", option.part)
+    number, num_parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= num_parts:
+        raise ValueError(f"--part {option.part!r} is not K/N with K from 1 to N, such as 3/27")
+    return number, num_parts
 
 
 def _journal_path(option: Any) -> Path | None:
@@ -303,19 +313,6 @@ def _journal_path(option: Any) -> Path | None:
         return Path(option.benchmark_json).with_suffix(".journal.jsonl")
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return UNNAMED / stamp / "journal.jsonl"
-
-
-def _parse_part(text: str) -> tuple[int, int]:
-    """Read `K/N`, K from 1 to N.
-
-    Raises:
-        ValueError: It is written otherwise.
-    """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    number, num_parts = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= number <= num_parts:
-        raise ValueError(f"--part {text!r} is not K/N with K from 1 to N, such as 3/27")
-    return number, num_parts
 
 
 def _default_size(device: str | None) -> str:

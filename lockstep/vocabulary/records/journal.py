@@ -138,6 +138,17 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept[name] for name in entry}
 
 
+def crash(case: str, after: str) -> dict[str, Any]:
+    """Return the end of a case that was in flight as its session ended.
+
+    Args:
+        case: The case.
+        after: How the session ended; empty where nobody knows.
+    """
+    reason = f"crashed: {after or 'the session ended while this case ran'}"
+    return {"kind": "fail", "case": case, "reason": reason, "crashed": True}
+
+
 def _signed(entry: Mapping[str, Any], attempt: str) -> dict[str, Any]:
     """Return an entry with who writes it and when, in UTC."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
