@@ -30,10 +30,10 @@ def times(factor, variants):
 
 
 def ladder(scaling, points):
-    """Rows of (world size, mean step in seconds, turns of each variant), in three launches."""
+    """Rows of (world size, step in seconds, turns of each variant), in three launches."""
     rows = [
-        Row(f"w{size}-r{repeat}", "c", scaling, "w", size, 1 / step, scaling=scaling, step_s=step,
-            mean_step_s=step * factor, rank_variant_s=times(factor, variants))
+        Row(f"w{size}-r{repeat}", "c", scaling, "w", size, 1 / step, scaling=scaling,
+            step_s=step * factor, rank_variant_s=times(factor, variants))
         for size, step, variants in points for repeat, factor in enumerate(LAUNCHES)
     ]  # fmt: skip
     (series,) = series_of(rows)
@@ -233,7 +233,7 @@ def test_a_point_that_loses_little_needs_no_reason():
 def test_a_small_loss_of_noisy_launches_is_open_and_a_sure_cause_is_named_all_the_same():
     series = ladder("weak", [(1, *BASE), (2, 1.01, two(0.9, 1.01))])
     for row, factor in zip(series.base.rows, (0.8, 1.0, 1.2), strict=True):
-        row.mean_step_s = factor
+        row.step_s = factor
     assert loss(series, series.points[1]).kind == "open"
     for row in series.points[1].rows:
         row.rank_variant_s["own"][1] = steady(1.2)[0]

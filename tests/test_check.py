@@ -13,6 +13,7 @@ from planted import CLEAN, PLANTED, always, cited, measured, ranks, table
 from planted_errors import PLANTED as ERRORS
 from planted_errors import WARNED
 
+from lockstep.report.check import terminal
 from lockstep.report.check.check_cli import check as command
 from lockstep.report.check.checker import RULES, check
 from lockstep.report.check.evidence import Evidence
@@ -187,7 +188,10 @@ def test_every_seed_has_a_source_and_a_place(tmp_path):
 
 def test_errors_come_first_and_end_with_1_and_warnings_alone_with_0(tmp_path):
     one = run(PLANTED["no single rank"].make(tmp_path / "warned"))
-    assert (one.exit_code, one.stdout.splitlines()[-1]) == (0, "0 errors, 1 warning")
+    assert (one.exit_code, one.stdout.splitlines()[-1]) == (
+        0,
+        "0 errors, 1 kind of warning on 1 point",
+    )
     facts = {"complete": False}
     two = run(strong_tree(tmp_path / "wrong", {2: (0.1,), 4: (0.06,)}, **facts))
     assert two.exit_code == 1
@@ -206,11 +210,23 @@ def test_the_text_fits_a_terminal_of_100_ascii_columns(tmp_path):
     assert "failed-case" in text
 
 
-def test_the_places_of_one_finding_are_counted_on_the_terminal_and_named_in_json(tmp_path):
-    cases = {f"loader[{n}]": record("loader", factors={"n": n}) for n in range(9)}
-    write(tmp_path, document("w1-r0", 1, cases))
-    assert "and 5 more places" in run(tmp_path).stdout
+def test_a_rule_that_warns_is_told_once_with_its_points_and_json_has_them_all(tmp_path):
+    for size in (1, 2):
+        cases = {f"loader[{n}]": record("loader", size, factors={"n": n}) for n in range(9)}
+        write(tmp_path, document(f"w{size}-r0", size, cases))
+    told = run(tmp_path).stdout
+    assert "warning no-repeat (18 points): loader[0] at world size 1, 2; " in told
+    assert "and 5 more places" in told
+    assert told.splitlines()[-1] == "0 errors, 1 kind of warning on 18 points"
     assert sum(one["rule"] == "no-repeat" for one in findings(tmp_path)) == 9
+
+
+def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):
+    failed = [{"case": f"weak[{n}]", "reason": f"reason {n}"} for n in (1, 2)]
+    folder = measured(tmp_path, 1, launches=lambda size: 1, facts=always(failed=failed))
+    groups = terminal.grouped(check(gather([folder])))
+    assert [one.rule for one in groups].count("failed-case") == 2
+    assert [one.rule for one in groups].count("no-repeat") == 1
 
 
 def test_the_rules_are_listed_with_what_they_look_for():

@@ -145,7 +145,7 @@ def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):
     assert (line["title"], line["kind"], line["others"]) == ("Strong scaling", "good", [])
     assert line["text"] == (
         "2 ranks give 1.60\u00d7 the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0); "
-        "trust: 2 launches a size, no flag."
+        "trust: 2 launches a size, none of its 2 points flagged."
     )
 
 
@@ -155,10 +155,10 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
 ):
     (series,) = series_of(load([strong_tree(tmp_path)]).rows)
     judged = headline.judge(series, 0.7)
-    assert not any(tile["label"].startswith("Lost") for tile in top.tiles(judged, 0, ""))
+    assert not any(tile["label"].startswith("Lost") for tile in top.tiles(judged, ""))
     lost = Loss("named", 0.04, 0.02, None, (), (Part(cause, 0.015, None),))
     slow = Slowest("node7", None, 3, 3, 1.12, (1.1, 1.14), is_elsewhere=True)
-    tiles = top.tiles(dataclasses.replace(judged, loss=lost, slow=slow), 0, "")
+    tiles = top.tiles(dataclasses.replace(judged, loss=lost, slow=slow), "")
     (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
     assert tile["value"] == "20.0 of 40.0 ms"
     assert headline.PHRASES[cause] in tile["note"]
@@ -335,7 +335,9 @@ def test_flags_are_listed_with_their_points_which_lead_to_them(full, full_html):
     assert [(one["precision"], one["Flags"]) for one in told] == [("bf16", "1")]
     assert full_html.count('<tr id="flag-1">') == 1
     assert full_html.count('<a href="#flag-1" aria-label="Flag 1">1</a></td>') == 3
-    assert "3 points flagged" in full["warnings"]
+    assert f"3 of {len(full['data']['points'])} points flagged" in full["warnings"]
+    # A headline counts the points of its own series, and says so.
+    assert "none of its 3 points flagged" in full["headlines"][0]["text"]
 
 
 def test_gaps_name_skips_and_launches_that_never_ran(full):

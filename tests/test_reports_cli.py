@@ -52,10 +52,10 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
     assert done.stdout.splitlines()[-8:] == [
         "Strong scaling, mlp, global_batch=64:",
         "  2 ranks give 1.60x the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0)",
-        "  trust: 2 launches a size, no flag",
+        "  trust: 2 launches a size, none of its 2 points flagged",
         "",
         "next: Measure every point in at least 3 launches, for tight intervals.",
-        "check: 0 errors, 0 warnings; the page and lockstep check name them",
+        "check: 0 errors, no warning; the page and lockstep check name them",
         f"report: {page}",
         f"open it in a browser: {page.as_uri()}",
     ]

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from data.report_samples import document, provenance, record, write
-from data.training_samples import run, seeds
+from data.report_samples import document, provenance, write
+from data.training_samples import run, seeds, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,6 @@ from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.figures import draw
 from lockstep.report.words.console import console_table
-from lockstep.vocabulary.records.training_record import Epoch, Training
 
 # What changes the learning, or its speed, and two values of it.
 KEYS = {
@@ -86,24 +85,6 @@ def test_a_group_has_all_of_its_runs_and_no_other(tmp_path_factory, runs):
     for number, (batch, lr, _) in enumerate(runs):
         wanted.setdefault((batch, lr), []).append(f"{number}")
     assert found == wanted
-
-
-def trained(seed, world_size=1, device="H100", accuracy=0.8, **factors):
-    """Return the case of a campaign that trains as `run` does."""
-    rows = [
-        Epoch(epoch=n, steps=10, time_s=1.0, samples_per_s=640.0, lr=0.1, loss=1.0,
-              validation_loss=1.0, accuracy=accuracy, validation_s=0.5)
-        for n in (1, 2, 3)
-    ]  # fmt: skip
-    training = Training(
-        data="digits", samples_per_epoch=640, epochs=3, optimizer="sgd", lr=0.1, schedule="none",
-        seed=seed, device_name=device, rows=rows,
-    )  # fmt: skip
-    factors = {"workload": "mlp", "data": "digits", "precision": "fp32", "lr": 0.1, "epochs": 3,
-               "global_batch": 64, "local_batch": None, "seed": seed} | factors  # fmt: skip
-    return record(study="train", scaling="strong", world_size=world_size, factors=factors,
-                  samples_per_step=64, global_batch=64, local_batch=64 // world_size,
-                  steps_per_round=10, rank_round_s=[[1.0, 1.0]], training=training)  # fmt: skip
 
 
 def campaign(folder, launch, device, world_size=1, **facts):

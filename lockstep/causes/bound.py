@@ -7,7 +7,7 @@ are over turns, and hold for these launches alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ class Share:
 
     Attributes:
         cause: The cause.
-        seconds: Of the mean step; negative where noise exceeds it.
+        seconds: Of a step, the mean of its turns; negative where noise exceeds it.
         interval: 95 %; None where nothing is known of the spread.
         is_shown: Whether it is worth a word and its interval leaves 0 out.
     """
@@ -111,9 +111,10 @@ class Bound:
         kind: By the largest cause that is shown. `compute`: all causes together are shown to take
             little. `own`: the same, where no half batch tells the fixed cost of a step from its
             computing. `open`: not enough evidence for either.
-        step_s: Mean step of the turns.
+        step_s: Mean step of the turns, or the step of the timed rounds.
         interval: Of it.
-        compute_s: What remains of the step: a rank's own work in proportion to its batch.
+        compute_s: What the causes leave of the turns' step: a rank's own work in proportion to its
+            batch.
         shares: The causes, the largest first.
         gains: What changes would gain.
         slow: The rank that the others wait for, where one is shown; of one launch alone, since in
@@ -121,6 +122,7 @@ class Bound:
         exposed_bucket_s: What of each bucket is not hidden, by the timeline; empty where unknown.
         num_launches: Launches that it rests on.
         num_turns: Turns of each variant in all of them.
+        beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
     """
 
     kind: Kind
@@ -133,11 +135,29 @@ class Bound:
     exposed_bucket_s: tuple[float, ...]
     num_launches: int
     num_turns: int
+    beyond_s: float = 0.0
 
     @property
     def named(self) -> tuple[Share, ...]:
         """The causes that are shown, the largest first."""
         return tuple(share for share in self.shares if share.is_shown)
+
+    def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
+        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.
+
+        Args:
+            step_s: Their step time, of which the turns, means of single steps, are no measure.
+            interval: Of it.
+        """
+        beyond = step_s - self.step_s
+        gains = (
+            replace(
+                gain, step_s=gain.step_s + beyond,
+                interval=gain.interval and (gain.interval[0] + beyond, gain.interval[1] + beyond),
+            )
+            for gain in self.gains
+        )  # fmt: skip
+        return replace(self, step_s=step_s, interval=interval, gains=tuple(gains), beyond_s=beyond)
 
 
 def judge(

@@ -73,10 +73,9 @@ def headline(bound: Bound) -> str:
     """Return what bounds a step in a sentence, with its figures."""
     step = f"a step of {_ms(bound.step_s)} ms"
     if bound.kind == "compute":
-        kept = percent(bound.compute_s / bound.step_s)
-        return f"Compute-bound: {kept} % of {step} is a rank's own work."
+        return f"Compute-bound: {_kept(bound)} % of {step} is a rank's own work."
     if bound.kind == "own":
-        kept = percent(bound.compute_s / bound.step_s)
+        kept = _kept(bound)
         return f"Little is lost between ranks: {kept} % of {step} is a rank's own work."
     if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
@@ -87,13 +86,17 @@ def headline(bound: Bound) -> str:
     return f"{start}: {percent(share)} % of {step} is {CAUSES[first.cause]}."
 
 
+def _kept(bound: Bound) -> str:
+    """Return what no cause takes of a step, in per cent."""
+    return percent((bound.compute_s + bound.beyond_s) / bound.step_s)
+
+
 def _table(bound: Bound) -> list[str]:
-    compute = bound.compute_s
-    rows = [_line("compute", compute, compute / bound.step_s, "")]
-    return rows + [
-        _line(CAUSES[share.cause], share.seconds, share.seconds / bound.step_s, _interval(share))
-        for share in bound.shares
-    ]
+    """Return what the step is the sum of."""
+    times = [("compute", bound.compute_s, "")]
+    times += [(CAUSES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
+    times += [("rounds beyond the turns", bound.beyond_s, "")] if bound.beyond_s else []
+    return [_line(name, seconds, seconds / bound.step_s, more) for name, seconds, more in times]
 
 
 def _line(name: str, seconds: float, share: float, interval: str) -> str:

@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from data.report_samples import record
+
+from lockstep.vocabulary.records.training_record import Epoch, Training
+
 CONFIG = {
     "workload": "mlp", "data": "digits", "num_synthetic": 1024, "epochs": 3, "global_batch": 64,
     "local_batch": None, "lr": 0.1, "lr_scale": "none", "base_batch": 256, "momentum": 0.9,
@@ -59,3 +63,21 @@ def seeds(
         own_s = epoch_s * (1.0, 1.001, 0.999)[seed]
         run(folder / f"s{seed}", (0.5, 0.7, final), seed=seed, epoch_s=own_s, **more)
     return folder
+
+
+def trained(seed, world_size=1, device="H100", accuracy=0.8, **factors):
+    """Return the case of a campaign that trains as `run` does."""
+    rows = [
+        Epoch(epoch=n, steps=10, time_s=1.0, samples_per_s=640.0, lr=0.1, loss=1.0,
+              validation_loss=1.0, accuracy=accuracy, validation_s=0.5)
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    training = Training(
+        data="digits", samples_per_epoch=640, epochs=3, optimizer="sgd", lr=0.1, schedule="none",
+        seed=seed, device_name=device, rows=rows,
+    )  # fmt: skip
+    factors = {"workload": "mlp", "data": "digits", "precision": "fp32", "lr": 0.1, "epochs": 3,
+               "global_batch": 64, "local_batch": None, "seed": seed} | factors  # fmt: skip
+    return record(study="train", scaling="strong", world_size=world_size, factors=factors,
+                  samples_per_step=64, global_batch=64, local_batch=64 // world_size,
+                  steps_per_round=10, rank_round_s=[[1.0, 1.0]], training=training)  # fmt: skip

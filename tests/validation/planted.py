@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from data.report_samples import document, provenance, record, write
+from data.training_samples import trained
 
 from lockstep.report.load import imports
 from lockstep.vocabulary.records.record import KEY
@@ -274,6 +275,13 @@ CSCS_OF_FOUR = {size: rate for size, rate in CSCS.items() if size <= 8}
 FIXED = {"global_batch": lambda size: 32 * size, "local_batch": 32}
 
 
+def crowded_training(root: Path) -> Path:
+    """Write a training whose rank has more threads than cores."""
+    facts = ranks(1, threads=2, cores=1, device="cpu")
+    write(root, document("w1-r0", 1, {"test_train[seed=0]": trained(0)}, provenance=facts))
+    return root
+
+
 def equals(slower: float) -> tuple[Case, Case]:
     """Return two cases with the same batch and gradient buckets."""
     changes = always(details={"bucket_bytes": [4096]})
@@ -282,6 +290,9 @@ def equals(slower: float) -> tuple[Case, Case]:
 
 
 PLANTED: dict[str, Planted] = {
+    "a training of more threads than cores": Planted(
+        "crowded-training", "host node1, launch w1-r0", crowded_training, also=("no-repeat",)
+    ),
     "identical work that takes longer under another name": Planted(
         "identical-work", "weak[a] and weak[b] at world size 2",
         lambda root: measured(root, 90, equals(1.5)),

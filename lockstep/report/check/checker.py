@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lockstep.report.check import wording
-from lockstep.report.check.evidence import Evidence, Hit
+from lockstep.report.check.evidence import Evidence, Hit, Place
 from lockstep.report.check.rules import (
     cases,
     entries,
@@ -55,6 +55,7 @@ class Finding:
     Attributes:
         hit: The fact with its values, and the cases, world sizes and launches it concerns.
         why: What comes of it.
+        points: The points that it concerns.
     """
 
     rule: str
@@ -62,6 +63,7 @@ class Finding:
     hit: Hit
     why: str
     action: str
+    points: frozenset[Place] = frozenset()
 
     @property
     def where(self) -> str:
@@ -197,6 +199,12 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
         launches.oversubscription,
     ),
     (
+        "crowded-training", "note",
+        "the ranks take turns, which changes how long they train and nothing that they learn",
+        "quote the accuracy; for a time, set --threads-per-rank to the cores over the ranks",
+        launches.crowded_training,
+    ),
+    (
         "unequal-ranks", "error", "efficiency would compare strong ranks with weak ones",
         "measure every size with one --threads-per-rank", launches.unequal_ranks,
     ),
@@ -310,7 +318,11 @@ def check(results: Results) -> list[Finding]:
         results: What `lockstep.report.load.reading.gather` read, conflicts included.
     """
     evidence = Evidence(results)
-    found = [_finding(rule, hit) for rule in RULES for hit in _merged(rule.check(evidence))]
+    found = [
+        _finding(rule, hit, evidence.places(hit))
+        for rule in RULES
+        for hit in _merged(rule.check(evidence))
+    ]
     return sorted(found, key=lambda one: LEVELS.index(one.level))
 
 
@@ -338,5 +350,6 @@ def _merged(hits: Iterator[Hit]) -> list[Hit]:
     ]
 
 
-def _finding(rule: Rule, hit: Hit) -> Finding:
-    return Finding(rule.name, rule.level, hit, rule.why, wording.ACTIONS.get(hit.kind, rule.action))
+def _finding(rule: Rule, hit: Hit, points: frozenset[Place]) -> Finding:
+    action = wording.ACTIONS.get(hit.kind, rule.action)
+    return Finding(rule.name, rule.level, hit, rule.why, action, points)

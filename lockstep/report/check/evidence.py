@@ -11,6 +11,8 @@ from lockstep.report.load.sources import read_document
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.record import KEY, case_name
 
+# Case and world size.
+Place = tuple[str, int]
 # Studies whose points are meant to be compared over world sizes.
 LADDERS = ("strong", "weak", "imported")
 # Launches of one point vary by a few per cent; a fastest so many times the slowest is another run.
@@ -82,6 +84,28 @@ class Evidence:
     def table(self, series: Series) -> dict[str, Any]:
         """Return what an imported table says of itself; empty where it has another name."""
         return self.results.tables.get(series.case, {})
+
+    def places(self, found: Hit) -> frozenset[Place]:
+        """Return the points that a hit concerns."""
+        sizes, launches = self._points
+        if found.launches and not (found.cases or found.world_sizes):
+            return frozenset(place for name in found.launches for place in launches.get(name, ()))
+        return frozenset(
+            (case, size)
+            for case in found.cases or sizes
+            for size in sizes.get(case, ())
+            if size in found.world_sizes or not found.world_sizes
+        )
+
+    @cached_property
+    def _points(self) -> tuple[dict[str, set[int]], dict[str, set[Place]]]:
+        """Return the world sizes of each case, and the points of each launch."""
+        sizes: dict[str, set[int]] = {}
+        launches: dict[str, set[Place]] = {}
+        for row in self.results.rows:
+            sizes.setdefault(row.case, set()).add(row.world_size)
+            launches.setdefault(row.launch, set()).add((row.case, row.world_size))
+        return sizes, launches
 
     @cached_property
     def entries(self) -> list[Entry]:

@@ -1,17 +1,24 @@
-"""Findings as lines for a terminal: those that say the same of many places as one."""
+"""Findings in groups, for a terminal and a page: what is said of many places is said once.
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+An error stands for itself, with all places of which the same is true: each has to be mended. Of a
+rule that only warns, all findings are one group, however many points they concern.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from textwrap import shorten, wrap
 
 import click
 
+from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
+from lockstep.report.check.evidence import Place
 from lockstep.vocabulary.text.formats import counted
 
 WIDTH = 100
-# Places that one group names; --json and the page name them all.
+# Places that one group names on a terminal, and facts; --json has them all.
 MAX_PLACES = 4
+MAX_FACTS = 2
 # Of what a report or a gate prints of the check's errors.
 MAX_ERRORS = 8
 LONGEST_MESSAGE = 300
@@ -19,35 +26,59 @@ LONGEST_MESSAGE = 300
 
 @dataclass(frozen=True)
 class Group:
-    """Findings of one rule that say the same of different places."""
+    """Findings of one rule that are told as one."""
 
     level: Level
     rule: str
     message: str
     action: str
     places: tuple[str, ...]
+    points: frozenset[Place] = frozenset()
 
-    @property
-    def where(self) -> str:
-        """The first places, and how many more there are."""
-        more = len(self.places) - MAX_PLACES
-        text = "; ".join(self.places[:MAX_PLACES])
+    def where(self, most: int = MAX_PLACES) -> str:
+        """Return the first places, and how many more there are."""
+        more = len(self.places) - most
+        text = "; ".join(self.places[:most])
         return f"{text} and {more} more places" if more > 0 else text
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Return findings with those that differ in their place alone as one."""
-    places: dict[tuple[Level, str, str, str], list[str]] = {}
+    """Return errors of different places as one where they say the same, all else by its rule."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
-        key = (one.level, one.rule, one.message, one.action)
-        places.setdefault(key, []).append(one.where)
-    return [Group(*key, tuple(where)) for key, where in places.items()]
+        own = (one.message, one.action) if one.level == "error" else ()
+        alike.setdefault((one.level, one.rule, *own), []).append(one)
+    return [_group(own) for own in alike.values()]
+
+
+def _group(found: Sequence[Finding]) -> Group:
+    first = found[0]
+    facts = list(dict.fromkeys(wording.fact(one.hit) for one in found))
+    more = [f"{len(facts) - MAX_FACTS} more of the kind"] if len(facts) > MAX_FACTS else []
+    message = f"{'; '.join([*facts[:MAX_FACTS], *more])}: {first.why}"
+    points = frozenset[Place]().union(*(one.points for one in found))
+    return Group(first.level, first.rule, message, first.action, _places(found), points)
+
+
+def _places(found: Sequence[Finding]) -> tuple[str, ...]:
+    """Return where findings lie, of several the sizes of one case together."""
+    if len(found) == 1:
+        return (found[0].where,)
+    sizes: dict[str, set[int]] = {}
+    for one in found:
+        launches = () if one.hit.cases else one.hit.launches
+        name = wording.where(replace(one.hit, world_sizes=(), launches=launches))
+        sizes.setdefault(name, set()).update(one.hit.world_sizes)
+    return tuple(
+        " at ".join(filter(None, (name, wording.sizes(sorted(own))))) for name, own in sizes.items()
+    )
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield each group as a paragraph: what and where, the fact, what to do."""
     for group in grouped(findings):
-        yield _wrapped(f"{group.level} {group.rule}: {group.where}", "")
+        on = f" ({counted(len(group.points), 'point')})" if group.level != "error" else ""
+        yield _wrapped(f"{group.level} {group.rule}{on}: {group.where()}", "")
         yield _wrapped(f"{group.message}.", "  ")
         yield _wrapped(f"Do: {group.action}.", "  ") + "\n"
 
@@ -62,7 +93,7 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     errors = grouped(one for one in findings if one.level == "error")
     for group in errors[:MAX_ERRORS]:
         message = shorten(group.message, LONGEST_MESSAGE, placeholder=" ...")
-        click.echo(_wrapped(f"{side}error {group.rule}: {group.where}: {message}", ""), err=True)
+        click.echo(_wrapped(f"{side}error {group.rule}: {group.where()}: {message}", ""), err=True)
     if errors:
         more = len(errors) - MAX_ERRORS
         all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
@@ -70,10 +101,18 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
 
 
 def counts(findings: Iterable[Finding]) -> str:
-    """Return how many findings there are of each level, notes where there are any."""
-    levels = [one.level for one in findings]
-    shown = [level for level in LEVELS if level != "note" or level in levels]
-    return ", ".join(counted(levels.count(level), level) for level in shown)
+    """Return how many errors there are, and of how many kinds, on how many points, all else is."""
+    found = list(findings)
+    texts = [counted(sum(one.level == "error" for one in found), "error")]
+    for level in LEVELS[1:]:
+        groups = grouped(one for one in found if one.level == level)
+        points = frozenset[Place]().union(*(group.points for group in groups))
+        on = f" on {counted(len(points), 'point')}" if points else ""
+        if groups:
+            texts.append(f"{counted(len(groups), 'kind')} of {level}{on}")
+        elif level == "warning":
+            texts.append("no warning")
+    return ", ".join(texts)
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -169,16 +169,20 @@ def where(hit: Hit) -> str:
     names = hit.values.get("workload") or joined(
         [f"table {case}" if hit.is_table else case for case in hit.cases]
     )
-    sizes = f"world size {', '.join(map(str, hit.world_sizes))}" if hit.world_sizes else ""
     noun = "launch" if len(hit.launches) == 1 else "launches"
     places = [
-        " at ".join(filter(None, (names, sizes))),
+        " at ".join(filter(None, (names, sizes(hit.world_sizes)))),
         f"table {hit.values['other_table']}" if "other_table" in hit.values else "",
         f"host {hit.values['host']}" if "host" in hit.values else "",
         f"{noun} {joined(hit.launches)}" if hit.launches else "",
         hit.path,
     ]
     return plain(", ".join(filter(None, places)))
+
+
+def sizes(found: Sequence[int]) -> str:
+    """Return world sizes as text; empty without any."""
+    return f"world size {', '.join(map(str, found))}" if found else ""
 
 
 def joined(values: Sequence[object]) -> str:

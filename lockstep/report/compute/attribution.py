@@ -1,10 +1,12 @@
 """Where the time of a step goes, and what of it a ladder loses to its baseline.
 
-A launch's turns divide its mean step by cause (`lockstep.causes.division`); what the timed rounds
-take beyond the turns of the whole step is the remainder. With f the time an ideal step has over the
-baseline's (p0/p for strong scaling, 1 where the local batch is fixed), a cause's loss is its time
-less f times its time at the baseline, and the losses add up to s - f s0. Three causes show only
-against a baseline:
+A launch's turns divide a step by cause (`lockstep.causes.division`). The step itself is the median
+that every table and figure shows. What that takes beyond the turns of the whole step, which are
+means, is the remainder, negative where single turns were long; so the parts add up to the one step
+time. With f the time an ideal step has over the baseline's (p0/p for strong scaling, 1
+where the local batch is fixed), a cause's loss is its time less f times its time at the baseline,
+and the losses add up to s - f s0, of which the efficiency is what is left: 1 - loss / s. Three
+causes show only against a baseline:
 
 - of a ladder from one rank, DDP's own cost is known apart from communication, since that rank
   communicates with nobody. It is as large at every size, so (1 - f) of it is lost;
@@ -14,7 +16,7 @@ against a baseline:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -35,7 +37,7 @@ Kind = Literal["little", "named", "open"]
 CAUSES: tuple[Cause, ...] = (
     "exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"
 )  # fmt: skip
-# What a launch's mean step is the sum of.
+# What a point's step is the sum of.
 WHOLE: tuple[Cause, ...] = ("own", "imbalance", "exposed", "ddp", "input", "remainder")
 
 # Seconds of a launch by cause.
@@ -61,15 +63,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a point's mean step takes longer than an ideal one, and to what it is lost.
+    """What a point's step takes longer than an ideal one, and to what it is lost.
 
     Attributes:
         kind: `named`: the causes named are shown by their intervals to take most of it. `little`:
             it is shown to be less than `NOTABLE` of the step. `open`: not enough evidence for
             either.
-        step_s: The point's mean step.
+        step_s: The point's step time.
         seconds: The loss, `step_s` less the ideal step.
-        interval: Of the loss, 95 % over launches.
+        interval: Of the loss, 95 % over launches; centred on their mean.
         parts: The loss of each cause; they add up to `seconds`.
         named: The parts that are shown, the largest first.
     """
@@ -85,45 +87,56 @@ class Loss:
 def turns(row: Row) -> Turns | None:
     """Return the turns of a launch's variants; None where none was timed.
 
-    Of older results, which have no turns of the whole step, that is the mean step of the rounds.
+    Of older results, which have no turns of the whole step, that is the step of the rounds.
     """
-    if row.mean_step_s is None or OWN not in row.rank_variant_s:
+    if row.step_s is None or OWN not in row.rank_variant_s:
         return None
     found = {name: np.array(seconds) for name, seconds in row.rank_variant_s.items()}
-    return {FULL: np.full_like(found[OWN], row.mean_step_s), **found}
+    return {FULL: np.full_like(found[OWN], row.step_s), **found}
 
 
 def split(row: Row) -> Split | None:
-    """Return how a launch's mean step divides by cause; None where no variant was timed."""
+    """Return how a launch's step divides by cause; None where no variant was timed."""
     found = turns(row)
-    if found is None or row.mean_step_s is None:
+    if found is None or row.step_s is None:
         return None
     seconds = {name: float(value) for name, value in divide(found).items()}
     has_whole = FULL in row.rank_variant_s
-    return seconds | {"remainder": row.mean_step_s - seconds["step"] if has_whole else 0.0}
+    return seconds | {"remainder": row.step_s - seconds["step"] if has_whole else 0.0}
 
 
 def parts(point: Point) -> tuple[Part, ...] | None:
-    """Return where a point's mean step goes; None where a launch timed no variant."""
+    """Return where a point's step goes; None where a launch timed no variant."""
     here = _splits(point)
     if here is None:
         return None
-    return tuple(Part(cause, *_sum([(1.0, here[cause])])) for cause in WHOLE if cause in here)
+    found = [Part(cause, *_sum([(1.0, here[cause])])) for cause in WHOLE if cause in here]
+    return _adding_up(found, point.step_s)
 
 
 def loss(series: Series, point: Point) -> Loss | None:
     """Return what a point loses to its baseline; None for that, and without timed variants."""
     here, base = _splits(point), _splits(series.base)
-    if here is None or base is None or point is series.base:
+    step_s, base_s = point.step_s, series.base.step_s
+    if here is None or base is None or point is series.base or step_s is None or base_s is None:
         return None
     factor = _ideal(series, point)
-    steps, base_steps = _steps(point), _steps(series.base)
-    whole_s, interval = _sum([(1.0, steps), (-factor, base_steps)])
-    found = tuple(Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items())
-    step_s = fmean(steps)
+    whole_s = step_s - factor * base_s
+    interval = linear_interval([(1.0, _steps(point)), (-factor, _steps(series.base))])
+    parted = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
+    found = _adding_up(parted, whole_s)
     named = sorted(_named(found, step_s), key=lambda part: -part.seconds)
     kind = _kind(whole_s, interval, named, step_s)
     return Loss(kind, step_s, whole_s, interval, found, tuple(named))
+
+
+def _adding_up(found: Sequence[Part], whole_s: float | None) -> tuple[Part, ...]:
+    """Return parts with what the whole has beyond them, a median beyond means, as the remainder."""
+    beyond = (whole_s or 0.0) - sum(part.seconds for part in found)
+    return tuple(
+        replace(part, seconds=part.seconds + beyond) if part.cause == "remainder" else part
+        for part in found
+    )
 
 
 def judged(series: Series, point: Point) -> Bound | None:
@@ -134,7 +147,8 @@ def judged(series: Series, point: Point) -> Bound | None:
     if len(known) < len(here) or not all(FULL in row.rank_variant_s for row in point.rows):
         return None
     bases = [Base(one, _ideal(series, point)) for one in base if one is not None]
-    return bound.judge(known, bases, _buckets(point.rows[0]))
+    found = bound.judge(known, bases, _buckets(point.rows[0]))
+    return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
 
 
 def _buckets(row: Row) -> Buckets | None:
@@ -209,4 +223,4 @@ def _splits(point: Point) -> dict[str, list[float]] | None:
 
 
 def _steps(point: Point) -> list[float]:
-    return [row.mean_step_s for row in point.rows if row.mean_step_s is not None]
+    return [row.step_s for row in point.rows if row.step_s is not None]

@@ -14,13 +14,15 @@ from lockstep.vocabulary.text.formats import counted, listed
 
 # Errors that stand above everything else; the panel has them all.
 MAX_FIRST = 5
+# Places that one line of the panel names.
+MAX_PLACES = 40
 PANEL = "check"
 
 
 def errors(found: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
     groups = [one for one in terminal.grouped(found) if one.level == "error"]
-    lines = [f"{one.rule}: {one.where}: {one.message}." for one in groups[:MAX_FIRST]]
+    lines = [f"{one.rule}: {one.where()}: {one.message}." for one in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
@@ -91,14 +93,18 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
     if not found:
         return None
     groups = terminal.grouped(found)
-    rows = [[one.level, one.rule, one.where, f"{one.message}.", f"{one.action}."] for one in groups]
+    rows = [
+        [one.level, one.rule, one.where(MAX_PLACES), str(len(one.points) or ""), f"{one.message}.",
+         f"{one.action}."]
+        for one in groups
+    ]  # fmt: skip
     made = panel(PANEL, "What the check finds")
     made["lead"] = [
         f"{terminal.counts(found)}. An error makes a number wrong or not comparable and blocks "
         "every verdict it touches; a warning limits what may be concluded."
     ]
-    columns = ("Level", "Rule", "Where", "What", "What to do")
-    rules = Counter(one.rule for one in groups)
+    columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
+    rules = Counter(one.rule for one in found)
     said = listed(f"{rule} {count}" for rule, count in rules.items())
     made["tables"] = [
         table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns), finding=said)

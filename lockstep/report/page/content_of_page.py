@@ -87,14 +87,13 @@ def _top(
     headlines = top.headlines(
         told_of, threshold, lambda one: checked.blocked(one, errors, left_out)
     )
-    flagged = sum(bool(point.flags) for one in series for point in one.points)
     return {
         "headlines": [
             *factor_card.headlines(series, threshold),
             *top.lines(headlines),
             *training_panel.headlines(series),
         ],
-        "tiles": top.tiles(top.first_of(headlines), flagged, told),
+        "tiles": top.tiles(top.first_of(headlines), told),
         "figure": top.figure(headlines, threshold) or training_panel.top_figure(series),
         "verdicts": [*map(losses.slow_advice, slowest), *_verdicts(headlines)],
         "card": {"title": judged.title, "lines": judged.measured} if judged else None,
@@ -216,7 +215,7 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
 def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row]) -> list[str]:
     """Count what a reader must know before trusting the page."""
     points = [point for one in series for point in one.points]
-    flagged = sum(bool(point.flags) for point in points)
+    flagged = headline.num_flagged(points)
     single = sum(p.num_launches == 1 for p in points if p.rows[0].origin == "measured")
     unequal = sum(any(f.kind == "unequal-threads" for f in one.base.flags) for one in series)
     wide = sum(is_wide(point) for point in points)
@@ -225,7 +224,7 @@ def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row
     lost = facts.lost(results)
     lines = [
         (len(left_out), checked.not_pooled(left_out)),
-        (flagged, f"{counted(flagged, 'point')} flagged"),
+        (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),
         (unequal, f"{unequal} series with ranks of unequal strength"),
         (single, f"{counted(single, 'point')} without repeat"),
         (wide, f"{counted(wide, 'interval')} wider than a factor of {WIDE:g}"),

@@ -65,18 +65,17 @@ def first_of(found: dict[str, list[Headline]]) -> Headline | None:
     return next((one for one in every if one.kind != "blocked"), every[0] if every else None)
 
 
-def tiles(about: Headline | None, num_flagged: int, checked: str) -> list[dict[str, str]]:
+def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
     """Return the four figures that a reader looks for first, each with where it leads.
 
     Args:
         about: The headline that the page is about; None without a ladder.
-        num_flagged: Points of all series with a flag.
         checked: What the check counts; empty where it finds nothing.
     """
     if about is None or about.kind == "blocked":
         return []
     key = about.series.row.study if about.series.row.origin == "measured" else about.noun
-    made = [*_scaling(about), _lost(about), _trust(about, num_flagged, checked)]
+    made = [*_scaling(about), _lost(about), _trust(about, checked)]
     home = "" if about.noun != "rank" else f"#{key}"
     return [{"href": home} | one for one in made if one["value"]]
 
@@ -108,14 +107,14 @@ def _lost(about: Headline) -> dict[str, str]:
     return _tile(at, headline.all_lost_ms(about), headline.cause_text(about))
 
 
-def _trust(about: Headline, num_flagged: int, checked: str) -> dict[str, str]:
+def _trust(about: Headline, checked: str) -> dict[str, str]:
+    """Return what the series rests on; the page's warnings count what is flagged elsewhere."""
     backed = headline.backing(about)
     if backed is None:
-        value, flags = headline.trust(about), ""
+        value, notes = headline.trust(about), [checked]
     else:
-        value, flags = headline.launches_text(backed), headline.flags_text(backed)
-    notes = [f"{counted(num_flagged, 'point')} flagged" if num_flagged else flags, checked]
-    href = "#flags" if num_flagged else "#check" if checked else "#method"
+        value, notes = headline.launches_text(backed), [headline.flags_text(backed), checked]
+    href = "#flags" if backed and backed.num_flagged else "#check" if checked else "#method"
     return _tile("Trust", value, "; ".join(filter(None, notes))) | {"href": href}
 
 

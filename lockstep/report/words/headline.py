@@ -1,6 +1,6 @@
 """What a series says in a line: how far it scales, what is lost beyond, and what backs it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +35,8 @@ class Backing:
     Attributes:
         fewest: Launches of the size that has the fewest.
         most: Launches of the size that has the most.
-        num_flagged: Points with a flag.
-        num_points: All points.
+        num_flagged: Its points with a flag.
+        num_points: All its points.
     """
 
     fewest: int
@@ -237,8 +237,7 @@ def backing(headline: Headline) -> Backing | None:
         return None
     points = headline.series.points
     counts = [point.num_launches for point in points]
-    flagged = sum(bool(point.flags) for point in points)
-    return Backing(min(counts), max(counts), flagged, len(points))
+    return Backing(min(counts), max(counts), num_flagged(points), len(points))
 
 
 def launches_text(backed: Backing) -> str:
@@ -249,10 +248,13 @@ def launches_text(backed: Backing) -> str:
 
 
 def flags_text(backed: Backing) -> str:
-    """Say how many points are flagged."""
-    if not backed.num_flagged:
-        return "no flag"
-    return f"{backed.num_flagged} of {counted(backed.num_points, 'point')} flagged"
+    """Say how many points of a series are flagged; the page's count is of all series."""
+    return f"{backed.num_flagged or 'none'} of its {counted(backed.num_points, 'point')} flagged"
+
+
+def num_flagged(points: Iterable[Point]) -> int:
+    """Return how many points have a flag of their own or of a launch."""
+    return sum(bool(point.flags) for point in points)
 
 
 def in_short(headlines: Sequence[Headline]) -> str:

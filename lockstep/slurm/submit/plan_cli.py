@@ -232,11 +232,12 @@ def _empty(*headings: str) -> "Table":
 def _table(specs: "Sequence[JobSpec]") -> "Table":
     from lockstep.vocabulary.text.durations import clock
 
-    table = _empty("job", "nodes", "time", "node-hours", "GPU-hours", "after")
+    on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
+    table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
     for spec in specs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
-        hours = (f"{spec.node_hours:,.2f}", f"{spec.gpu_hours:,.2f}")
+        hours = [f"{spec.node_hours:,.2f}", *(f"{spec.gpu_hours:,.2f}" for _ in on_gpus)]
         table.add_row(name, f"{spec.num_nodes:,}", clock(spec.time_s), *hours, after or "-")
     return table
 
@@ -246,7 +247,8 @@ def _summary(todo: "Work", overhead: float) -> list[str]:
     if not specs:
         return ["Nothing is missing."]
     cost = _cost(specs, site)
-    amounts = [(_node_hours(specs), "node-hours"), (_gpu_hours(specs), "GPU-hours")]
+    amounts = [(_node_hours(specs), "node-hours")]
+    amounts += [(hours, "GPU-hours")] if (hours := _gpu_hours(specs)) else []
     amounts += [] if cost is None else [(cost, str(site.currency))]
     lines = [
         f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "

@@ -1,6 +1,6 @@
 """Rules about launches: what they have in common, where they ran, how many there are."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -34,7 +34,25 @@ def mixed_cases(evidence: Evidence) -> Iterator[Hit]:
 
 def oversubscription(evidence: Evidence) -> Iterator[Hit]:
     """The ranks of a host have more threads than it has cores for them."""
-    for launch in evidence.results.launches:
+    trained = _training_launches(evidence)
+    yield from _crowded(one for one in evidence.results.launches if one.name not in trained)
+
+
+def crowded_training(evidence: Evidence) -> Iterator[Hit]:
+    """The ranks of a training have more threads than their host has cores for them."""
+    trained = _training_launches(evidence)
+    yield from _crowded(one for one in evidence.results.launches if one.name in trained)
+
+
+def _training_launches(evidence: Evidence) -> set[str]:
+    """Return the launches of nothing but training runs, whose first result is no speed."""
+    rows = evidence.results.rows
+    timed = {row.launch for row in rows if not row.training}
+    return {row.launch for row in rows if row.training} - timed
+
+
+def _crowded(launches: Iterable[Launch]) -> Iterator[Hit]:
+    for launch in launches:
         for host, threads, cores in _crowds(launch):
             if threads > cores:
                 values = {"host": host, "threads": threads, "cores": cores}

@@ -125,7 +125,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
         in_words(sum(elapsed)) if elapsed else formats.DASH,
         percent(_best(_values(group, "cpu_efficiency"), median)),
         percent(_best(_values(group, "memory_efficiency"), max)),
-        *(number(_best(_values(group, name), sum)) for name in HOURS),
+        *(number(_best(_values(group, name), sum) or None) for name in HOURS),
         number(_best(list(_measured(group)), sum)),
     ]
 

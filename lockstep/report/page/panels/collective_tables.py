@@ -1,11 +1,11 @@
 """The panel of collectives: time and bandwidth against message size."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from lockstep.report.compute import links
 from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.compute.statistics import median_rate
 from lockstep.report.page.panels.parts import (
     FLAGS,
     MAX_CURVES,
@@ -132,12 +132,12 @@ def message_bytes(point: Point) -> float:
 
 
 def _bandwidths(point: Point) -> tuple[float | None, float | None]:
-    """Return (algbw, busbw) in GB/s: the medians over launches of what the case recorded."""
+    """Return (algbw, busbw) in GB/s: those of the median time of what the launches recorded."""
     found = []
     for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
         given = [row.details.get(name) for row in point.rows]
-        known = [value for value in given if isinstance(value, int | float)]
-        found.append(median(known) if known else None)
+        known = [value for value in given if isinstance(value, int | float) and value > 0]
+        found.append(median_rate(known) if known else None)
     algbw, busbw = found
     if algbw is None and point.step_s:
         algbw = metrics.algbw_gb_per_s(int(message_bytes(point)), point.step_s)

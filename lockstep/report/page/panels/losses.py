@@ -36,15 +36,17 @@ ADVICE: dict[Cause, str] = {
 
 
 def loss_table(series: Series) -> Table | None:
-    """Return where each point's mean step goes and what is lost, or None without steps alone."""
+    """Return where each point's step goes and what is lost, or None without steps alone."""
     rows = [row for point in series.points for row in _point_rows(series, point)]
     columns = (
         "Ranks", "Of a step", "Time (ms)", "95 % interval (ms)", "Lost to the baseline (ms)",
         "95 % interval (ms)",
     )  # fmt: skip
     note = (
-        "Of the mean step, by turns of the step, of the same without gradient synchronisation and "
-        "of that on half of the batch, interleaved after the timed rounds. Own work is what a rank "
+        "The whole step is the step time of every table, a median of timed rounds. Its causes are "
+        "means over turns of the step, of the same without gradient synchronisation and of that on "
+        "half of the batch, interleaved after those rounds; what the rounds take beyond the turns "
+        "is a line of its own, below 0 where single turns were long. Own work is what a rank "
         "takes that need not wait, imbalance what the slowest rank of a turn takes longer, exposed "
         "communication what the whole step takes beyond that. A loss is the time less its share of "
         "the baseline's. DDP's own work is known of one rank, which communicates with nobody; the "
@@ -124,7 +126,7 @@ def sentence(series: Series, point: Point) -> str | None:
         return None
     ideal = (lost.step_s - lost.seconds) * MILLI
     start = (
-        f"{series.label} on {point.world_size} ranks: a mean step takes "
+        f"{series.label} on {point.world_size} ranks: a step takes "
         f"{number(lost.step_s * MILLI)} ms where {number(ideal)} ms are ideal, "
         f"{_ms(lost.seconds)} ms{_brackets(lost.interval)}"
     )

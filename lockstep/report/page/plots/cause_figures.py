@@ -48,8 +48,8 @@ def _figure(key: str, series: Series, bars: list[dict[str, Any]]) -> Figure:
     return {
         "kind": "stack", "id": key, "bars": bars, "names": names, "xlabel": "Ranks",
         "title": f"{TITLES[series.row.study]}: where a step's time goes, {series.label}",
-        "ylabel": "Mean step (ms)", "lost_label": "Longer than the ideal step, by cause (ms)",
-        "desc": f"Mean step in ms by cause against ranks. {described}.",
+        "ylabel": "Step time (ms)", "lost_label": "Longer than the ideal step, by cause (ms)",
+        "desc": f"Step time in ms by cause against ranks. {described}.",
         "note": "Below, what a step takes longer than its ideal; negative is time gained.",
     }  # fmt: skip
 
