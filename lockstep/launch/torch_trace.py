@@ -44,7 +44,8 @@ class Shares:
     Attributes:
         num_steps: Steps that were traced.
         step_s: Mean of their seconds, the profiler's own work included.
-        parts: Part -> fraction of the time in which it ran.
+        parts: Part -> fraction of the time in which it ran, of those that torch has marked: of
+            FSDP2 it does not mark the forward pass.
         exposed: Fraction in which communication ran and no other part did.
         rest: Fraction in which none of them ran.
     """
@@ -73,7 +74,7 @@ def shares(spans: Iterable[Span]) -> Shares | None:
     return Shares(
         num_steps=len(steps),
         step_s=whole / len(steps) / 1e6,
-        parts={part: _covered(found, window) / whole for part, found in ranges.items()},
+        parts={part: _covered(each, window) / whole for part, each in ranges.items() if each},
         exposed=(every - _covered(others, window)) / whole,
         rest=1 - every / whole,
     )
@@ -91,11 +92,12 @@ def _covered(ranges: Sequence[Range], window: Range) -> float:
 
 def in_words(found: Shares) -> str:
     """Return what the parts take, as a line."""
-    parts = [f"{part} {percent(share)} %" for part, share in found.parts.items()]
-    return (
-        f"{found.num_steps} steps of {1e3 * found.step_s:.3g} ms: {', '.join(parts)} "
-        f"({percent(found.exposed)} % beside nothing else), rest {percent(found.rest)} %"
-    )
+    alone = f" ({percent(found.exposed)} % beside nothing else)"
+    parts = [
+        f"{part} {percent(share)} %{alone if part == COMMUNICATION else ''}"
+        for part, share in (found.parts | {"rest": found.rest}).items()
+    ]
+    return f"{found.num_steps} steps of {1e3 * found.step_s:.3g} ms: {', '.join(parts)}"
 
 
 @dataclass(eq=False)  # pytest keeps its plugins in sets
