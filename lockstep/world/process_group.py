@@ -68,17 +68,11 @@ def join(
         ValueError: The launcher's variables are wrong, or an option's value is not allowed.
         RuntimeError: There are fewer GPUs than ranks on this host, or the ranks do not meet.
     """
-    import torch
-
-    place = placement(environ)
-    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
-        die_with_parent()
+    place = _taken_place(environ)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device {device!r} is not cpu or cuda")
-    threads = _threads(threads_per_rank, place.ranks_per_node, environ)
-    torch.set_num_threads(threads)
-    store = _store(place, timeout_s, environ)
-    control = Control(store, place.rank, place.world_size, timeout_s)
+    threads = _taken_threads(threads_per_rank, place.ranks_per_node, environ)
+    control = Control(_store(place, timeout_s, environ), place.rank, place.world_size, timeout_s)
     own_device = _device(device, place.local_rank, control, timeout_s, environ)
     backend = "nccl" if own_device.type == "cuda" else "gloo"
     joined = World(
@@ -91,6 +85,21 @@ def join(
     )
     _open_process_group(joined, epoch=0)
     return joined
+
+
+def _taken_place(environ: Mapping[str, str]) -> Placement:
+    place = placement(environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun's agent, which may be killed before its ranks
+        die_with_parent()
+    return place
+
+
+def _taken_threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
+    import torch
+
+    threads = _threads(asked, ranks_per_node, environ)
+    torch.set_num_threads(threads)
+    return threads
 
 
 def _open_process_group(world: World, epoch: int) -> None:

@@ -61,17 +61,10 @@ def run(
     """
     try:
         ended = subprocess.run(
-            command,
-            input=text,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merge_errors else subprocess.PIPE,
-            env=environ,
-            cwd=folder,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+            command, input=text, env=environ, cwd=folder, timeout=timeout_s, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merge_errors else subprocess.PIPE,
+            encoding="utf-8", errors="replace",
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         message = f"{command[0]} gave no answer within {timeout_s:g} s; ask again later"
         raise CommandError(message, "late") from None
