@@ -120,7 +120,7 @@ def test_the_text_names_what_differs_what_is_missing_and_what_cannot_be_read(tmp
     b = strong_tree(tmp_path / "b", {1: SLOW}, **facts)
     (b / "launches" / "w1-r0" / "result.json").write_text("{")
     done = run(a, b)
-    texts = ("image_sha256: ab12 in A", "driver: 570.1", "verdict", "5 + 4", "only in A: 1 point")
+    texts = ("image_sha256: ab12 in A", "driver: 570.1", "\nverdict", "5 + 4", "only in A: 1 point")
     places = [done.stdout.index(text) for text in texts]
     assert places == sorted(places)
     assert "cdcdcdcdcdcd... in B" in done.stdout

@@ -13,6 +13,7 @@ import zlib
 from html import unescape
 from pathlib import Path
 
+import commands
 import pytest
 from data.report_samples import full_tree
 from data.wide_ladder import wide_tree
@@ -20,6 +21,7 @@ from launched import environ
 from measured import ROOT
 from test_status_page import MOMENTS, campaign_at, look
 
+from lockstep.report.compare.compare_cli import compare
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
@@ -319,3 +321,24 @@ def test_the_page_of_real_trainings_hides_no_column(chromium, of_real_trainings,
     assert (found["scroll"], found["wide"], found["requests"]) == (width, [], [])
     assert width == NARROW or found["scrolls"] == 0
     assert found["height"] < (8_000 if width == NARROW else 4_500)
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
+def compared(request, measured, tmp_path_factory):
+    """The page of real campaigns beside each other, one of them with another precision."""
+    folder = tmp_path_factory.mktemp("compared")
+    trees = [measured / name for name in ("fp32", "bf16", "fp32", "fp32")[: request.param]]
+    target = folder / "page.html"
+    commands.run(compare, *trees, "--allow", "precision", "--html", target)
+    return folder
+
+
+@pytest.mark.parametrize("width", [NARROW, 1280])
+def test_the_page_of_a_comparison_fits_and_can_be_read(chromium, compared, tmp_path, width):
+    for scheme in ((), DARK):
+        found = framed(chromium, compared, tmp_path, width, LAYOUT, *scheme)
+        assert (found["scroll"], found["wide"], found["requests"]) == (width, [], [])
+        assert width == NARROW or (found["scrolls"] == 0 and found["figure"] < 800)
+        found = framed(chromium, compared, tmp_path, width, ACCESS, *scheme)
+        assert (found["nameless"], found["headless"], found["faint"]) == (0, 0, [])
+        assert found["dark"] == bool(scheme)

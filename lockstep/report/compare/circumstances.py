@@ -11,13 +11,22 @@ from lockstep.report.load import layout
 from lockstep.report.load.results import Launch, Row
 
 # Named first of what differs between the sides; the rest of the provenance follows.
-FIRST_FACTS = ("image_sha256", "driver", "cuda", "nccl", "torch", "device_names", "git_commit")
+FIRST_FACTS = (
+    "precision",
+    "image_sha256",
+    "driver",
+    "cuda",
+    "nccl",
+    "torch",
+    "device_names",
+    "git_commit",
+)
 # Facts of one launch alone, or that another fact says better.
 OWN_FACTS = {"ranks", "command", "hostname", "slurm", "environment", "image_path"}
 
 
 # Circumstances of a point.
-OF_ROWS = ("num_nodes", "steps_per_round")
+OF_ROWS = ("num_nodes", "precision", "steps_per_round")
 # Largest lead of a side's launches; beyond it a difference may be a drift. A B A B has 0.5.
 MOST_APART = 0.5
 

@@ -1,7 +1,9 @@
 """The command `lockstep compare`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +19,8 @@ Examples:
   lockstep compare results/runs results/tuned --allow training  # other rate, epochs, loader
   lockstep compare results/before results/after --markdown > comparison.md
   lockstep compare results/before results/after --json
+  lockstep compare results/before results/after --html comparison.html
+  lockstep compare results/before results/after results/b --allow batch --html three.html
 
 \b
 To rule out that the machine drifted, measure A and B in turn: A B B A. Where launches vary by
@@ -37,6 +41,7 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
 @click.command("compare", epilog=EXAMPLES)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.argument("others", nargs=-1, metavar="[C]...", type=click.Path(path_type=Path))
 @click.option(
     "--margin", type=float, default=0.03, show_default=True,
     help="Largest relative difference that counts as the same.",
@@ -45,35 +50,77 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
     "--allow", "allowed", multiple=True, type=click.Choice(ALLOWABLE),
     help="Compare although this differs; may be given again.",
 )  # fmt: skip
+@click.option(
+    "--html", "page", metavar="FILE.html", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page of it, too.",
+)  # fmt: skip
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @opening.of_bundles()
 def compare(
-    a: Path, b: Path, margin: float, allowed: tuple[str, ...], as_markdown: bool, as_json: bool
+    a: Path,
+    b: Path,
+    others: tuple[Path, ...],
+    margin: float,
+    allowed: tuple[str, ...],
+    page: Path | None,
+    as_markdown: bool,
+    as_json: bool,
 ) -> int:
     """Say of each point that A and B share whether B is faster, slower or the same.
 
     A and B are anything that `lockstep report` reads. A point is a case at one world size; its
-    ratio is the rate of B over that of A, so above 1 B is faster.
+    ratio is the rate of B over that of A, so above 1 B is faster. Each further C is held against A
+    as B is, all side by side.
     """
     from lockstep.report.check import checker, terminal
     from lockstep.report.compare import compare_wording, comparison
+    from lockstep.report.compare.side_by_side import compared_page
     from lockstep.report.load.reading import load
 
-    if as_markdown and as_json:
-        raise ValueError("--markdown and --json both want stdout; choose one")
-    first = load([a])
-    sides = first, comparison.renamed(first, load([b]))
-    findings = checker.check(sides[0]), checker.check(sides[1])
-    made = comparison.compare(*sides, margin, allowed, findings)
-    for why in (why for side in sides for why in side.unread):
+    _refuse(page, as_markdown and as_json)
+    paths = (a, b, *others)
+    first, *rest = (load([path]) for path in paths)
+    campaigns = [first, *(comparison.renamed(first, one) for one in rest)]
+    findings = [checker.check(one) for one in campaigns]
+    names = [str(path) for path in paths]
+    made = comparison.compare_all(campaigns, names, margin, allowed, findings)
+    for why in (why for one in campaigns for why in one.unread):
         click.echo(f"left out: {why}", err=True)
-    for name, of_side in zip("AB", findings, strict=True):
-        terminal.say_errors(of_side, f"{name}: ")
+    for letter, of_side in zip(comparison.LETTERS, findings, strict=False):
+        terminal.say_errors(of_side, f"{letter}: ")
     if as_json:
-        document = comparison.document(made, (str(a), str(b)))
+        document = comparison.document_of_all(made, names)
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
-        for line in compare_wording.text(made, (str(a), str(b)), as_markdown):
+        for line in compare_wording.several(made, names, as_markdown):
             click.echo(line)
-    return 1 if made.slower or made.blocked else 0
+    if page is not None:
+        command = _command(names, margin, allowed)
+        _write(page, compared_page.page(made, names, campaigns, findings, command))
+        click.echo(f"page: {click.format_filename(page)}", err=as_json or as_markdown)
+    return 1 if any(one.slower or one.blocked for one in made) else 0
+
+
+def _refuse(page: Path | None, both: bool) -> None:
+    """Refuse two forms on stdout, and a page whose name may be that of results."""
+    if both:
+        raise ValueError("--markdown and --json both want stdout; choose one")
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
+
+
+def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str:
+    """Return the command line that makes this comparison again."""
+    import shlex
+
+    chosen = [word for name in allowed for word in ("--allow", name)]
+    return shlex.join(["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen])
+
+
+def _write(target: Path, page: dict[str, Any]) -> None:
+    from lockstep.report.page import render
+    from lockstep.vocabulary.system.files import write_atomically
+
+    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
+    write_atomically(target, render.html(page).encode("utf-8", "backslashreplace"))

@@ -1,11 +1,13 @@
 """The text of `lockstep compare`: from the records of a comparison to English and tables."""
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from lockstep.report.check.wording import blocked
+from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
+from lockstep.report.compare.outcome_wording import MOST_CHANGE, SHORT, values
 from lockstep.report.compare.pairing import ambiguity
 from lockstep.report.words import lines
 from lockstep.vocabulary.text.formats import (
@@ -27,43 +29,78 @@ if TYPE_CHECKING:
     from lockstep.report.compare.pairing import Pair
     from lockstep.report.compare.training_times import Times
 
-MOST_CHANGE = 10.0  # more than that is no change that anybody looks for
+# Of each kind, in short.
+CAUTIONS = {
+    "copies": "both sides hold the same launches",
+    "not-in-turn": "not measured in turn",
+    "one-job": "repeats of one job alone",
+}
 _HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
-_QUANTITIES = ["quantity, %", "ranks", "A", "B", "B - A", "95 % interval", "case"]
-_TIMES = ["training time, s", "ranks", "A", "B", "B / A", "95 % interval", "case"]
 TIMES_NOTE = (
-    "Medians over runs, validation left aside; below 1, B is quicker. Not corrected for the number "
-    "of points."
+    "Medians over runs, validation left aside; below 1, {} is quicker. Not corrected for the "
+    "number of points."
 )
-# A hash, whose first characters tell it from any other.
-_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+QUANTITIES_NOTE = "The intervals of these quantities are not corrected for the number of points."
 
 
 def text(made: "Comparison", names: tuple[str, str], as_markdown: bool) -> list[str]:
     """Return the comparison as lines: what surrounds it first, then the points and their notes."""
     table = lines.markdown if as_markdown else lines.table
-    quantities = _quantity_rows(made)
+    a, b = made.sides
+    quantities = quantity_rows(made)
+    found = outcome.outcome(made.points)
     parts = [
         _listed(
             [
-                *(f"{side}: {name}" for side, name in zip("AB", names, strict=True)),
-                "ratio: rate of B / rate of A; above 1, B is faster",
+                *(f"{side}: {name}" for side, name in zip(made.sides, names, strict=True)),
+                f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
             ],
+            as_markdown,
+        ),
+        _listed(
+            [f"{outcome_wording.difference(made)}: {outcome_wording.sentence(found, made.margin)}"],
             as_markdown,
         ),
         _listed(_circumstances(made), as_markdown),
         table([_HEADER, *(_row(*point) for point in made.points)]),
-        _listed(_rule(made), as_markdown),
+        _listed(rule(made), as_markdown),
     ]
     if quantities:
-        parts.append(table([_QUANTITIES, *quantities]))
-        note = "The intervals of these quantities are not corrected for the number of points."
-        parts.append(_listed([note], as_markdown))
-    if times := _time_rows(made):
-        parts.append(table([_TIMES, *times]))
-        parts.append(_listed([TIMES_NOTE], as_markdown))
-    parts.append(_listed(_notes(made), as_markdown))
+        head = ["quantity, %", "ranks", a, b, f"{b} - {a}", "95 % interval", "case"]
+        parts.append(table([head, *quantities]))
+        parts.append(_listed([QUANTITIES_NOTE], as_markdown))
+    if times := time_rows(made):
+        head = ["training time, s", "ranks", a, b, f"{b} / {a}", "95 % interval", "case"]
+        parts.append(table([head, *times]))
+        parts.append(_listed([TIMES_NOTE.format(b)], as_markdown))
+    parts.append(_listed([*judging_notes(made), *flag_notes(made), *left_out(made)], as_markdown))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
+
+
+def several(
+    comparisons: Sequence["Comparison"], names: Sequence[str], as_markdown: bool
+) -> list[str]:
+    """Return comparisons with one base as lines: all side by side, then each of them as `text`."""
+    if len(comparisons) == 1:
+        return text(comparisons[0], (names[0], names[1]), as_markdown)
+    others = [made.sides[1] for made in comparisons]
+    rows = [
+        [str(line.pair.world_size), *map(_cell, line.cells), line.pair.name]
+        for line in outcome.lines(comparisons)
+    ]
+    side_by_side = lines.markdown if as_markdown else lines.table
+    head = _listed(["ratio of each to A; below, each beside A with its intervals"], as_markdown)
+    parts = [[*side_by_side([["ranks", *others, "case"], *rows]), ""], [*head, ""]]
+    for made, name in zip(comparisons, names[1:], strict=True):
+        parts.append([*text(made, (names[0], name), as_markdown), ""])
+    return [lines.plain(line) for line in chain.from_iterable(parts)][:-1]
+
+
+def _cell(cell: "outcome.JudgedPair | None") -> str:
+    if cell is None:
+        return DASH
+    verdict = SHORT[outcome.counted_as(cell[1])]
+    return verdict if cell[1].blocked_by else f"{cell[1].ratio:.3f} {verdict}"
 
 
 def _listed(texts: Sequence[str], as_markdown: bool) -> list[str]:
@@ -73,46 +110,40 @@ def _listed(texts: Sequence[str], as_markdown: bool) -> list[str]:
     return [line for text in texts for line in lines.sentence(text)]
 
 
-def caution(one: "Caution") -> str:
+def caution(one: "Caution", sides: tuple[str, str] = ("A", "B")) -> str:
     """Return what makes a difference between the sides doubtful, in a sentence."""
-    values = one.values
+    found, called = one.values, dict(zip("AB", sides, strict=True))
+    a, b = sides
     if one.kind == "copies":
-        verb = "is" if values["count"] == 1 else "are"
+        verb = "is" if found["count"] == 1 else "are"
         return (
-            f"{counted(values['count'], 'launch')} of A {verb} in B too: what both sides share "
-            "says nothing about a difference; measure B again"
+            f"{counted(found['count'], 'launch')} of {a} {verb} in {b} too: what both sides share "
+            f"says nothing about a difference; measure {b} again"
         )
     if one.kind == "one-job":
         return (
-            f"the launches of {counted(values['count'], 'point')} of {values['side']} ran in one "
-            "job each: a difference may be that of the nodes; repeat in several jobs"
+            f"the launches of {counted(found['count'], 'point')} of {called[found['side']]} ran in "
+            "one job each: a difference may be that of the nodes; repeat in several jobs"
         )
-    share = values["share"]
+    share = found["share"]
     return (
-        f"{share} launches of {values['first']} were made before {share} of {values['last']}, so a "
-        "drift of the machine would look like a difference; measure them in turn, A B B A, to rule "
-        "it out"
+        f"{share} launches of {called[found['first']]} were made before {share} of "
+        f"{called[found['last']]}, so a drift of the machine would look like a difference; measure "
+        f"them in turn, {a} {b} {b} {a}, to rule it out"
     )
 
 
 def _circumstances(made: "Comparison") -> list[str]:
     """Say what differs around the numbers, then what is equal, then what to beware of."""
     texts = [
-        f"differs: {name}: {_values(a)} in A, {_values(b)} in B"
+        f"differs: {name}: {values(a)} in {made.sides[0]}, {values(b)} in {made.sides[1]}"
         for name, (a, b) in made.environment.items()
     ]
     if made.same_facts:
         texts.append(f"equal: {listed(made.same_facts, 8)}")
     elif not made.environment:
         texts.append("environment: neither side says what it was measured on")
-    return texts + [f"warning: {caution(one)}" for one in made.cautions]
-
-
-def _values(values: list[Any]) -> str:
-    if not values:
-        return "nothing"
-    texts = [listed(v, 4) if isinstance(v, list) else "unknown" if v is None else v for v in values]
-    return listed([_HASH.sub(r"\1...", str(text)) for text in texts], 4)
+    return texts + [f"warning: {caution(one, made.sides)}" for one in made.cautions]
 
 
 def _row(pair: "Pair", judged: "Judged") -> list[str]:
@@ -123,32 +154,43 @@ def _row(pair: "Pair", judged: "Judged") -> list[str]:
     return [judged.verdict, str(pair.world_size), launches, ratio, span, f"{pair.label}{why}"]
 
 
-def _rule(made: "Comparison") -> list[str]:
-    tested = sum(judged.interval is not None for _, judged in made.points)
-    if not tested:
+def rule(*comparisons: "Comparison") -> list[str]:
+    """Say how the intervals are drawn and what each verdict means; nothing without an interval."""
+    levels = {}
+    for made in comparisons:
+        if tested := sum(judged.interval is not None for _, judged in made.points):
+            level = f"{100 * (1 - made.error):.3g} %, corrected for {counted(tested, 'point')}"
+            levels[made.sides[1]] = level
+    if not levels:
         return []
-    low, high = 1 / (1 + made.margin), 1 + made.margin
+    margin, number = comparisons[0].margin, comparisons[0].comparisons
+    low, high = 1 / (1 + margin), 1 + margin
+    if len(comparisons) == 1:
+        drawn = next(iter(levels.values()))
+    else:
+        drawn = ", ".join(f"{level} ({side})" for side, level in levels.items())
+    beside = f" and {number} comparisons" if number > 1 else ""
     return [
-        f"Intervals at {100 * (1 - made.error):.3g} %, corrected for {counted(tested, 'point')}; "
+        f"Intervals at {drawn}{beside}; "
         f"same: within {low:.3f} to {high:.3f}; faster, slower: else, and without 1."
     ]
 
 
-def _quantity_rows(made: "Comparison") -> list[list[str]]:
+def quantity_rows(made: "Comparison") -> list[list[str]]:
     """Return the rows of what the points have in addition to their speed."""
     from lockstep.report.compare.comparison import other_quantities
 
     rows = []
     for pair, judged in made.points:
-        for name, values in () if judged.blocked_by else other_quantities(pair).items():
-            low, high = values["low"], values["high"]
+        for name, found in () if judged.blocked_by else other_quantities(pair).items():
+            low, high = found["low"], found["high"]
             span = percent_span(None if low is None or high is None else (low, high))
-            numbers = [percent(values[key]) for key in ("a", "b", "difference")]
+            numbers = [percent(found[key]) for key in ("a", "b", "difference")]
             rows.append([name, str(pair.world_size), *numbers, span, pair.label])
     return rows
 
 
-def _time_rows(made: "Comparison") -> list[list[str]]:
+def time_rows(made: "Comparison") -> list[list[str]]:
     """Return the rows of what training takes: an epoch, and until an accuracy is reached."""
     from lockstep.report.compare import training_times
 
@@ -166,20 +208,31 @@ def _time_name(times: "Times") -> str:
     return f"to {trimmed(100 * times.accuracy)} %"
 
 
-def _notes(made: "Comparison") -> list[str]:
-    """Say what would settle the open points, which are flagged, and which have no partner."""
+def judging_notes(made: "Comparison") -> list[str]:
+    """Say what would settle the open points."""
+    return [*_without_interval(made), *_remedy(made)]
+
+
+def flag_notes(made: "Comparison") -> list[str]:
+    """Say which points are flagged, and why."""
+    called = dict(zip("AB", made.sides, strict=True))
     flagged: dict[str, list[str]] = {}
     for pair, _ in made.points:
         for side, flag in pair.flags:
-            flagged.setdefault(f"{side}: {flag}", []).append(f"{pair.label} at {pair.world_size}")
-    texts = [*_without_interval(made), *_remedy(made)]
-    texts += [f"flag: {flag}: {listed(where, 3)}" for flag, where in flagged.items()]
-    for side, only in (("A", made.only_in_a), ("B", made.only_in_b)):
+            where = f"{pair.label} at {pair.world_size}"
+            flagged.setdefault(f"{called[side]}: {flag}", []).append(where)
+    return [f"flag: {flag}: {listed(where, 3)}" for flag, where in flagged.items()]
+
+
+def left_out(made: "Comparison") -> list[str]:
+    """Say which points have no partner, or several, and what --allow would pair."""
+    texts = []
+    for side, only in zip(made.sides, (made.only_in_a, made.only_in_b), strict=True):
         if only:
             cases = listed(map(str, only), 3)
             texts.append(f"only in {side}: {counted(len(only), 'point')}: {cases}")
     if made.ambiguous:
-        texts.append(f"not compared: {ambiguity(made.ambiguous)}")
+        texts.append(f"not compared: {ambiguity(made.ambiguous, made.sides)}")
     return texts + [
         f"--allow {name} would compare {counted(number, 'point')} more"
         for name, number in made.allowing.items()

@@ -22,6 +22,9 @@ from lockstep.report.load.results import Launch, Results, Row
 from lockstep.vocabulary.records import flags, record
 from lockstep.vocabulary.text import formats
 
+Sides = tuple[str, str]
+LETTERS = "ABCDEF"
+
 
 @dataclass
 class Comparison:
@@ -37,6 +40,8 @@ class Comparison:
         only_in_b: Points that A lacks.
         ambiguous: Points that could be paired in more than one way, and were not.
         allowing: What `--allow` would pair beyond these points: its key -> number of points.
+        sides: What A and B are called in texts; beside a third one, B may be C.
+        comparisons: How many are made with one base, each at its share of the false claims.
     """
 
     margin: float
@@ -49,6 +54,8 @@ class Comparison:
     only_in_b: list[Key] = field(default_factory=list)
     ambiguous: list[Ambiguous] = field(default_factory=list)
     allowing: dict[str, int] = field(default_factory=dict)
+    sides: Sides = ("A", "B")
+    comparisons: int = 1
 
     @property
     def slower(self) -> bool:
@@ -67,6 +74,7 @@ def compare(
     margin: float = MARGIN,
     allowed: Collection[str] = (),
     findings: tuple[Sequence[Finding], Sequence[Finding]] = ((), ()),
+    comparisons: int = 1,
 ) -> Comparison:
     """Match the points of two sets of results and judge each.
 
@@ -76,6 +84,7 @@ def compare(
         margin: Largest relative difference that still counts as the same.
         allowed: Keys of `MUST_AGREE` that may differ.
         findings: What the check has found in A and in B; its errors block the points they touch.
+        comparisons: How many share the false claims that one alone may make.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.
@@ -92,25 +101,66 @@ def compare(
         _refuse_difference(pair, _facts_of(pair, a, b), allowed)
     launches = _launches(a, [p.a for p in pairs]), _launches(b, [p.b for p in pairs])
     _refuse_devices(launches, allowed)
-    made = Comparison(margin, *_judged_pairs(pairs, margin, findings))
+    pairs.sort(key=lambda pair: pair.world_size)
+    judged = _judged_pairs(pairs, margin, findings, comparisons)
+    made = Comparison(margin, *judged, comparisons=comparisons)
     rows = [row for pair in pairs for row in pair.a], [row for pair in pairs for row in pair.b]
     made.environment, made.same_facts = circumstances.environment(launches, rows)
     made.cautions = circumstances.cautions(launches, [(pair.a, pair.b) for pair in pairs])
     made.ambiguous, made.allowing = ambiguous, pairing.allowing(*sides, allowed)
     made.only_in_a, made.only_in_b = (
-        [key for key in side if key not in paired]
+        sorted((key for key in side if key not in paired), key=lambda key: key.world_size)
         for side, paired in zip(sides, map(set, zip(*keys, strict=True)), strict=True)
     )  # fmt: skip
     return made
 
 
+def compare_all(
+    campaigns: Sequence[Results],
+    names: Sequence[str],
+    margin: float,
+    allowed: Collection[str],
+    findings: Sequence[Sequence[Finding]],
+) -> list[Comparison]:
+    """Compare each campaign but the first with the first.
+
+    Args:
+        campaigns: Two or more.
+        names: What a refusal calls each.
+        margin: As `compare` takes it.
+        allowed: As `compare` takes it.
+        findings: What the check has found in each.
+
+    Raises:
+        ValueError: More than six campaigns, or one that cannot be compared with the first.
+    """
+    if len(campaigns) > len(LETTERS):
+        raise ValueError(f"{len(campaigns)} campaigns are given; {len(LETTERS)} fit side by side")
+    base, *others = campaigns
+    made = []
+    for number, other in enumerate(others, start=1):
+        found = findings[0], findings[number]
+        try:
+            one = compare(base, other, margin, allowed, found, len(others))
+        except ValueError as error:
+            if len(others) == 1:
+                raise
+            raise ValueError(f"{names[number]}, as B, beside {names[0]}, A: {error}") from error
+        made.append(replace(one, sides=(LETTERS[0], LETTERS[number])))
+    return made
+
+
 def _judged_pairs(
-    pairs: Sequence[Pair], margin: float, findings: tuple[Sequence[Finding], Sequence[Finding]]
+    pairs: Sequence[Pair],
+    margin: float,
+    findings: tuple[Sequence[Finding], Sequence[Finding]],
+    comparisons: int,
 ) -> tuple[list[tuple[Pair, Judged]], float]:
     """Return each pair with what the rule says of it, and the family's error rate."""
     rules = [_blocked_by(pair, findings) for pair in pairs]
     sound = [pair for pair, by in zip(pairs, rules, strict=True) if not by]
-    judged, error = judge([pair.units for pair in sound], margin)
+    share = (1 - CONFIDENCE) / comparisons
+    judged, error = judge([pair.units for pair in sound], margin, share)
     verdicts = iter(judged)
     found = [
         (pair, Judged(pair.ratio, None, BLOCKED, blocked_by=by) if by
@@ -219,6 +269,14 @@ def document(made: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "only_in_b": [_only(point) for point in made.only_in_b],
         "ambiguous": [asdict(one) for one in made.ambiguous],
     }
+
+
+def document_of_all(comparisons: Sequence[Comparison], names: Sequence[str]) -> dict[str, Any]:
+    """Return comparisons with one base as `--json` prints them; a lone one as `document` does."""
+    made = [
+        document(one, (names[0], name)) for one, name in zip(comparisons, names[1:], strict=True)
+    ]
+    return made[0] if len(made) == 1 else {"schema": record.SCHEMA_VERSION, "comparisons": made}
 
 
 def _only(point: Key) -> dict[str, Any]:

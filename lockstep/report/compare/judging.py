@@ -72,13 +72,16 @@ class Judged:
 
 
 def judge(
-    rates: Sequence[tuple[Sequence[float], Sequence[float]]], margin: float = MARGIN
+    rates: Sequence[tuple[Sequence[float], Sequence[float]]],
+    margin: float = MARGIN,
+    allowed: float = 1 - CONFIDENCE,
 ) -> tuple[list[Judged], float]:
     """Judge a family of points by the rule of this module.
 
     Args:
         rates: For each point, the rates of A's launches and of B's.
         margin: Largest relative difference that still counts as the same.
+        allowed: Share of such families that may hold a false claim.
 
     Returns:
         The conclusion for each point, and the error rate at which the intervals are drawn.
@@ -91,7 +94,7 @@ def judge(
     alone = [welch(b, a) for a, b in rates]
     together = iter(moderated([test for test in alone if test]))
     tests = [next(together) if test else None for test in alone]
-    error = family_error([test.p_value for test in tests if test and test.error])
+    error = family_error([one.p_value for one in tests if one and one.error], allowed)
     pairs = zip(tests, rates, strict=True)
     return [_judged(test, error, margin, *sides) for test, sides in pairs], error
 

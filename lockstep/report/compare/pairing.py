@@ -85,18 +85,39 @@ class Pair:
         return b / a
 
     @property
-    def label(self) -> str:
-        """The study and what varies, for a reader; both values of a factor that differs."""
+    def name(self) -> str:
+        """The study and what varies, for a reader; of a factor that differs, A's value."""
         row = self.a[0]
         kind = row.study if row.origin == "measured" else f"[{row.origin}]"
-        differing = [
-            f"{name}={other}" for name, other in self.b[0].factors.items()
-            if name in row.factors and str(row.factors[name]) != str(other)
-        ]  # fmt: skip
-        if (there := self.b[0].num_nodes) != row.num_nodes and there:
-            differing.append(formats.counted(there, "node"))
-        against = f" (B: {', '.join(differing)})" if differing else ""
-        return f"{kind} {label(row)}{against}"
+        return f"{kind} {label(row)}"
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """Factors that differ, with the values of A and of B, and the nodes where they do."""
+        mine, theirs = self.a[0], self.b[0]
+        found = {
+            name: (mine.factors[name], other) for name, other in theirs.factors.items()
+            if name in mine.factors and str(mine.factors[name]) != str(other)
+        }  # fmt: skip
+        if theirs.num_nodes not in (None, mine.num_nodes):
+            found["num_nodes"] = mine.num_nodes, theirs.num_nodes
+        return found
+
+    @property
+    def case_label(self) -> str:
+        """What varies, without what differs between A and B."""
+        parts = label(self.a[0]).split(", ")
+        changed = tuple(f"{name}=" for name in self.changed)
+        return ", ".join(part for part in parts if not part.startswith(changed)) or parts[0]
+
+    @property
+    def label(self) -> str:
+        """Its name, and B's value of each factor that differs."""
+        there = [
+            formats.counted(theirs, "node") if name == "num_nodes" else f"{name}={theirs}"
+            for name, (_, theirs) in self.changed.items()
+        ]
+        return f"{self.name} (B: {', '.join(there)})" if there else self.name
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
@@ -208,11 +229,12 @@ def nothing_common(a: Points, b: Points, allowed: Collection[str]) -> str:
     return f"A and B have no point in common: A holds {held[0]}; B holds {held[1]}; {todo}"
 
 
-def ambiguity(found: Collection[Ambiguous]) -> str:
-    """Say which points could be paired in more than one way."""
+def ambiguity(found: Collection[Ambiguous], sides: tuple[str, str] = ("A", "B")) -> str:
+    """Say which points of the sides could be paired in more than one way."""
     first = next(iter(found))
     return (
         f"{formats.counted(len(found), 'point')} could be paired in several ways, such as "
-        f"{formats.listed(first.a, 3)} in A with {formats.listed(first.b, 3)} in B; "
+        f"{formats.listed(first.a, 3)} in {sides[0]} with {formats.listed(first.b, 3)} in "
+        f"{sides[1]}; "
         f"give sides that hold one of each"
     )

@@ -201,19 +201,18 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def family_error(p_values: Sequence[float]) -> float:
+def family_error(p_values: Sequence[float], error: float = 1 - CONFIDENCE) -> float:
     """Return the error rate at which each of many intervals is drawn, so that they hold together.
 
     Benjamini and Hochberg (1995): of m tests the R smallest p-values are taken for real whose k-th
     is at most error * k / m. Intervals at 1 - error * R / m are theirs (Benjamini and Yekutieli,
     2005): such an interval leaves 1 out exactly where its test is one of the R. Where nothing
-    differs, no interval of the family leaves 1 out, but for a share `error` of families, which is
-    that of false claims.
+    differs, no interval of the family leaves 1 out, but for a share `error` of families.
 
     Args:
         p_values: One per point of the family, in any order.
+        error: Share of families that may hold a false claim.
     """
-    error = 1 - CONFIDENCE
     if not p_values:
         return error
     ranked = enumerate(sorted(p_values), start=1)

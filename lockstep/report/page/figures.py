@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 
-from lockstep.report.page.drawing import bands, dots, grids, stacks, traces
+from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
 from lockstep.report.page.drawing.canvas import Canvas
 from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN
 
@@ -28,6 +28,7 @@ KINDS: dict[str, Callable[[dict[str, Any], str], Canvas]] = {
     "curve": traces.curves,
     "band": bands.bands,
     "category": dots.rows,
+    "change": changes.changes,
     "stack": stacks.stacks,
     "grid": grids.grid,
 }

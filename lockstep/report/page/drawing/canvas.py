@@ -133,7 +133,13 @@ def _write_legend(
     )  # fmt: skip
 
 
-def rows(spec: dict[str, Any], source: str, names: Sequence[str], row_in: float) -> Canvas:
+def rows(
+    spec: dict[str, Any],
+    source: str,
+    names: Sequence[str],
+    row_in: float,
+    legend: Sequence[Line2D] = (),
+) -> Canvas:
     """Return an empty figure with a line for each name, from the top down.
 
     Args:
@@ -141,12 +147,14 @@ def rows(spec: dict[str, Any], source: str, names: Sequence[str], row_in: float)
         source: As `sheet` takes it.
         names: What each line is; cut where it would take more than half of the width.
         row_in: Height of a line in inches.
+        legend: As `sheet` takes it.
     """
     room = int(WIDTH_IN / 2 / CHARACTER_IN)
     shown = [wrapped(name, room).partition("\n")[0] for name in names]
     left_in = 0.2 + ticks.widest_in(shown)
     top_in = LINE_IN + EDGE_IN
-    canvas = sheet(spec, source, [row_in * len(shown)], left_in=left_in, top_in=top_in)
+    plots_in = [row_in * len(shown)]
+    canvas = sheet(spec, source, plots_in, left_in=left_in, top_in=top_in, legend=legend)
     (axes,) = canvas.axes
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_yticks(range(len(shown)), shown)

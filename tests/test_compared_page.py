@@ -1,0 +1,138 @@
+"""The page of a comparison: what it says first, its figures and tables, for two and for several."""
+
+import json
+import re
+from functools import partial
+
+import commands
+import pytest
+from data.report_samples import provenance, strong_tree
+
+from lockstep.report.compare import outcome
+from lockstep.report.compare.compare_cli import compare as command
+from lockstep.report.compare.comparison import compare, compare_all
+from lockstep.report.compare.judging import Judged
+from lockstep.report.compare.side_by_side import compared_page
+from lockstep.report.load.reading import load
+from lockstep.report.page.render import html
+
+run = partial(commands.run, command)
+SIZES = (1, 2, 4, 16)
+NOISE = (1.0, 1.004, 0.996, 1.001, 0.999)
+
+
+def campaign(root, factors=(1, 1, 1, 1), **facts):
+    """Write a ladder, its largest size first, whose launches vary by 0.3 %."""
+    steps = {
+        size: tuple(factor * turn * 0.1 / size**0.9 for turn in NOISE)
+        for size, factor in zip(reversed(SIZES), reversed(factors), strict=True)
+    }
+    return load([strong_tree(root / "results", steps, provenance=provenance(**facts))])
+
+
+@pytest.fixture
+def page(tmp_path):
+    """Return the page of campaigns whose steps take so many times as long as those of the first."""
+
+    def made(*others, **facts):
+        base = campaign(tmp_path / "base")
+        rest = [campaign(tmp_path / f"c{i}", one, **facts) for i, one in enumerate(others)]
+        campaigns = [base, *rest]
+        names = ["base", *(f"c{i}" for i, _ in enumerate(others))]
+        none = [[] for _ in campaigns]
+        comparisons = compare_all(campaigns, names, 0.03, (), none)
+        return compared_page.page(comparisons, names, campaigns, none, "lockstep compare base c0")
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "kind"),
+    [
+        (("same", "slower", "not-enough-evidence"), "differs"),
+        (("same", "same"), "same"),
+        (("same", "not-enough-evidence"), "unshown"),
+        (("blocked", "blocked"), "blocked"),
+    ],
+)
+def test_what_points_come_to(verdicts, kind):
+    found = outcome.outcome([(None, Judged(0.9, None, verdict)) for verdict in verdicts])
+    assert (found.kind, found.total) == (kind, len(verdicts))
+    assert found.counts[outcome.BARE] == verdicts.count("not-enough-evidence")
+
+
+def test_the_strongest_of_several_claims_stands_first(tmp_path):
+    a = campaign(tmp_path / "a")
+    b = campaign(tmp_path / "b", (1.0, 0.9, 1.05, 1.1), driver="575.2")
+    made = compare(a, b)
+    found = outcome.outcome(made.points)
+    assert [pair.world_size for pair, _ in found.slower] == [16, 4]
+    assert [pair.world_size for pair, _ in found.faster] == [2]
+    assert list(outcome.notable(made)) == ["driver"]
+
+
+def test_changes_are_drawn_and_listed_by_the_number_of_ranks(page):
+    made = page((1.0, 0.9, 1.05, 1.1), driver="575.2")
+    (items,) = (one["items"] for one in made["figure"]["series"])
+    assert [name.split()[0] for name in made["figure"]["rows"]] == [str(size) for size in SIZES]
+    assert [one["kind"] for one in items] == ["same", "faster", "slower", "slower"]
+    assert items[3]["value"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
+    differs, strong = made["sections"][:2]
+    assert [row[:3] for row in differs["tables"][0]["rows"]] == [["driver", "570.1", "575.2"]]
+    assert [row[0] for row in strong["tables"][0]["rows"]] == [str(size) for size in SIZES]
+    assert [one["value"] for one in made["tiles"]] == ["2 of 4", "1 of 4", "1 of 4", "0 of 4"]
+    assert [point["verdict"] for point in made["data"]["points"]] == [
+        one["kind"] for one in items
+    ]  # fmt: skip
+
+
+def test_several_campaigns_have_columns_and_a_curve_each(page):
+    made = page((1, 1, 1, 1.1), (0.9, 0.9, 0.9, 0.9))
+    strong = made["sections"][1]
+    assert [one["label"] for one in made["figure"]["series"]] == ["B, c0", "C, c1"]
+    labels = [column["label"] for column in strong["tables"][0]["columns"]]
+    assert [label for label in labels if label.endswith("change")] == ["B change", "C change"]
+    efficiency, per_rank = strong["figures"]
+    for figure in (efficiency, per_rank):
+        assert [one["label"] for one in figure["series"]] == ["A, base", "B, c0", "C, c1"]
+    assert efficiency["series"][1]["y"][-1] == pytest.approx(16**-0.1 / 1.1, rel=1e-6)
+    assert per_rank["series"][2]["y"][0] == pytest.approx(640 / 0.9, rel=1e-6)
+
+
+def test_each_of_several_comparisons_has_its_share_of_false_claims(tmp_path):
+    sides = [campaign(tmp_path / name) for name in "abc"]
+    alone = compare(*sides[:2])
+    both = compare_all(sides, "abc", 0.03, (), [[], [], []])
+    assert [one.error for one in both] == pytest.approx([alone.error / 2] * 2)
+
+
+def test_the_command_writes_a_page_of_two_and_of_three(tmp_path):
+    trees = [strong_tree(tmp_path / f"<i>{name}") for name in "abc"]
+    for number in (2, 3):
+        target = tmp_path / f"{number}.html"
+        done = run(*trees[:number], "--json", "--html", target)
+        document = json.loads(done.stdout)
+        assert len(document.get("comparisons", [document])) == number - 1
+        text = target.read_text()
+        assert "<i>" not in text
+        assert re.search(r'Content-Security-Policy" content="default-src \'none\'', text)
+
+
+def test_a_page_never_takes_the_place_of_results(tmp_path):
+    a, b = (strong_tree(tmp_path / name) for name in "ab")
+    with pytest.raises(ValueError, match=r"ends in \.html"):
+        run(a, "--html", a / "campaign.json", b)
+    with pytest.raises(ValueError, match="6 fit side by side"):
+        run(*[a] * 7)
+
+
+def test_a_campaign_that_cannot_be_compared_is_named(tmp_path):
+    a, b = (strong_tree(tmp_path / name) for name in "ab")
+    other = strong_tree(tmp_path / "other", {8: (0.1,)})
+    with pytest.raises(ValueError, match=r"other, as B, beside .*no point in common"):
+        run(a, b, other)
+
+
+def test_the_same_data_give_the_same_bytes(page):
+    made = page((1, 1, 1, 1.1))
+    assert html(made) == html(made)
