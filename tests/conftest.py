@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import fork_server
+import hypothesis
 import measured as campaigns
 import pytest
 from launched import NO_HYPOTHESIS, SAMPLES, environ
@@ -24,6 +25,9 @@ IN_FILE_ORDER = f"{NO_HYPOTHESIS} -p in_file_order"
 # Enough for ranks that import torch on a machine that does other things as well.
 RANKS_TIMEOUT_S = 300
 STAND_IN = pytest.StashKey[Path]()
+# How long an example takes on a loaded machine, or until a busy disk has it, says nothing.
+hypothesis.settings.register_profile("lockstep", deadline=None)
+hypothesis.settings.load_profile("lockstep")
 
 
 def pytest_configure() -> None:

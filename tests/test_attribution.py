@@ -116,7 +116,6 @@ turns = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None)  # what a loaded machine takes says nothing
 @given(seconds, seconds, turns, turns, st.sampled_from(["strong", "weak"]), st.booleans())
 def test_the_losses_add_up_to_the_whole(base, step, full, own, scaling, has_half):
     alone = {"full": steady(base), "own": steady(0.9 * base)}
@@ -177,7 +176,7 @@ def test_what_every_size_pays_alike_is_no_loss_of_equal_batches():
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(turns, turns, turns, st.sampled_from([0.25, 1.0]))
 def test_a_single_rank_waits_for_nobody_and_no_base_makes_it_compute_more_than_its_step(
     full, own, half, share

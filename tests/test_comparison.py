@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from data.report_samples import document, provenance, record, strong_tree, write
 from figures_compare import ONE_NOISY, false_claims, power
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.report.compare import comparison
@@ -87,7 +87,6 @@ def test_a_family_asks_more_of_each_point_than_one_point_does():
     assert {one.verdict for one in judge([found] * 3)[0]} == {"faster"}
 
 
-@settings(deadline=None)
 @given(families)
 def test_turned_round_faster_is_slower(family):
     there, error = judge(family)
@@ -103,7 +102,6 @@ def test_turned_round_faster_is_slower(family):
             assert other.verdict == turn.get(one.verdict, one.verdict)
 
 
-@settings(deadline=None)
 @given(families, st.floats(0.01, 0.5))
 def test_a_verdict_can_be_read_off_its_interval(family, margin):
     for found in judge(family, margin)[0]:

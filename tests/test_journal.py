@@ -147,7 +147,6 @@ def test_a_file_system_without_locks_keeps_a_journal_all_the_same(tmp_path, monk
     assert journal.outcomes(path) == {"a": "case"}
 
 
-@settings(deadline=None)  # fsync takes as long as the disk is busy
 @given(entries(), st.data())
 def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data):
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +161,6 @@ def test_a_cut_at_any_byte_loses_the_torn_line_and_no_finished_one(written, data
         assert told(path) == [*whole, resumed, case("z")]
 
 
-@settings(deadline=None)  # fsync takes as long as the disk is busy
 @given(entries())
 def test_a_case_counts_by_its_last_outcome(written):
     with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +176,7 @@ def test_a_case_counts_by_its_last_outcome(written):
         assert block["complete"] == ("fail" not in last.values())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(entries(), st.data())
 def test_a_journal_is_ahead_of_a_document_once_a_case_has_ended_since(written, data):
     def ends():
@@ -375,7 +373,6 @@ def test_what_no_reader_takes_is_not_written(tmp_path, monkeypatch, value, said)
     assert told(path) == [launch("a", "b"), case("a"), case("b")]
 
 
-@settings(deadline=None)
 @given(st.integers(-3, 3))
 def test_the_longest_line_that_is_written_is_read(beyond):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

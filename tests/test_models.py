@@ -58,7 +58,7 @@ def test_usl_of_an_exact_curve_is_recovered():
     assert rounded(fitted.coefficients, 3) == {"alpha": 0.02, "beta": 0.02, "gamma": 1.0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rates=st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8), first=st.integers(1, 16))
 def test_no_coefficient_is_negative(rates, first):
     fitted = models.fit_usl([first * 2**i for i in range(len(rates))], rates)

@@ -141,7 +141,7 @@ def test_too_few_sizes_are_refused_even_by_force_and_the_rest_is_named(sizes, me
         assert "2 distinct sizes" in found.refusal.text
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(at=st.integers(1, 200))
 def test_only_sizes_from_the_smallest_to_twice_the_largest_are_predicted(at):
     known = ladder(amdahl(0.01, (4, 8, 16, 32)))
@@ -207,7 +207,7 @@ def test_the_interval_grows_with_the_distance_the_level_and_the_noise():
     assert predict(noisy, 16).spread > 2 * predict(known, 16).spread
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RATES, st.integers(1, 4), st.floats(0.5, 0.99))
 def test_no_interval_beats_linear_scaling_unless_that_was_measured(rates, doublings, level):
     falling = sorted(rates, reverse=True)  # per rank, so that no size does more than one below
@@ -222,7 +222,7 @@ def test_an_interval_reaches_as_far_as_the_steepest_doubling_measured():
     assert predict(known, 16, level=0.99).high == pytest.approx(840 * 2.2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rates=RATES, scaling=st.sampled_from(["strong", "weak", "fixed-epochs", None]),
     far=st.integers(1, 1000), level=st.floats(0.01, 0.99),

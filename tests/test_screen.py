@@ -36,7 +36,7 @@ def slow_ones(num_nodes, ranks_per_node):
     return st.one_of(kinds)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data(), RNG, st.integers(2, 64), st.sampled_from([1, 2, 4]))
 def test_one_slow_thing_is_named_and_nothing_else_within_the_promised_steps(data, rng, n, ranks):
     slow = data.draw(slow_ones(n, ranks))

@@ -326,7 +326,7 @@ def one_launch(site, results):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
 def test_a_hostile_site_is_refused_or_does_only_what_was_meant(text, tmp_path_factory):
     check_hostile(text, tmp_path_factory.mktemp("hostile"), one_launch)

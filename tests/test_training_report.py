@@ -70,7 +70,7 @@ def test_runs_that_differ_are_never_pooled(tmp_path, name):
     assert [one["num_launches"] for one in found] == [3, 3]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from((64, 128)), st.sampled_from((0.1, 0.2)),
                           st.integers(0, 3)), min_size=1, max_size=6))  # fmt: skip
 def test_a_group_has_all_of_its_runs_and_no_other(tmp_path_factory, runs):
