@@ -11,8 +11,14 @@ from lockstep.follow import status_wording
 from lockstep.follow.receiver import CHANGES_PATH
 from lockstep.report.page.render import environment, own
 
+# Whoever reads slowly can keep a page as it is, which a refresh in its head would not let them.
+AGAIN = """
+const box = document.querySelector("#again");
+const again = () => {{ if (box.checked) location.reload(); }};
+setInterval(again, {every_ms});
+"""
 # A page that is served asks to be told of changes.
-LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = () => location.reload();'
+LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = again;'
 
 
 def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool = False) -> str:
@@ -23,7 +29,8 @@ def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool 
         refresh_s: After how long a browser reads the page again; None for never.
         is_served: Whether `lockstep serve` gives it, which tells of changes.
     """
-    script = LISTEN if is_served else ""
+    script = "" if refresh_s is None else AGAIN.format(every_ms=round(refresh_s) * 1000)
+    script += LISTEN if is_served else ""
     return (
         environment()
         .get_template("status.html.j2")
