@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.compute import learning, quantities
-from lockstep.report.compute.scaling import Point, Series, pooled_step_s
+from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.records import flags
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PointRecord:
     """A point's columns, in the order in which they are printed."""
 
@@ -65,21 +65,21 @@ class PointRecord:
     mfu: float | None
     peak_memory_bytes: int | None
     joules_per_sample: float | None
-    num_seeds: int | None
-    epoch_s: float | None
-    epoch_s_low: float | None
-    epoch_s_high: float | None
-    validation_accuracy: float | None
-    validation_accuracy_low: float | None
-    validation_accuracy_high: float | None
-    best_accuracy: float | None
-    best_accuracy_low: float | None
-    best_accuracy_high: float | None
-    target_accuracy: float | None
-    num_reached: int | None
-    time_to_target_s: float | None
-    time_to_target_s_low: float | None
-    time_to_target_s_high: float | None
+    num_seeds: int | None = None
+    epoch_s: float | None = None
+    epoch_s_low: float | None = None
+    epoch_s_high: float | None = None
+    validation_accuracy: float | None = None
+    validation_accuracy_low: float | None = None
+    validation_accuracy_high: float | None = None
+    best_accuracy: float | None = None
+    best_accuracy_low: float | None = None
+    best_accuracy_high: float | None = None
+    target_accuracy: float | None = None
+    num_reached: int | None = None
+    time_to_target_s: float | None = None
+    time_to_target_s_low: float | None = None
+    time_to_target_s_high: float | None = None
     flags: list[dict[str, Any]]
     num_far_out: int | None
     blocked_by: list[str]
@@ -131,7 +131,7 @@ def _record(series: Series, point: Point, target: float | None) -> PointRecord:
         blocked_by=point.blocked_by,
         details=_details(point.rows),
         **_bounds("step_s", point.step_s, point.step_interval),
-        **pooled_step_s(point.rows),
+        **point.pooled,
         **_of_devices(point),
         **_throughput(point),
         **_ratios(series, point),
@@ -186,17 +186,19 @@ def _ratios(series: Series, point: Point) -> dict[str, Any]:
 
 
 def _learned(point: Point, target: float | None) -> dict[str, Any]:
-    """Return what training runs came to, unknown where nothing is trained."""
-    found = learning.learned(point, target) if point.rows[0].training else None
+    """Return what training runs came to; nothing where nothing is trained."""
+    if point.rows[0].training is None:
+        return {}
+    found = learning.learned(point, target)
     pooled = {
-        "epoch_s": found and found.epoch_s, "validation_accuracy": found and found.accuracy,
-        "best_accuracy": found and found.best, "time_to_target_s": found and found.reached_s,
+        "epoch_s": found.epoch_s, "validation_accuracy": found.accuracy,
+        "best_accuracy": found.best, "time_to_target_s": found.reached_s,
     }  # fmt: skip
     ends = {name: astuple(one) if one else (None, None) for name, one in pooled.items()}
     bounds = (_bounds(name, *pair) for name, pair in ends.items())
     return {
-        "num_seeds": found and found.num_seeds, "target_accuracy": found and found.target,
-        "num_reached": found.num_reached if found and found.target is not None else None,
+        "num_seeds": found.num_seeds, "target_accuracy": found.target,
+        "num_reached": None if found.target is None else found.num_reached,
     } | dict(ChainMap(*bounds))  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Point:
         rate: Median over launches of the work per second.
         rates: One value per launch.
         step_s: Median over launches of the launch's median step.
+        pooled: Of the step over all rounds, see `pooled_step_s`.
         time_ratio: Baseline step time over step time, where the local batch is fixed.
         device_hours: World size times hours, for what `device_hours_per` names.
         extra_device_hours: Device-hours over the baseline's, less 1.
@@ -59,6 +60,7 @@ class Point:
     rate_interval: Interval | None = None
     step_s: float | None = None
     step_interval: Interval | None = None
+    pooled: dict[str, Any] = field(default_factory=dict)
     time_s: float | None = None
     throughput_samples_per_s: float | None = None
     speedup: float = 1.0
@@ -102,7 +104,7 @@ class Point:
     @property
     def mean_over_median(self) -> float | None:
         """Mean step over all rounds, over the median step; far from 1 where few rounds are long."""
-        mean = pooled_step_s(self.rows)["mean_step_s"]
+        mean = self.pooled.get("mean_step_s")
         return mean / self.step_s if mean and self.step_s else None
 
 
@@ -218,6 +220,7 @@ def _point(world_size: int, rows: list[Row]) -> Point:
     through = [r.throughput_samples_per_s for r in rows if r.throughput_samples_per_s is not None]
     point = Point(world_size, median_rate(rates), rates, rows)
     point.rate_interval = _telling(log_interval(point.units))
+    point.pooled = pooled_step_s(rows)
     if steps:
         point.step_s = median(steps)
         point.step_interval = _telling(log_interval(replicates.independent(rows, steps)))

@@ -12,7 +12,7 @@ measured on so many nodes is refused, never extrapolated.
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series, pooled_step_s
+from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.pack.planned_runs import Run, Work
 
 Source = Literal["measured", "given", "hours", "lump"]
@@ -125,5 +125,5 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
 
 def mean_step_s(point: Point) -> float | None:
     """Return a point's mean step over all rounds, which costs follow from."""
-    mean: float | None = pooled_step_s(point.rows)["mean_step_s"]
+    mean: float | None = point.pooled["mean_step_s"]
     return mean

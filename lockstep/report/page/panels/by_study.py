@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.report.compute import slow
 from lockstep.report.compute.factor_ladders import without_laddered
-from lockstep.report.compute.scaling import Series, pooled_step_s
+from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page.panels.cited import imported_panel
 from lockstep.report.page.panels.collective_tables import collective_panel
@@ -51,11 +51,12 @@ def panels(
     measured = [one for one in series if one.row.origin == "measured"]
     studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
     wires = {one.name: wire for one in results.launches if (wire := _wire(one.provenance))}
-    made = []
-    for study in studies:
-        chosen = [one for one in without_laddered(measured) if one.row.study == study]
-        if chosen:
-            made.append(_panel(study, chosen, threshold, hours, wires, predicted or {}))
+    told = without_laddered(measured)
+    made = [
+        _panel(study, chosen, threshold, hours, wires, predicted or {})
+        for study in studies
+        if (chosen := [one for one in told if one.row.study == study])
+    ]
     made += programs_panels(measured)
     made += _pace([one for one in measured if not one.row.program])
     for origin in ("cited", "target"):
@@ -117,8 +118,7 @@ def _others(series: list[Series]) -> Panel:
     rows = []
     for one in series[:MAX_ROWS]:
         point = one.points[0]
-        numbers = pooled_step_s(point.rows)
-        times = (point.step_s, *(numbers[f"{n}_step_s"] for n in ("mean", "min", "max")))
+        times = (point.step_s, *(point.pooled[f"{n}_step_s"] for n in ("mean", "min", "max")))
         rows.append([
             one.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
             *(number(None if t is None else t * MILLI) for t in times), "",
