@@ -103,7 +103,7 @@ def report(
     free, left_out = _pooled(results)
     series = series_of(free, baseline, cost_per_gpu_hour)
     redact = export_options.redactor(results, more)
-    findings = checker.check(results)
+    findings = checker.check(results, None if results.conflicts or baseline else series)
     terminal.say_errors(findings)
     _say_kept(left_out, series, baseline)
     if more["proposal"]:

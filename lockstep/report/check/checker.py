@@ -21,6 +21,7 @@ from lockstep.report.check.rules import (
     published,
     work,
 )
+from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results, Row
 
 Level = Literal["error", "warning", "note"]
@@ -311,13 +312,14 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
 RULES = tuple(Rule(*row) for row in TABLE)
 
 
-def check(results: Results) -> list[Finding]:
+def check(results: Results, series: list[Series] | None = None) -> list[Finding]:
     """Return what is wrong with a set of results, errors first, in the order of the rules.
 
     Args:
         results: What `lockstep.report.load.reading.gather` read, conflicts included.
+        series: The series of all rows, where they are known already.
     """
-    evidence = Evidence(results)
+    evidence = Evidence(results, series)
     found = [
         _finding(rule, hit, evidence.places(hit))
         for rule in RULES

@@ -7,7 +7,6 @@ from typing import Any
 
 from lockstep.report.compute.scaling import Point, Series, series_of
 from lockstep.report.load.results import Conflict, Launch, Results
-from lockstep.report.load.sources import read_document
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.record import KEY, case_name
 
@@ -61,13 +60,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A set of results and its series, conflicts among them included."""
+    """A set of results and its series, conflicts among them included.
+
+    Attributes:
+        results: What was read.
+        known: The series of all rows; None where they are still to be formed.
+    """
 
     results: Results
+    known: list[Series] | None = None
 
     @cached_property
     def series(self) -> list[Series]:
         """Return the series of all points whose launches mean the same by their case."""
+        if self.known is not None:
+            return self.known
         mixed = [one for one in self.results.conflicts if one.case is not None]
         return series_of(replace(self.results, conflicts=mixed).split()[0])
 
@@ -109,17 +116,14 @@ class Evidence:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """Return the cases of all launches as they are stored; the files are read once more.
-
-        Raises:
-            ValueError: A file can no longer be read.
-        """
+        """Return the cases of all launches as they are stored."""
         cases = {(row.launch, row.recorded_case): row.case for row in self.results.rows}
         return [
             Entry(launch, case, block, entry["stats"])
             for launch in self.results.launches
-            for entry in read_document(launch.path)["benchmarks"]
-            if (case := cases.get((launch.name, case_name(entry))))
+            for entry in launch.entries
+            if isinstance(entry, dict)
+            and (case := cases.get((launch.name, case_name(entry))))
             and (block := (entry.get("extra_info") or {}).get(KEY))
         ]
 

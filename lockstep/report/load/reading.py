@@ -131,7 +131,7 @@ def _read_launch(path: Path, document: Any, results: Results) -> None:
     if copy := conflicts.copied(path, name, facts, results.launches):
         results.conflicts.append(copy)
         return
-    launch = Launch(_unique(name, path, results.launches), path, facts, len(entries))
+    launch = Launch(_unique(name, path, results.launches), path, facts, len(entries), entries)
     results.launches.append(launch)
     kept, left_out = rows.read_launch(path, launch.name, entries)
     results.unread += left_out

@@ -107,12 +107,17 @@ class Row:
 
 @dataclass
 class Launch:
-    """What one launch says about itself."""
+    """What one launch says about itself.
+
+    Attributes:
+        entries: Its cases as its file has them.
+    """
 
     name: str
     path: Path
     facts: dict[str, Any]
     num_cases: int = 0
+    entries: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
     def provenance(self) -> dict[str, Any]:

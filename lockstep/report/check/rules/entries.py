@@ -85,8 +85,13 @@ def cold_start(evidence: Evidence) -> Iterator[Hit]:
 
 def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
     """The rounds of two launches are in one proportion: one launch is the other, multiplied."""
-    shapes: dict[tuple[object, ...], list[Entry]] = {}
+    alike: dict[tuple[str, float], list[Entry]] = {}
     for entry in evidence.entries:
+        ends = round(entry.round_s[-1] / entry.round_s[0], DIGITS)
+        alike.setdefault((entry.case, ends), []).append(entry)
+    shapes: dict[tuple[object, ...], list[Entry]] = {}
+    # Most entries are alone in the proportion of their last round to their first.
+    for entry in (one for own in alike.values() if len(own) > 1 for one in own):
         rounds = entry.round_s
         shape = tuple(round(one / rounds[0], DIGITS) for one in rounds)
         if len(set(shape)) > 2:
