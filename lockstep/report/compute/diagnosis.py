@@ -85,7 +85,8 @@ def trend(values: Array) -> Array:
     first, last = np.median(values[:, :third], axis=1), np.median(values[:, -third:], axis=1)
     change = np.asarray(last / first - 1)
     large = np.abs(change) > NOTABLE
-    large[large] = _is_sure(values[large])
+    if large.any():
+        large[large] = _is_sure(values[large])
     return np.where(large, change, 0.0)
 
 

@@ -37,9 +37,9 @@ def independent(
         values: A value of each row; fewer where some have none, and then no job is formed.
         mean: What makes one value of a job's launches.
     """
-    jobs = num_jobs(rows)
-    if len(values) != len(rows):
+    if len(values) != len(rows) or len(rows) == 1:
         return list(values)
+    jobs = num_jobs(rows)
     if jobs is not None and jobs not in (1, len(rows)):
         return [mean(one) for one in _grouped([row.job for row in rows], values)]
     # Trainings of several seeds in one launch share all that slows it.

@@ -89,6 +89,9 @@ def _kept_batch(row: Row) -> list[str]:
 
 def _mixed(rows: Sequence[Row], names: Iterable[str]) -> Iterator[Conflict]:
     for name in names if len(rows) > 1 else ():
+        values = [_value(one, name) for one in rows]
+        if values.count(values[0]) == len(values):
+            continue
         # What an older file does not say is unknown, and differs from nothing.
         known = [one for one in rows if name not in SOURCES or _value(one, name) is not None]
         for usual, odd in odd_ones(known, [_value(one, name) for one in known]):

@@ -6,7 +6,7 @@ between world sizes some differ by design, and `lockstep.report.check` speaks of
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,8 @@ def differing(rows: Sequence[Row]) -> list[str]:
     """Return the settings in which rows differ, those first that come first in their launches."""
     # Rows of one launch share one dict.
     distinct = list({id(row.settings): row.settings for row in rows}.values())
+    if len(distinct) == 1:
+        return []
     names = dict.fromkeys(name for one in distinct for name in one)
     return [name for name in names if len({one.get(name) for one in distinct}) > 1]
 
@@ -95,13 +97,15 @@ def parted(rows: Sequence[Row]) -> dict[Layout, list[Row]]:
     return found
 
 
-def densest(layouts: Iterable[Layout], rows: Sequence[Row]) -> Layout:
+def densest(layouts: Collection[Layout], rows: Sequence[Row]) -> Layout:
     """Return the layout of the main series: fewest nodes, then what most launches were given.
 
     Args:
         layouts: Those of one world size.
         rows: All rows of the case, over its world sizes.
     """
+    if len(layouts) == 1:
+        return next(iter(layouts))
     uses = Counter(item for row in rows for item in row.settings.items())
 
     def order(one: Layout) -> tuple[Any, ...]:
