@@ -5,7 +5,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,12 +76,17 @@ def refuse_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not a JSON number")
 
 
-def parse(document: bytes, constant: Callable[[str], Any] = refuse_constant) -> Any:
+def parse(
+    document: bytes,
+    constant: Callable[[str], Any] = refuse_constant,
+    quick: Callable[[bytes], Any] | None = None,
+) -> Any:
     """Return the value of a JSON document.
 
     Args:
         document: Its text in UTF-8.
         constant: What to make of NaN and the infinities; they are refused by default.
+        quick: A reader for plain JSON; what it refuses with a ValueError is read without it.
 
     Raises:
         ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,
@@ -92,6 +97,9 @@ def parse(document: bytes, constant: Callable[[str], Any] = refuse_constant) -> 
         hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _float}
     else:
         hooks = {}
+        if quick:
+            with suppress(ValueError):
+                return quick(document)
     try:
         return json.loads(document.decode("utf-8"), parse_constant=constant, **hooks)
     except RecursionError:
