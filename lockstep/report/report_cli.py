@@ -73,7 +73,7 @@ Further columns are kept: lockstep report --json and --csv print them as details
 @export_options.options
 @pack_cli.options
 @opening.of_bundles(opening.DATA)
-@collector_paused()
+@collector_paused(is_last=True)
 def report(
     paths: tuple[Path, ...],
     output: Path | None,

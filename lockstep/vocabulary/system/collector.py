@@ -6,16 +6,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def collector_paused(*, is_last: bool = False) -> Iterator[None]:
     """Keep the collector off.
 
     Results are trees, and a command that reads them ends soon; of a timed round, a collection would
     be charged to whichever rank it struck.
+
+    Args:
+        is_last: Whether the process does nothing more: then it never walks what there is by then.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if is_last:
+            gc.freeze()
         if was_enabled:
             gc.enable()
