@@ -114,7 +114,6 @@ def status(
       lockstep status results/campaign --watch --floor 0.6 --cancel-below
       lockstep status results/campaign --json
     """
-    from lockstep.campaign import on_end
     from lockstep.follow.status_record import Wanted
     from lockstep.slurm.status.standing import Board
 
@@ -132,6 +131,8 @@ def status(
     view = _View(board.results, folder, wanted, page, as_json=as_json, cancels_below=cancel_below)
     campaign = view.show(board.look()) if watch is None else view.watch(board, watch)
     if watch is not None and campaign.jobs:
+        from lockstep.campaign import on_end
+
         on_end.run(board.results, lambda text: click.echo(text, err=True))
     if as_json or watch is None or not sys.stdout.isatty():
         click.echo(view.text(campaign))
@@ -194,12 +195,12 @@ class _View:
 
     def show(self, campaign: "Campaign") -> "Campaign":
         """Write the page, where there is one, and return what it was given."""
-        from lockstep.follow import status_page
-        from lockstep.vocabulary.system import files
-
         if self.cancels_below:
             self._end_ladder(campaign)
         if self.page is not None:
+            from lockstep.follow import status_page
+            from lockstep.vocabulary.system import files
+
             html = status_page.html(self.record(campaign), None if campaign.has_ended else WATCH_S)
             files.write_atomically(self.page, html)
         return campaign
