@@ -101,7 +101,7 @@ def status(
     floor: float | None,
     cancel_below: bool,
 ) -> int:
-    """Say how the jobs and launches of a campaign's FOLDER stand, and what to do.
+    """Say what a campaign's jobs in FOLDER do, what is measured, and what to do next.
 
     Exit code 1 says that a job ended and left what no other job will make, 0 that all is well or
     under way.
