@@ -149,7 +149,7 @@ def advice(made: "Comparison") -> str:
         names = [fact(name) for name in outcome.notable(made)]
         if len(names) > 1:
             return f"Change back one of {listed(names, 4)} and measure again, to tell which it is."
-        return "See where the time goes: lockstep report of each side, causes of a step."
+        return f"See where the time of {b} goes now: lockstep report."
     if found.counts[UNKNOWN]:
         return _more_launches(made)
     return "Nothing: what could have been seen is not there."

@@ -26,6 +26,7 @@ MEANING = (
     "Could show: the smallest change that the launches of a point would have shown nine times of "
     "ten. Too noisy: its interval holds both no change and one beyond the margin.",
 )
+IMPORTED = {"cited": "Cited numbers", "target": "Targets"}
 EQUAL = "Equal, as far as all say: "
 
 
@@ -95,7 +96,7 @@ def _side(letter: str, name: str, one: Results) -> str:
         f"on {listed(sizes)} rank{'' if sizes == [1] else 's'}",
         listed(devices, 3), method.days(one.days),
     ]  # fmt: skip
-    return f"{letter}: {name}. {', '.join(filter(None, parts))}."
+    return f"{letter}: {', '.join([name, *filter(None, parts)])}."
 
 
 def _cautions(comparisons: Sequence[Comparison]) -> str | None:
@@ -212,7 +213,7 @@ def _study(
     key: str, study: str, origin: str, lines: Sequence[Line],
     comparisons: Sequence[Comparison], names: Sequence[str],
 ) -> Panel:  # fmt: skip
-    title = TITLES.get(study, study)
+    title = TITLES.get(study, study) if origin == "measured" else IMPORTED[origin]
     made = panel(key, title, origin)
     ladders = compared_figures.ladders(lines, names)
     changes = compared_figures.changes(

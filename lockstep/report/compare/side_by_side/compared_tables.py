@@ -156,7 +156,7 @@ def others(comparisons: Sequence[Comparison]) -> list[Table]:
         if rows := compare_wording.quantity_rows(one):
             columns = ("Quantity", "Ranks", f"{a} (%)", f"{b} (%)", f"{b} - {a} (points)",
                        "95 % interval (points)", "Case")  # fmt: skip
-            made.append(_folded("Shares of a step", columns, rows, compare_wording.QUANTITIES_NOTE))
+            made.append(_folded("Shares", columns, rows, compare_wording.QUANTITIES_NOTE))
         if rows := compare_wording.time_rows(one):
             columns = (
                 "Time",
