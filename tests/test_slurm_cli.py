@@ -122,6 +122,14 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
     ]
 
 
+def test_a_plan_for_a_site_without_gpus_speaks_of_no_gpu(folder):
+    site = folder / "site.toml"
+    site.write_text(site.read_text().replace("gpus_per_node = 4", "gpus_per_node = 0"))
+    ended = lockstep("plan campaign.toml --site site.toml", folder)
+    assert "node-hours" in ended.stdout, ended.stderr
+    assert "GPU" not in ended.stdout
+
+
 def test_a_plan_says_how_to_send_just_that(folder):
     options = "--to 'other results' --budget 100 --partition gpu"
     said = lockstep(f"plan campaign.toml --site site.toml {options}", folder).stdout
