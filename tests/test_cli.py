@@ -130,7 +130,8 @@ def test_a_group_alone_prints_its_help(group, tmp_path):
 def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
     ended = lockstep("run smoke --dry-run --repeats 2 --to out", tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    summary, *commands = ended.stdout.splitlines()
+    summary, duration, *commands = ended.stdout.splitlines()
+    assert "after the first case" in duration
     assert summary.startswith("smoke: strong, weak, ")
     assert summary.endswith("28 cases a launch, 2 repeats; 4 launches to make")
     assert len(commands) == 4

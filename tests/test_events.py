@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from stand_ins import account_of, leave, lockstep, now, send
@@ -162,10 +163,14 @@ def test_the_page_is_told_of_each_change(server):
     stream = connection.getresponse()
     assert stream.headers["Content-Type"] == "text/event-stream"
     give_up = time.monotonic() + 10
+    there = stream.fp.raw._sock
+    there.settimeout(0.2)
     while time.monotonic() < give_up:  # the viewer may begin to wait a moment after its answer
         server.shown.put("<p>new", {}, is_new=True)
-        if stream.fp.raw._sock.recv(14, socket.MSG_PEEK):
-            break
+        with suppress(TimeoutError):
+            if there.recv(14, socket.MSG_PEEK):
+                break
+    there.settimeout(20)
     assert stream.readline() == b"data: changed\n"
     connection.close()
     connection.request("GET", "/")

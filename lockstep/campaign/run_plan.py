@@ -43,7 +43,7 @@ def show(ladder: Ladder, *, as_json: bool) -> None:
 def expected(needed: Needed | None) -> str:
     """Say how long the launches will take, as far as anything tells."""
     if needed is None:
-        return "How long it takes is said once the first case has ended: none like it ended before."
+        return "No campaign like it has run here: how long it takes is said after the first case."
     whose = "this campaign's" if needed.is_own else f"{needed.source}'s"
     return f"About {in_words(needed.total_s)}, by how long {whose} launches took here."
 
