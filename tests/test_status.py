@@ -384,30 +384,37 @@ def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(
     here, folder, asked, monkeypatch
 ):
     results, sizes = Results(folder), (1, 2, 4, 8)
-    own = campaign_of(world_sizes=sizes, repeats=1, studies=["weak"], jobs={"allocation": "job"})
+    own = campaign_of(world_sizes=sizes, repeats=2, studies=["weak"], jobs={"allocation": "job"})
     results.claim(own, plan(own))
     (folder / "jobs" / "site.json").write_text(site_of().model_dump_json(by_alias=True))
-    rows = ""
+    rows = {}
     for job_id, size in zip((17, 18, 19, 20), sizes, strict=True):
-        name, state = f"w{size}-r0", "PENDING" if size > 2 else "RUNNING"
-        uuid = send(folder, name, str(job_id), [name])
-        rows += f"{job_id}|{job_id}|{state}|None|1795253711|me|{uuid}\n"
-    asked.say("squeue", rows)
+        state = "PENDING" if size > 2 else "RUNNING"
+        uuid = send(folder, f"w{size}", str(job_id), [f"w{size}-r0", f"w{size}-r1"])
+        rows[job_id] = f"{job_id}|{job_id}|{state}|None|1795253711|me|{uuid}\n"
+    asked.say("squeue", "".join(rows.values()))
     monkeypatch.setenv("PATH", str(asked.folder))
     below = {"world_size": 2, "parallel_efficiency": 0.5, "floor": 0.6}
-    measured = {"below_floor": [below], "not_worth_it": ["w4-r0", "w8-r0"]}
-    keep(folder, "w2-r0", "a", world_size=2)
-    assert ladder_end.end(Board(results).look(), results, measured) == []  # not all of it is there
+    measured = {"below_floor": [below], "not_worth_it": ["w4", "w8"]}
     keep(folder, "w2-r0", "a", "b", world_size=2)
-    assert ladder_end.end(Board(results).look(), results, measured) == ["w4-r0", "w8-r0"]
+    keep(folder, "w2-r1", "a", world_size=2)
+    assert ladder_end.end(Board(results).look(), results, measured) == []  # not all of it is there
+    keep(folder, "w2-r1", "b", world_size=2)
+    campaign = Board(results).look()
+    begun = rows[17] + rows[18] + rows[20].replace("PENDING", "RUNNING")
+    before = len(asked.calls("squeue"))
+    asked.say("squeue", *[""] * before, "".join(rows.values()), begun)
+    assert ladder_end.end(campaign, results, measured) == ["w4"]
     assert asked.calls("scancel") == ["scancel --state=PENDING 19 20"]
-    assert [one.get("below_floor") for one in results.submissions()] == [None, None, below, below]
-    keep(folder, "w1-r0", "a", "b", world_size=1)
+    noted = [one.get("below_floor") for one in results.submissions()]
+    assert noted == [None, None, below, None]
+    for name in ("w1-r0", "w1-r1", "w8-r0", "w8-r1"):
+        keep(folder, name, "a", "b", world_size=int(name[1]))
     asked.say("squeue")
-    asked.say("sacct", sacct(*(account(str(n), "COMPLETED") for n in (17, 18))))
+    asked.say("sacct", sacct(*(account(str(n), "COMPLETED") for n in (17, 18, 20))))
     record = json.loads(status(here, asked).stdout)
-    assert (record["abandoned"], record["num_planned"], record["is_bad"]) == ([], 2, False)
-    assert [one["world_size"] for one in record["campaign"]["left_out"]] == [4, 8]
+    assert (record["abandoned"], record["num_planned"], record["is_bad"]) == ([], 6, False)
+    assert [one["world_size"] for one in record["campaign"]["left_out"]] == [4]
     assert record["next"] == ["lockstep collect results/x"]
 
 

@@ -228,6 +228,19 @@ def test_a_resumed_campaign_needs_neither_file_and_measures_what_is_missing(fold
     assert "export NCCL_DEBUG=WARN" in after
 
 
+def test_a_resumed_campaign_stays_without_what_was_left_out_below_a_floor(folder):
+    assert submit(folder, JOBS).returncode == 0
+    path = folder / "results/ladder/campaign.json"
+    left_out = [{"world_size": 8, "num_gpus": None, "kind": "below_floor"}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out": left_out}))
+    assert lockstep("resume results/ladder", folder).returncode == 0
+    sent = [one["launches"] for one in recorded(folder)[8:] if one.get("kind") == "job"]
+    assert sent == [["w1-r0", "w1-r1"]]
+    claimed = json.loads(path.read_text())
+    assert claimed["left_out"] == left_out
+    assert {one["world_size"] for one in claimed["launches"]} == {1}
+
+
 def test_resume_with_nothing_missing_sends_nothing(folder):
     assert submit(folder).returncode == 0
     for name in ("w1-r0", "w1-r1", "w8-r0", "w8-r1"):

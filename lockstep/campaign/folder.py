@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # What readers of a claim rely on; the campaign itself was judged when it was read.
 _CLAIM_TYPES: dict[str, tuple[type, ...]] = {
     "launches": (list,),
+    "left_out": (list,),
     "studies": (list,),
     "case_budget": (int, float, NoneType),
     "threads_per_rank": (int, NoneType),
@@ -203,6 +204,15 @@ class Folder:
         if not named or not files.are_texts(stored.get("studies", [])):
             raise ValueError(f"{path}: not a campaign: its launches or studies have no names")
         return stored
+
+    def below_floor(self) -> list[LeftOut]:
+        """Return the claimed campaign's sizes that are left out for a smaller one's efficiency.
+
+        Raises:
+            ValueError: The file is no campaign of this format.
+        """
+        left_out = (self.claimed() or {}).get("left_out", ())
+        return [LeftOut(**one) for one in left_out if one.get("kind") == "below_floor"]
 
 
 def _has_name(launch: object) -> bool:

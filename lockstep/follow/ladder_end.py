@@ -1,10 +1,11 @@
 """A campaign's ladder ended where a size misses the floor: larger ones that wait are cancelled."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.campaign.campaign import LeftOut
 from lockstep.slurm.status import cancelling
+from lockstep.slurm.status.cancelling import Open
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign
 from lockstep.slurm.submit.job import launches_of
@@ -15,8 +16,8 @@ def end(campaign: Campaign, results: Results, measured: Mapping[str, Any]) -> li
     """Cancel the jobs that wait to measure only sizes beyond one that misses the floor.
 
     It is noted why, and their sizes are then left out of the campaign, which is complete without
-    them. A job that has begun meanwhile goes on. Nothing is done before a launch of the size that
-    misses the floor is complete: another case of it may still reach the floor.
+    them. A job that has begun meanwhile goes on. Nothing is done while a launch of the size that
+    misses the floor may still change that: each is complete, or its jobs have ended.
 
     Args:
         campaign: How its jobs stand.
@@ -31,10 +32,7 @@ def end(campaign: Campaign, results: Results, measured: Mapping[str, Any]) -> li
         RuntimeError: Slurm does not answer.
     """
     below, names = measured["below_floor"], set(measured["not_worth_it"])
-    claimed = (results.claimed() or {}).get("launches", ())
-    sizes = {launch["name"]: launch.get("world_size", 0) for launch in claimed}
-    judged = {sizes[name] for name in sizes if campaign.is_complete(name)}
-    if not names or not any(one["world_size"] in judged for one in below):
+    if not names or not _is_judged(below[0]["world_size"], campaign, results):
         return []
     with results.alone():
         waiting = [
@@ -44,20 +42,31 @@ def end(campaign: Campaign, results: Results, measured: Mapping[str, Any]) -> li
         ]
         if not waiting:
             return []
-        cancelling.cancel(results, waiting, None, below_floor=below[0])
-        _leave_out(results, {job.name for job in waiting}, campaign)
+        waiting = cancelling.cancel(results, waiting, None, below_floor=below[0])
+        _leave_out(results, waiting, campaign)
     return list(dict.fromkeys(job.name for job in waiting))
 
 
-def _leave_out(results: Results, cancelled: set[str], campaign: Campaign) -> None:
+def _is_judged(world_size: int, campaign: Campaign, results: Results) -> bool:
+    """Return whether no claimed launch of a size will be measured any further."""
+    claimed = (results.claimed() or {}).get("launches", ())
+    own = {launch["name"] for launch in claimed if launch.get("world_size") == world_size}
+    return all(map(campaign.is_complete, own - set(campaign.abandoned)))
+
+
+def _leave_out(results: Results, cancelled: Sequence[Open], campaign: Campaign) -> None:
     """Take what is not measured any more out of the campaign that the folder is claimed for."""
-    mine = [one.job for one in campaign.jobs if one.job.name in cancelled]
-    gone = {name for job in mine for name in job.launches if not results.journal(name).exists()}
+    ended = {(one.name, number) for one in cancelled for number in one.held.elements or (None,)}
+    gone, coming = set[str](), set[str]()
+    for one in campaign.jobs:
+        is_gone = (one.job.name, one.job.element) in ended
+        if is_gone or not one.has_ended:
+            (gone if is_gone else coming).update(one.job.launches)
+    gone = {name for name in gone - coming if not results.journal(name).exists()}
     own, claimed = stored(results)[0], results.claimed() or {}
     names = {launch["name"] for launch in claimed["launches"]} - gone
     kept = [launch for launch in launches_of(own) if launch.name in names]
     beyond = {one.world_size for one in launches_of(own) if one.name in gone}
     beyond -= {launch.world_size for launch in kept}
-    before = [LeftOut(**one) for one in claimed.get("left_out", ())]
-    left_out = [*before, *(LeftOut(size, kind="below_floor") for size in sorted(beyond))]
-    results.claim(own, kept, left_out)
+    left_out = [LeftOut(size, kind="below_floor") for size in sorted(beyond)]
+    results.claim(own, kept, [*results.below_floor(), *left_out])

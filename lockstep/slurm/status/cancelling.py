@@ -4,8 +4,8 @@ What was cancelled is noted in the record of submissions: of an element of an ar
 begun Slurm keeps nothing, neither in squeue nor in sacct.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,8 @@ def cancel(
     opened: Sequence[Open],
     point: int | None,
     below_floor: Mapping[str, Any] | None = None,
-) -> None:
-    """Cancel jobs, and note it.
+) -> list[Open]:
+    """Cancel jobs, note it, and return them, without what began just before.
 
     Args:
         results: The campaign's folder.
@@ -120,6 +120,8 @@ def cancel(
             raise
         whose = " and ".join(others)
         raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
+    if below_floor is not None:
+        opened = _gone(opened, _open(results))
     ended: dict[str, list[int]] = {}
     for job in opened:
         if job.uuid is not None:
@@ -129,3 +131,17 @@ def cancel(
     for uuid, cancelled in ended.items():
         why = {"below_floor": dict(below_floor)} if below_floor else {}
         results.set_down({"uuid": uuid, "cancelled": cancelled, "cancelled_at": now, **why})
+    return list(opened)
+
+
+def _gone(before: Iterable[Open], now: Iterable[Open]) -> list[Open]:
+    """Return the jobs, and elements of arrays, that Slurm holds no more."""
+    held = {(job.held.job_id, number) for job in now for number in job.held.elements or (0,)}
+    gone = []
+    for job in before:
+        numbers = job.held.elements or (0,)
+        left = tuple(number for number in numbers if (job.held.job_id, number) not in held)
+        if left:
+            elements = None if job.held.elements is None else left
+            gone.append(replace(job, held=replace(job.held, elements=elements)))
+    return gone

@@ -53,8 +53,9 @@ class Work:
 
     @property
     def launches(self) -> list[Launch]:
-        """All launches of the campaign."""
-        return launches_of(self.campaign)
+        """All launches of the campaign, but of sizes that were left out below a floor."""
+        beyond = {one.world_size for one in self.results.below_floor()}
+        return [one for one in launches_of(self.campaign) if one.world_size not in beyond]
 
     @cached_property
     def missing(self) -> list[Launch]:
@@ -160,7 +161,7 @@ def write_scripts(todo: Work, *, force: bool) -> list[Path]:
     for path, text in texts.items():
         if not force and path.exists() and files.text(path) != text:
             raise ValueError(f"{path} is there and reads otherwise; give --force to replace it")
-    todo.results.claim(todo.campaign, todo.launches)
+    todo.results.claim(todo.campaign, todo.launches, todo.results.below_floor())
     if todo.profiler is None:  # what a profile changes is not what measures
         site = todo.site.model_dump_json(by_alias=True, indent=1)
         files.write_atomically(todo.results.jobs_folder / SITE_FILE, site)
