@@ -150,6 +150,7 @@ def test_a_rank_of_any_runtime_measures_and_knows_its_image(job, runtime, image,
     assert job.seen("arguments")[:3] == ["-m", "pytest", "/opt/lockstep/bench"]
     known = {"LOCKSTEP_IMAGE": image, "LOCKSTEP_IMAGE_SHA256": sha256}
     assert known.items() <= job.environment.items()
+    assert job.seen("store").count("lockstep.world.store") == 1  # its input has not ended
     assert not [name for name in job.environment if name.startswith("_") and name != "_"]
 
 
@@ -575,6 +576,7 @@ def profile_of(node):
 
 @pytest.mark.parametrize(("code", "expected"), [("0", 0), ("3", 1)])
 def test_a_job_stages_in_and_out_also_where_it_fails(node, code, expected):
+    (node.folder / "set").chmod(0o555)  # as data often are
     without_bash_5 = "unset EPOCHREALTIME EPOCHSECONDS SRANDOM\n"
     script = without_bash_5 + node.script(site=staged(node))
     ended = node.execute(script, STUB_DO=RANK, STUB_CODE=code)
@@ -593,6 +595,9 @@ def test_a_job_stages_in_and_out_also_where_it_fails(node, code, expected):
 def test_what_a_job_has_staged_the_next_one_finds_whole(node):
     site = staged(node, stage_cache=str(node.folder / "my cache"))
     source = node.folder / "set" / "one"
+    image = node.folder / "image.sif"
+    image.rename(node.folder / "image-2.sif")
+    image.symlink_to("image-2.sif")
 
     def next_job(content="data"):
         (node.results / "jobs" / "staging.jsonl").unlink(missing_ok=True)
@@ -611,6 +616,8 @@ def test_what_a_job_has_staged_the_next_one_finds_whole(node):
     for one in cache.glob("*/one"):  # as a site cleans up
         one.unlink()
     assert [next_job(), next_job()] == ["miss", "hit"]
+    assert len(list(cache.glob("*.old-*"))) == 1  # another job may be reading it
+    assert not [one for one in cache.iterdir() if one.is_symlink()]
     source.write_text("other data")
     assert [next_job("other data"), next_job("other data")] == ["miss", "hit"]
 
@@ -626,11 +633,15 @@ def test_what_does_not_measure_copies_neither_data_nor_the_image(node):
 
 def test_a_copy_of_the_image_that_differs_ends_the_job(node):
     (node.results / "jobs/image.sha256").write_text("ffff\nfacts\n")
-    ended = node.run(site=staged(node))
+    stale = node.folder / "my cache" / f"lockstep-cache-{os.getuid()}" / "stale"
+    stale.mkdir(parents=True, mode=0o555)
+    os.utime(stale, (0, 0))
+    ended = node.run(site=staged(node, stage_cache=str(node.folder / "my cache")))
     assert (ended.returncode, "differs: 0123abcd, not ffff" in ended.stderr) == (1, True)
     assert is_clean(node)
     assert not node.has_measured
     assert staging_of(node)["stage_in_s"] is None
+    assert list(stale.parent.iterdir()) == []
 
 
 def test_data_that_are_not_there_end_the_job(node):

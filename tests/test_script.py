@@ -118,6 +118,13 @@ def test_what_a_site_asks_for_stands_in_its_scripts(said, line):
     assert "gpus-per-node" not in script or site.gpu_request == "gpus-per-node"
 
 
+def test_an_image_sees_a_node_s_own_folders_only_where_its_job_stages():
+    local = {"scratch": "/local/jobs", "stage_cache": "/local/cache", "stage_in": ["/data"]}
+    site = plain(container={"runtime": "podman-hpc", "image": "lockstep:1"}, **local)
+    for job in jobs(campaign_of(jobs=ALL), site, FOLDER):
+        assert ("--volume=/local" in render(job, site)) is (job.kind != "collect")
+
+
 def test_a_site_may_leave_the_partition_to_its_qos():
     site = plain(partition=None, qos="gpu_regular", constraint="gpu")
     assert "--partition" not in " ".join(jobs(small(), site, FOLDER)[0].directives)

@@ -91,6 +91,10 @@ def test_a_site_without_a_container_names_its_suite(tmp_path):
         (GOOD + "cost_per_gpu_hour = 2\ncost_per_node_hour = 2\n" + IMAGE, "both given; keep one"),
         (GOOD + "cost_per_gpu_hour = -2\n" + IMAGE, "greater than or equal to 0"),
         (GOOD + 'gpu_runtime = "hip"\n' + IMAGE, "input should be 'cuda' or 'rocm'"),
+        (
+            GOOD + 'gpu_runtime = "rocm"\n[container]\nruntime = "podman-hpc"\nimage = "a:1"\n',
+            "no GPUs of rocm",
+        ),
         (GOOD + 'interface = "$(ib)"\n' + IMAGE, "interface = '$(ib)' is not allowed; write the "),
         (GOOD + "max_array_size = 1\n" + IMAGE, "greater than or equal to 2"),
         (GOOD + 'template = "own.j2"\n' + IMAGE, "not an absolute path"),

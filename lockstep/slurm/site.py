@@ -245,6 +245,8 @@ class Site(BaseModel):
             raise ValueError("ranks run in a container or with modules and venv; give one")
         if self.container is not None and self.venv:
             raise ValueError("a container and a venv are both given; keep one")
+        if self.container and self.container.runtime == "podman-hpc" and self.gpu_runtime == "rocm":
+            raise ValueError("podman-hpc shows an image no GPUs of rocm; choose another runtime")
         if self.container is None and self.suite is None:
             raise ValueError(
                 "key 'suite' is missing, which modules and venv need; name the checkout of Lockstep"

@@ -253,6 +253,7 @@ mv --no-target-directory -- "$scratch" "$mine" 2>/dev/null # again: no other may
 if [ -n "$(ls -A -- "$mine/out" 2>/dev/null)" ]; then
     mkdir -p -- "$to" && cp -r -- "$mine/out/." "$to" || { mv -- "$mine" "$scratch"; exit 1; }
 fi
+find "$mine" -type d -exec chmod u+w -- {} + # else read-only data could not be removed
 rm -rf -- "$mine"'
 # shellcheck disable=SC2016
 stay='go() { trap "" TERM USR2; kill "$!" 2>/dev/null; bash -c "$4" leave "$1" "$2" "$3"; exit; }
@@ -273,14 +274,22 @@ exec 9<"$scratch"
 flock 9 # nodes that share the folder copy once
 [ ! -e "$scratch/staged" ] || exit 0
 mkdir -p -- "$scratch/data" "$scratch/out"
-copy() { # copy FROM TO: an image must come out as it is known
-    cp -r -- "$1" "$2"
-    [ -n "$image" ] && [ "$1" = "$image" ] || return 0
-    local copied
-    copied=$(sha256sum <"$2")
-    [ "${copied%% *}" = "$sha256" ] && return
-    echo "$SLURMD_NODENAME: the copy of $image differs: ${copied%% *}, not $sha256" >&2
-    exit 1
+remove() { # remove PATH: a read-only folder, too
+    find "$1" -type d -exec chmod u+w -- {} + 2>/dev/null || :
+    rm -rf -- "$1"
+}
+copy() { # copy FROM TO: an image must come out as it is known; what does not come out whole goes
+    local copied rc=0
+    cp -rH -- "$1" "$2" || rc=$?
+    if [ "$rc" -eq 0 ] && [ -n "$image" ] && [ "$1" = "$image" ]; then
+        copied=$(sha256sum <"$2")
+        if [ "${copied%% *}" != "$sha256" ]; then
+            echo "$SLURMD_NODENAME: the copy of $image differs: ${copied%% *}, not $sha256" >&2
+            rc=1
+        fi
+    fi
+    [ "$rc" -eq 0 ] || remove "$2"
+    return "$rc"
 }
 files() { # files FOLDER: print what tells whether it is still whole, whatever a site has cleaned up
     find "$1" -type f -printf "%P %s\n" | LC_ALL=C sort | b2sum
@@ -290,17 +299,24 @@ if [ -n "$cache" ]; then
     exec 8<"$cache"
     flock 8 # jobs of a node copy one after another
     how=hit
+    for ((one = 2; one <= $#; one += 3)); do # its keys: what this job asks for stays
+        touch --no-create -- "$cache/${!one}" "$cache/${!one}.whole"
+    done
+    find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -print0 |
+        while IFS= read -r -d "" old; do remove "$old"; done || : # before copies need the place
 fi
 while [ "$#" -gt 0 ]; do # FROM, its key in the cache, TO
     if [ -n "$cache" ]; then
         kept=$cache/$2
         if [ "$(files "$kept" 2>/dev/null)" != "$(cat -- "$kept.whole" 2>/dev/null)" ]; then
             how=miss
-            rm -rf -- "$kept" "$kept.whole"
-            copy "$1" "$kept"
+            remove "$kept.new" # of a job that was cut
+            copy "$1" "$kept.new"
+            # Another job may be reading it; the purge takes it later.
+            [ ! -e "$kept" ] || mv -- "$kept" "$kept.old-$(date +%s%N)"
+            mv -- "$kept.new" "$kept"
             files "$kept" >"$kept.whole"
         fi
-        touch -- "$kept" "$kept.whole"
         ln -s -- "$kept" "$scratch/$3"
     else
         copy "$1" "$scratch/$3"
@@ -308,7 +324,6 @@ while [ "$#" -gt 0 ]; do # FROM, its key in the cache, TO
     shift 3
 done
 if [ -n "$cache" ]; then
-    find "$cache" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf -- {} +
     echo "$SLURMD_NODENAME $how"
 fi
 touch -- "$scratch/staged"'

@@ -21,6 +21,7 @@ class Runtime:
         handing: How names of variables begin that it hands on into the image, where that is its
             way of handing on.
         workdir: The option for the folder that it starts in, where that is not the caller's.
+        for_shell: The options that a shell needs besides.
         by_srun: Whether its options are srun's.
     """
 
@@ -29,21 +30,25 @@ class Runtime:
     gpus: Mapping[str, str] = field(default_factory=dict)
     handing: str = ""
     workdir: str = ""
+    for_shell: tuple[str, ...] = ()
     by_srun: bool = False
 
 
 GPU_FLAGS = {"cuda": "--nv", "rocm": "--rocm"}
 # Apptainer would run the $( ) of a variable that is handed on, such as the submit folder.
 _SIF = ("exec", "--cleanenv", "--no-eval")
+_OF_HOST = ("--network=host", "--ipc=host", "--pid=host")
 RUNTIMES = {
     "apptainer": Runtime(("apptainer", *_SIF), gpus=GPU_FLAGS, handing="APPTAINERENV"),
     "singularity": Runtime(("singularity", *_SIF), gpus=GPU_FLAGS, handing="SINGULARITYENV"),
-    # A container for each rank; what ranks of a node share is the host's.
+    # A container for each rank; what ranks of a node share is the host's. Without --interactive its
+    # input is empty, and the store where ranks meet serves until its input ends.
     "podman-hpc": Runtime(
-        ("podman-hpc", "run", "--rm", "--network=host", "--ipc=host", "--pid=host"),
+        ("podman-hpc", "run", "--rm", "--interactive", *_OF_HOST),
         bind="--volume=",
         gpus={"cuda": "--gpu"},
         workdir="--workdir=",
+        for_shell=("--tty",),
     ),
     "pyxis": Runtime(
         ("--no-container-mount-home", "--no-container-entrypoint"),
@@ -115,8 +120,8 @@ def _binds(runtime: Runtime, binds: Sequence[str]) -> Iterator[str]:
 
 
 def entered(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tuple[str, ...]:
-    """Return what stands before a command that one task runs in a site's image."""
+    """Return what stands before a shell that one task runs in a site's image."""
     assert site.container is not None
-    told = options(site, folders, Entering(), is_gpu=is_gpu)
-    image = site.container.image
-    return (*told, f"--container-image={image}" if runtime_of(site.container).by_srun else image)
+    runtime, image = runtime_of(site.container), site.container.image
+    told = (*options(site, folders, Entering(), is_gpu=is_gpu), *runtime.for_shell)
+    return (*told, f"--container-image={image}" if runtime.by_srun else image)

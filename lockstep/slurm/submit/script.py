@@ -85,10 +85,16 @@ def _seen(job: JobSpec, site: Site) -> list[str]:
     A node's own are the job's alone, where the script can name them to the runtime.
     """
     is_told = site.container is None or runtime_of(site.container).handing
-    local = [] if is_told else [one for one in (site.scratch, site.stage_cache) if one]
+    is_without = is_told or not _stages(job, site)
+    local = [] if is_without else [one for one in (site.scratch, site.stage_cache) if one]
     of_stage = [job.stage.folder] if job.stage and job.stage.folder else []
     own = [job.workdir] if job.workdir else []
     return list(dict.fromkeys([job.folder, *_folders(job.tests), *of_stage, *own, *local]))
+
+
+def _stages(job: JobSpec, site: Site) -> bool:
+    """Return whether a job has a folder on the nodes' own disks."""
+    return site.scratch is not None and job.kind not in WITHOUT_DATA
 
 
 def _folders(tests: Sequence[str]) -> list[str]:
@@ -170,7 +176,7 @@ def render(job: JobSpec, site: Site) -> str:
         "needs": needs(site),
         # Where Slurm is spoken to from, on a file system that the nodes see, too.
         "driver": (str(content.IMPORTABLE_FROM), sys.executable, "-m", "lockstep.command.driver"),
-        "staged": site.scratch is not None and job.kind not in WITHOUT_DATA,
+        "staged": _stages(job, site),
         "sacct": accounting.SHELL_COMMAND,
         "lines": [" ".join(words(launch)) for launch in job.launches],
     }

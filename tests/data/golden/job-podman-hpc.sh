@@ -38,7 +38,7 @@ num_nodes=2
 num_ranks=8 # of the largest step
 srun_options=(--cpu-bind=cores --mpi=none)
 image=lockstep:1
-in_image=(podman-hpc run --rm --network=host --ipc=host --pid=host --gpu '--env=SLURM_*' '--env=SLURMD_NODENAME*' '--env=LOCKSTEP_*' '--env=NCCL_*' '--env=RCCL_*' '--env=TORCH_NCCL_*' '--env=GLOO_*' '--env=FI_*' '--env=OFI_NCCL_*' '--env=UCX_*' '--env=HSA_*' '--env=CUDA_VISIBLE_DEVICES*' --env=PYTHONPATH=/opt/lockstep --env=PYTHONNOUSERSITE=1 --env=MKL_NUM_THREADS --env=OMP_NUM_THREADS --env=OPENBLAS_NUM_THREADS --env=NCCL_DEBUG --volume=/results/ladder:/results/ladder --workdir=/results/ladder --nccl)
+in_image=(podman-hpc run --rm --interactive --network=host --ipc=host --pid=host --gpu '--env=SLURM_*' '--env=SLURMD_NODENAME*' '--env=LOCKSTEP_*' '--env=NCCL_*' '--env=RCCL_*' '--env=TORCH_NCCL_*' '--env=GLOO_*' '--env=FI_*' '--env=OFI_NCCL_*' '--env=UCX_*' '--env=HSA_*' '--env=CUDA_VISIBLE_DEVICES*' --env=PYTHONPATH=/opt/lockstep --env=PYTHONNOUSERSITE=1 --env=MKL_NUM_THREADS --env=OMP_NUM_THREADS --env=OPENBLAS_NUM_THREADS --env=NCCL_DEBUG --volume=/results/ladder:/results/ladder --workdir=/results/ladder --nccl)
 needs=() # of each node, by the keys of the site file
 # How names of variables begin that enter it.
 handed_on=(SLURM_ SLURMD_NODENAME LOCKSTEP_ NCCL_ RCCL_ TORCH_NCCL_ GLOO_ FI_ OFI_NCCL_ UCX_ HSA_ CUDA_VISIBLE_DEVICES)
