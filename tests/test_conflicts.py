@@ -9,7 +9,10 @@ from data.report_samples import (
     write,
 )
 
+from lockstep.report.check.checker import check, errors
+from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
+from lockstep.report.predict.known import can_be_modelled
 from lockstep.vocabulary.records.flags import flag
 
 
@@ -42,6 +45,33 @@ def test_a_strong_series_keeps_its_global_batch(tmp_path):
     write(tmp_path, document("w2-r0", 2, {CASE: record(world_size=2, global_batch=128)}))
     with pytest.raises(ValueError, match="has global_batch 64 in launch w1-r0 and 128"):
         load([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("batches", "compared"),
+    [({1: 32, 2: 16, 4: 16}, [1]), ({1: 32, 2: 32, 4: 16}, [1, 2]), ({2: 16, 4: 16}, []),
+     ({2: 16, 4: 8}, [])],
+)  # fmt: skip
+def test_a_smaller_batch_than_asked_for_is_seen_and_compared_with_nothing(
+    tmp_path, batches, compared
+):
+    halved = [size for size, batch in batches.items() if batch < 32]
+    for size, batch in batches.items():
+        known = {"asked": 32, "measured": batch, "rank": 0, "host": "node1"}
+        flags = [flag("smaller-batch", **known).to_dict()] if size in halved else []
+        case = record("weak", size, local_batch=batch, global_batch=batch * size,
+                      samples_per_step=batch * size, flags=flags)  # fmt: skip
+        write(tmp_path, document(f"w{size}-r0", size, {"test_weak_scaling[local_batch=32]": case}))
+    results = load([tmp_path])
+    assert {row.recorded_case for row in results.rows} == {"test_weak_scaling[local_batch=32]"}
+    series = series_of(results.rows)
+    found = [[point.world_size for point in one.points] for one in series]
+    assert sorted(found) == sorted(filter(None, [compared, *([size] for size in halved)]))
+    assert [[p.world_size for p in one.points] for one in series if can_be_modelled(one)] == (
+        [compared] if compared else []
+    )
+    blocked = {place for one in errors(check(results)) for place in one.points}
+    assert {size for _, size in blocked} == set(halved)
 
 
 def test_cpu_ranks_of_unequal_strength_are_flagged_at_every_size(tmp_path):

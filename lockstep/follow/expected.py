@@ -193,7 +193,8 @@ def _meant(expected: Expected, series: Sequence[Series]) -> list[Series]:
     named = [one for one in series if expected.case in (one.case, one.label, one.name)]
     if expected.case is not None:
         return named
-    return [one for one in series if expected.scaling in (None, one.row.scaling)]
+    found = (one for one in series if not one.row.has_smaller_batch)
+    return [one for one in found if expected.scaling in (None, one.row.scaling)]
 
 
 def _measured(expected: Expected, series: Series | None) -> float | None:

@@ -31,7 +31,7 @@ def verdicts(
         against: The results compared with a base, for `throughput_gain`.
         findings: What the check has found in the results; its errors are no clean runs.
     """
-    series = series_of(results.rows)
+    series = series_of(row for row in results.rows if not row.has_smaller_batch)
     return [
         *_efficiencies(targets, series),
         *_increases(targets, series),

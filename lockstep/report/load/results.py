@@ -43,7 +43,8 @@ class Row:
         job: Slurm job of its launch; None outside one.
         started: When its launch began, as ISO 8601; empty where nobody says.
         training: How a training run went; None where nothing is trained.
-        own_case: Name of a training run as its file has it; `case` is that of all its repeats.
+        own_case: Its name in its file, where `case` is another: of a training run, that of all
+            its repeats; of a smaller batch than asked for, one that no other point has.
         origin: One of `ORIGINS`.
     """
 
@@ -93,6 +94,11 @@ class Row:
     def program(self) -> dict[str, Any]:
         """What is known of a program that was run; empty of what the suite measured itself."""
         return self.details.get("command") or {}
+
+    @property
+    def has_smaller_batch(self) -> bool:
+        """Whether it was measured at less than the batch asked for, so nothing compares it."""
+        return any(one.kind == "smaller-batch" for one in self.flags)
 
     @property
     def point(self) -> tuple[str, str, int]:

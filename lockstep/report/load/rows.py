@@ -54,14 +54,26 @@ def read_launch(path: Path, launch: str, entries: list[Any]) -> tuple[list[Row],
 
 
 def measured(launch: str, records: list[Named]) -> list[Row]:
-    """Return the rows of cases of a launch; training runs are named as their repeats are."""
+    """Return the rows of cases of a launch; training runs are named as their repeats are.
+
+    What was measured at a smaller batch than asked for is named apart from all other points.
+    """
     found = [
         _measured_row(launch, name, case, numbers)
         for (name, case), numbers in zip(records, rounds.reduce_rounds(records), strict=True)
     ]
     for row in found:
         name_alike(row)
+        if row.has_smaller_batch:
+            _set_apart(row)
     return found
+
+
+def _set_apart(row: Row) -> None:
+    """Make a series of its own of a point with a smaller batch than asked for."""
+    row.own_case = row.case
+    row.case = f"{row.case} at {row.local_batch} samples on each of {row.world_size} ranks"
+    row.factors = row.factors | {"measured_local_batch": row.local_batch}
 
 
 def _name(index: int, entry: Any) -> str:

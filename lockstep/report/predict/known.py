@@ -90,7 +90,7 @@ def can_be_modelled(series: Series) -> bool:
     """Tell whether a series is a ladder: measured strong or weak, or an imported table."""
     if series.row.origin != "measured":
         return True
-    return series.row.study in ("strong", "weak")
+    return series.row.study in ("strong", "weak") and not series.row.has_smaller_batch
 
 
 def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding]" = ()) -> Ladder:
