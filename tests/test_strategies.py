@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,6 +145,34 @@ def test_want_of_memory_names_what_helps(error, said):
     ):
         raise error
     for option in ("--on-oom halve", "accumulation=4", "activation_checkpointing=true"):
+        assert option in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "more_collectives", "said"),
+    [(33, 0, "cannot be halved"), (32, 1, "between collectives of the others")],
+)
+def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives, said, monkeypatch):
+    order: list[str] = []
+
+    def exchange_all(name, own):
+        order.append("exchange")
+        return [own, ["", own[1] + more_collectives]]
+
+    def attempt(local_batch):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    world = SimpleNamespace(control=SimpleNamespace(exchange_all=exchange_all))
+    harness = SimpleNamespace(world=world, rank_hosts=["a", "b"])
+    monkeypatch.setattr(fitting, "_free", lambda harness: order.append("free"))
+    with (
+        pytest.raises(RuntimeError, match=f"rank 0 on a .*{said}") as found,
+        fitting.advising(batch, StepConfig(), is_strong=False),
+    ):
+        fitting.fit(harness, batch, 1, attempt)
+    # Freeing waits for the device, which may be in a collective that this rank has not called.
+    assert order == ["exchange"] + ["free"] * (not more_collectives)
+    for option in ("--local-batch", "accumulation=2", "activation_checkpointing=true"):
         assert option in str(found.value)
 
 

@@ -26,6 +26,10 @@ class NoRoomError(ValueError):
     """What is asked for needs more memory than a rank has, known before any of it is made."""
 
 
+class ExhaustedError(RuntimeError):
+    """A rank ran out of memory, and the case cannot go on at half its batch."""
+
+
 @dataclass(frozen=True)
 class Room:
     """The least that any rank may still take of memory.
@@ -70,7 +74,7 @@ def is_exhausted(error: BaseException) -> bool:
     """Return whether an error says that there is no memory left, of a device or of the host."""
     import torch
 
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError)):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError, NoRoomError, ExhaustedError)):
         return True
     return "DefaultCPUAllocator: can't allocate memory" in str(error)
 

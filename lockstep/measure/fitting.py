@@ -85,14 +85,14 @@ def fit(
         attempt: Builds all that a step needs for a batch, and takes one.
 
     Raises:
-        RuntimeError: No half of the batch fits, or only some ranks came as far as a collective.
+        ExhaustedError: No half of the batch fits, or only some ranks came as far as a collective.
     """
     refused: list[Refused] = []
     while (found := _refused(harness, local_batch, attempt)) is not None:
         refused.append(found)
         half = halved(local_batch, pieces)
         if half is None:
-            raise RuntimeError(
+            raise memory.ExhaustedError(
                 f"rank {found.rank} on {found.host} has no memory for {local_batch} samples, which "
                 f"cannot be halved: {found.error}"
             )
@@ -112,17 +112,18 @@ def _refused(
             raise
         said = _first_line(error)
         traceback.clear_frames(error.__traceback__)  # which hold what was made
-    _free(harness)
     ranks = harness.world.control.exchange_all("memory", [said, num_collectives()])
     out = [rank for rank, (text, _) in enumerate(ranks) if text]
-    if not out:
-        return None
-    found = Refused(local_batch, out[0], harness.rank_hosts[out[0]], ranks[out[0]][0])
-    if len({count for _, count in ranks}) > 1:
-        raise RuntimeError(
+    found = None
+    if out:
+        found = Refused(local_batch, out[0], harness.rank_hosts[out[0]], ranks[out[0]][0])
+    if found and len({count for _, count in ranks}) > 1:
+        raise memory.ExhaustedError(
             f"rank {found.rank} on {found.host} ran out of memory between collectives of the "
             f"others, so the case cannot go on at half the batch: {found.error}"
         )
+    # It waits for the device, where a collective that not all ranks have called never ends.
+    _free(harness)
     return found
 
 
@@ -154,8 +155,9 @@ def advising(local_batch: int, config: "StepConfig", *, is_strong: bool) -> Iter
             raise
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         batch = "global" if is_strong else "local"
+        halving = "" if isinstance(error, memory.ExhaustedError) else "--on-oom halve, flagged, or "
         recipes = [
-            f"half the batch, flagged by --on-oom halve or chosen by --{batch}-batch",
+            f"a smaller batch, by {halving}--{batch}-batch",
             f"the batch in parts, by --set accumulation={2 * config.accumulation}",
         ]
         if not config.activation_checkpointing:
