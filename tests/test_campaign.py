@@ -114,6 +114,7 @@ def test_cases_of_one_launch():
         ({"studies": ["stron"]}, r"studies\.0"),
         ({"studies": []}, "either studies"),
         ({"tests": ["benchmarks"]}, "either studies"),
+        ({"studies": ["train"], "on_oom": "halve"}, "on_oom halves the batch of strong"),
         ({"schema": 2}, "schema = 2"),
         ({"name": "a\nb"}, "name"),
         ({"name": "../up"}, "name"),

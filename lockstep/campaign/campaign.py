@@ -37,6 +37,8 @@ from lockstep.vocabulary.text import inputs
 MAX_LAUNCHES = 10_000
 
 Value = StrictBool | StrictInt | StrictFloat | str
+# Of these none takes a step whose batch is the suite's to halve.
+NOT_HALVED = {"collective", "loader", "train", "command"}
 IDENTITY = ("size", *CHANGES, "seed", "device", "threads_per_rank")
 
 
@@ -86,7 +88,9 @@ class Campaign(BaseModel):
         default=None, description="seconds that a case may take, 900 by default"
     )
     on_oom: Literal["halve"] | None = Field(
-        default=None, description="measure a step that a rank has no memory for with half the batch"
+        default=None,
+        description="measure a step that a rank has no memory for with half the batch, in the "
+        "studies strong, weak, precision, bucket, sensitivity and accumulation",
     )
     until_efficiency: Annotated[StrictFloat, Field(gt=0, le=1)] | None = Field(
         default=None,
@@ -128,6 +132,11 @@ class Campaign(BaseModel):
             raise ValueError(
                 'allocation = "array" needs studies, whose cases are known before they run; '
                 'for tests choose "ladder" or "job"'
+            )
+        if self.on_oom is not None and NOT_HALVED.issuperset(self.studies):
+            raise ValueError(
+                "on_oom halves the batch of strong, weak, precision, bucket, sensitivity and "
+                "accumulation; leave it out for other studies, a program and your own tests"
             )
         if ("command" in self.studies) != (self.command is not None):
             raise ValueError('studies = ["command"] and a table [command] belong together')

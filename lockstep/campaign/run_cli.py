@@ -90,7 +90,8 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option(
     "--on-oom",
     type=click.Choice(["halve"]),
-    help="Measure a step that a rank has no memory for with half the batch.",
+    help="Measure a step that a rank has no memory for with half the batch: in strong, weak, "
+    "precision, bucket, sensitivity and accumulation.",
 )
 @click.option(
     "--until-efficiency",
