@@ -11,7 +11,7 @@ from data.report_samples import (
 
 from lockstep.report.check.checker import check, errors
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.load.reading import load
+from lockstep.report.load.reading import gather, load
 from lockstep.report.predict.known import can_be_modelled
 from lockstep.vocabulary.records.flags import flag
 
@@ -26,6 +26,14 @@ def test_launches_that_differ_are_not_pooled(tmp_path, fact):
     known = provenance().get(fact)
     with pytest.raises(ValueError, match=f"w1-r0 and w1-r1 differ in {fact} .{known} and other"):
         load([tmp_path])
+
+
+@pytest.mark.parametrize(("other", "pools"), [("slurm", False), ("torchrun", True), (None, True)])
+def test_ranks_that_srun_binds_are_not_pooled_with_those_of_torchrun(tmp_path, other, pools):
+    for repeat, launcher in enumerate(("torchrun", other)):
+        facts = provenance(1, launcher=launcher)
+        write(tmp_path, document(f"w1-r{repeat}", 1, {CASE: record()}, provenance=facts))
+    assert [one.fact for one in gather([tmp_path]).conflicts] == ["launcher"] * (not pools)
 
 
 @pytest.mark.parametrize(

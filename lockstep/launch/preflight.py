@@ -18,7 +18,7 @@ from lockstep.machine import provenance
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.errors import AgreedError, RankError
 from lockstep.vocabulary.records.flags import Flag, flag
-from lockstep.vocabulary.records.record import KEY, pooling_facts
+from lockstep.vocabulary.records.record import KEY, MAY_BE_UNKNOWN, pooling_facts
 from lockstep.vocabulary.system.environment import steers_torch
 from lockstep.vocabulary.system.host import hostname
 from lockstep.world.control import Control
@@ -301,6 +301,8 @@ def _resumable(path: Path, now: Now) -> Before:
     wanted = json.loads(json.dumps(pooling_facts(now.provenance) | now.facts))
     found = pooling_facts(block["provenance"]) | block["measured_with"]
     for name in (name for name in wanted if found.get(name) != wanted[name]):
+        if name in MAY_BE_UNKNOWN and None in (found.get(name), wanted[name]):
+            continue
         raise ValueError(
             f"{path} was measured with {name} {found.get(name)}, now it is {wanted[name]}; "
             "results that differ in it are not pooled: measure into another folder"

@@ -51,8 +51,13 @@ def odd_ones(
 
 def mixed_launches(launches: Sequence[Launch]) -> Iterator[Conflict]:
     """Yield the versions, image or devices of launches that differ from those of most."""
-    known = [launch for launch in launches if launch.provenance]
     for name in record.POOLING_FACTS:
+        known = [
+            one
+            for one in launches
+            if one.provenance.get(name) is not None
+            or (one.provenance and name not in record.MAY_BE_UNKNOWN)
+        ]
         values = [launch.provenance.get(name) for launch in known]
         for usual, odd in odd_ones(known, values):
             both = f"launches {usual[0].name} and {odd[0].name}"

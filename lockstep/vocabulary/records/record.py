@@ -44,7 +44,12 @@ Seconds = Annotated[float, About(strict=True, gt=SHORTEST_ROUND_S, lt=LONGEST_RO
 Rounds = Annotated[list[Seconds], About(min_length=1)]
 
 # Two launches may be pooled or compared only if these facts of their provenance are equal.
-POOLING_FACTS = ("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256")
+POOLING_FACTS = (
+    *("torch", "cuda", "nccl", "driver", "image_sha256", "device_names", "suite_sha256"),
+    "launcher",
+)
+# A process that nothing started as a rank has none, nor has an older record: it differs from none.
+MAY_BE_UNKNOWN = ("launcher",)
 
 
 @dataclass(frozen=True)
