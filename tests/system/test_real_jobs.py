@@ -139,7 +139,7 @@ def test_real_jobs_stand_as_they_are(login):
     by_hand = login / "jobs" / "by-hand.sh"
     by_hand.write_text("#!/bin/bash\ntrue\n")
     where = (f"--output={login}/jobs/slurm-%j.out", "--job-name=by-hand", "--time=1")
-    ids["by-hand"] = slurm.sbatch(by_hand, "nobody recorded this", *where)
+    ids["by-hand"] = slurm.sbatch(by_hand, "nobody recorded this", *where).id
     ids["arr"] = sent(login, "arr", "[ $SLURM_ARRAY_TASK_ID -ne 2 ]", "--array=0-4%3", num=5)
     path = os.environ["PATH"]
     given_up = lockstep(f"cancel {login} --job ended", login, path)
@@ -179,7 +179,7 @@ def sent(folder, name, command, *options, num=1):
     script.write_text(f"#!/bin/bash\n{command}\n")
     output = "%A_%a" if num > 1 else "%j"
     where = (f"--output={folder}/jobs/slurm-{output}.out", f"--job-name={name}", "--time=1")
-    job_id = slurm.sbatch(script, f"lockstep:{name}-testbed", *where, *options)
+    job_id = slurm.sbatch(script, f"lockstep:{name}-testbed", *where, *options).id
     record = Journal(folder / "jobs" / "submitted.jsonl")
     launches = [f"{name}-{number}" for number in range(num)]
     kind = "array" if num > 1 else "ladder"
