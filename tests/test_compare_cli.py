@@ -104,6 +104,7 @@ def test_what_cannot_be_judged_names_the_change_it_could_show_and_the_launches_i
     assert (done.return_value, point["verdict"]) == (0, "not-enough-evidence")
     assert f"nine times of ten they show a change of {change} or more; to show 3 %" in out
     assert re.search(r"takes \d+ launches a side", out)
+    assert f"too noisy to tell (nine times of ten a change of {change} or more" in out
 
 
 def test_one_launch_a_side_is_not_judged_and_the_text_says_what_is_enough(sides):

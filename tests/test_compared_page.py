@@ -8,9 +8,9 @@ import commands
 import pytest
 from data.report_samples import provenance, strong_tree
 
-from lockstep.report.compare import outcome
+from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.compare_cli import compare as command
-from lockstep.report.compare.comparison import compare, compare_all
+from lockstep.report.compare.comparison import Comparison, compare, compare_all
 from lockstep.report.compare.judging import Judged
 from lockstep.report.compare.side_by_side import compared_page
 from lockstep.report.load.reading import load
@@ -59,6 +59,16 @@ def test_what_points_come_to(verdicts, kind):
     found = outcome.outcome([(None, Judged(0.9, None, verdict)) for verdict in verdicts])
     assert (found.kind, found.total) == (kind, len(verdicts))
     assert found.counts[outcome.BARE] == verdicts.count("not-enough-evidence")
+
+
+def test_a_blocked_point_among_others_is_to_be_mended_first():
+    said = {
+        outcome_wording.advice(
+            Comparison(0.03, [(None, Judged(1, None, verdict)) for verdict in verdicts], 0.05)
+        )
+        for verdicts in (["blocked"], ["same", "blocked"], ["not-enough-evidence", "blocked"])
+    }
+    assert len(said) == 1
 
 
 def test_the_strongest_of_several_claims_stands_first(tmp_path):

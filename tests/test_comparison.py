@@ -10,7 +10,7 @@ from figures_compare import ONE_NOISY, false_claims, power
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.compare import comparison
+from lockstep.report.compare import comparison, outcome
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.judging import SLOWER, judge, launches_needed
 from lockstep.report.compute.statistics import t_quantile
@@ -70,6 +70,8 @@ def test_rounded_launches_are_no_certainty():
     (alone,), error = judge([rounded])
     assert (alone.verdict, alone.interval, alone.spread) == ("not-enough-evidence", None, None)
     assert (alone.ratio, error) == (pytest.approx(1.04), pytest.approx(0.05))
+    assert outcome.counted_as(alone) == outcome.EQUAL
+    assert outcome.counted_as(judge([([100], [104, 104])])[0][0]) == outcome.BARE
     noisy = ([100, 103], [101, 98])
     assert judge([rounded, noisy])[0][1] == judge([noisy])[0][0]
     among = judge([rounded, noisy, noisy])[0][0]

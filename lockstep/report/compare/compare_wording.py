@@ -169,7 +169,8 @@ def rule(*comparisons: "Comparison") -> list[str]:
         drawn = next(iter(levels.values()))
     else:
         drawn = ", ".join(f"{level} ({side})" for side, level in levels.items())
-    beside = f" and {number} comparisons" if number > 1 else ""
+    also = ", each also corrected for" if len(levels) > 1 else " and"
+    beside = f"{also} {number} comparisons" if number > 1 else ""
     return [
         f"Intervals at {drawn}{beside}; "
         f"same: within {low:.3f} to {high:.3f}; faster, slower: else, and without 1."
@@ -241,17 +242,17 @@ def left_out(made: "Comparison") -> list[str]:
 
 def _without_interval(made: "Comparison") -> list[str]:
     """Say which points cannot be judged at all, and what would be enough."""
-    points = [pair for pair, one in made.points if not (one.blocked_by or one.interval)]
-    alone = sum(min(len(pair.a), len(pair.b)) == 1 for pair in points)
+    counts = outcome.outcome(made.points).counts
+    alone, equal = counts[outcome.BARE], counts[outcome.EQUAL]
     texts = []
     if alone:
         texts.append(
             f"cannot be judged: {counted(alone, 'point')} with one launch on a side, so the noise "
             "is unknown; two launches a side are the least, measure five"
         )
-    if len(points) > alone:
+    if equal:
         texts.append(
-            f"cannot be judged: {counted(len(points) - alone, 'point')} with launches equal to the "
+            f"cannot be judged: {counted(equal, 'point')} with launches equal to the "
             "last digit, which are rounded or copied; measure five launches a side"
         )
     return texts

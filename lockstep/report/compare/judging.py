@@ -49,6 +49,7 @@ class Judged:
         test: The ratio as Welch's test sees it; None without an interval.
         error: Error rate at which the interval is drawn.
         blocked_by: Rules of the check whose errors touch the results of a side.
+        is_repeated: Whether both sides have several launches.
     """
 
     ratio: float
@@ -57,6 +58,7 @@ class Judged:
     test: Ratio | None = None
     error: float = 1 - CONFIDENCE
     blocked_by: tuple[str, ...] = ()
+    is_repeated: bool = False
 
     @property
     def spread(self) -> float | None:
@@ -105,8 +107,10 @@ def _judged(
     interval = test.interval(1 - error) if test else None
     if test is None or interval is None:
         means = [fmean(map(math.log, side)) for side in (a, b)]
-        return Judged(math.exp(means[1] - means[0]), None, UNKNOWN)
-    return Judged(math.exp(test.log_ratio), interval, _verdict(interval, margin), test, error)
+        ratio = math.exp(means[1] - means[0])
+        return Judged(ratio, None, UNKNOWN, is_repeated=min(len(a), len(b)) > 1)
+    verdict = _verdict(interval, margin)
+    return Judged(math.exp(test.log_ratio), interval, verdict, test, error, is_repeated=True)
 
 
 def _verdict(interval: Interval, margin: float) -> str:

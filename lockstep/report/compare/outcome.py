@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from lockstep.report.compare.comparison import Comparison
 
 JudgedPair = tuple[Pair, Judged]
-# Of the points without enough evidence, those whose noise is unknown.
-BARE = "no-interval"
+# Of the points without enough evidence, those whose noise is unknown: without repeats on a side,
+# and with repeats that are equal to the last digit.
+BARE, EQUAL = "no-interval", "no-spread"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Outcome:
     Attributes:
         kind: "differs": a point is shown to be slower or faster; "same": all points are the same
             within the margin; "blocked": errors of the check block all of them; "unshown": else.
-        counts: How many points have each verdict, `BARE` among them.
+        counts: How many points have each verdict, `BARE` and `EQUAL` among them.
         slower: The points shown to be slower, the one that lost most first.
         faster: The points shown to be faster, the one that gained most first.
         smallest_change: The relative change that each point without enough evidence would have
@@ -71,9 +72,10 @@ def _kind(counts: Mapping[str, int]) -> str:
 
 
 def counted_as(judged: Judged) -> str:
-    """Return a point's verdict, or `BARE` where its noise is unknown."""
-    is_bare = judged.verdict == UNKNOWN and judged.interval is None
-    return BARE if is_bare else judged.verdict
+    """Return a point's verdict, or `BARE` or `EQUAL` where its noise is unknown."""
+    if judged.verdict != UNKNOWN or judged.interval:
+        return judged.verdict
+    return EQUAL if judged.is_repeated else BARE
 
 
 def changed(made: "Comparison") -> dict[str, tuple[list[Any], list[Any]]]:

@@ -14,7 +14,7 @@ from lockstep.report.compare.judging import (
     UNKNOWN,
     launches_needed,
 )
-from lockstep.report.compare.outcome import BARE, JudgedPair, Outcome
+from lockstep.report.compare.outcome import BARE, EQUAL, JudgedPair, Outcome
 from lockstep.vocabulary.text.formats import DASH, counted, listed, percent
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _NAMES = {
 # In a cell; a verdict of the rule, and why there is none.
 SHORT = {
     SLOWER: "slower", FASTER: "faster", SAME: "same", UNKNOWN: "too noisy", BARE: "no repeat",
-    BLOCKED: "blocked",
+    EQUAL: "no spread known", BLOCKED: "blocked",
 }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def difference(made: "Comparison") -> str:
     if not found:
         if others:
             names = [fact(name) for name in outcome.changed(made)]
-            return f"With another {listed(names, MOST_NAMED)}"
+            return f"Other {listed(names, MOST_NAMED)}"
         return "With nothing known to differ"
     said = [f"{fact(k)} {values(b)} in place of {values(a)}" for k, (a, b) in found.items()]
     more = len(said) - MOST_NAMED + others
@@ -80,7 +80,7 @@ def sentence(found: Outcome, margin: float) -> str:
         claims = "no verdict"
     else:
         claims = "no difference is shown"
-    return f"{claims}. {_counts(found, margin)}{_noise(found)}."
+    return f"{claims}. {_counts(found, margin)}."
 
 
 def _claim(points: Sequence[JudgedPair], is_named: bool) -> str:
@@ -107,23 +107,29 @@ def _counts(found: Outcome, margin: float) -> str:
         SLOWER: "slower",
         FASTER: "faster",
         SAME: f"the same within {100 * margin:g} %",
-        UNKNOWN: "too noisy to tell",
+        UNKNOWN: f"too noisy to tell{_noise(found)}",
         BARE: "without the repeats to tell",
+        EQUAL: "of unknown noise, as launches are equal to the last digit",
         BLOCKED: "blocked by errors of the check",
     }
-    said = [f"{found.counts[kind]} {text}" for kind, text in words.items() if found.counts[kind]]
     if len(found.counts) > 1:
-        return f"Of {counted(found.total, 'point')} {joined(said)}"
+        said = [(found.counts[kind], text) for kind, text in words.items() if found.counts[kind]]
+        (first, what), *rest = said
+        verdicts = [
+            f"{first} {'is' if first == 1 else 'are'} {what}",
+            *(f"{n} {t}" for n, t in rest),
+        ]
+        return f"Of {counted(found.total, 'point')}, {joined(verdicts)}"
     (only,) = found.counts
     which = "The one point is" if found.total == 1 else f"All {found.total} points are"
     return f"{which} {words[only]}"
 
 
 def _noise(found: Outcome) -> str:
-    if not found.counts[UNKNOWN]:
-        return ""
-    least = seen(found)
-    return f": {f'a change of {least} or more' if least else 'no change'} would have been seen"
+    """Say which change the noisy points would have shown, with the power of that claim."""
+    if least := seen(found):
+        return f" (nine times of ten a change of {least} or more would have been seen)"
+    return " (no change would have been seen)"
 
 
 def seen(found: Outcome) -> str:
@@ -137,12 +143,14 @@ def advice(made: "Comparison") -> str:
     found = outcome.outcome(made.points)
     a, b = made.sides
     cautions = {one.kind for one in made.cautions}
-    if found.kind == "blocked":
+    if found.counts[BLOCKED]:
         return "Mend what lockstep check calls an error, then compare again."
     if "copies" in cautions:
         return f"Measure {b} again: launches that both sides hold say nothing of a difference."
     if found.counts[BARE]:
         return "Measure five launches a side: without repeats the noise is unknown."
+    if found.counts[EQUAL]:
+        return "Give rates with more digits, of launches that are no copies: these show no noise."
     if found.kind == "differs" and "not-in-turn" in cautions:
         return f"Measure {a} and {b} in turn, {a} {b} {b} {a}: so far it may be a drift."
     if found.kind == "differs":

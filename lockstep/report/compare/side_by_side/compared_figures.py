@@ -18,7 +18,7 @@ from lockstep.vocabulary.text.formats import counted
 MAX_CHANGES, MAX_CASES = 32, 6
 HOW = (
     "Bar: interval; shaded: the same within the margin; triangle: shown to be slower or faster; "
-    "square: the same; hollow: too noisy to tell, or without repeats."
+    "square: the same; hollow: too noisy to tell, or of unknown noise."
 )
 
 

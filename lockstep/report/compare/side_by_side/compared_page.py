@@ -9,7 +9,7 @@ from lockstep.report.compare import compare_wording, comparison, outcome, outcom
 from lockstep.report.compare.circumstances import Caution
 from lockstep.report.compare.comparison import LETTERS, Comparison
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN
-from lockstep.report.compare.outcome import BARE, Line
+from lockstep.report.compare.outcome import BARE, EQUAL, Line
 from lockstep.report.compare.side_by_side import compared_figures, compared_tables
 from lockstep.report.load.results import Results
 from lockstep.report.page import checked, folding
@@ -27,7 +27,7 @@ MEANING = (
     "ten. Too noisy: its interval holds both no change and one beyond the margin.",
 )
 IMPORTED = {"cited": "Cited numbers", "target": "Targets"}
-EQUAL = "Equal, as far as all say: "
+SHARED = "Equal, as far as all say: "
 
 
 def page(
@@ -135,8 +135,9 @@ def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
         for kind, points in ((SLOWER, found.slower), (FASTER, found.faster)) if points
     }  # fmt: skip
     told |= {SAME: f"within {100 * made.margin:g} %", UNKNOWN: seen, BARE: "no interval",
-             BLOCKED: "by the check"}  # fmt: skip
-    kinds = [SLOWER, FASTER, SAME, UNKNOWN, *(k for k in (BARE, BLOCKED) if found.counts[k])]
+             EQUAL: "no interval", BLOCKED: "by the check"}  # fmt: skip
+    rare = [kind for kind in (BARE, EQUAL, BLOCKED) if found.counts[kind]]
+    kinds = [SLOWER, FASTER, SAME, UNKNOWN, *rare]
     return [
         {
             "label": outcome_wording.SHORT[kind].capitalize(),
@@ -174,7 +175,7 @@ def _differences(comparisons: Sequence[Comparison]) -> Panel:
         outcome_wording.fact(name) for name in comparisons[0].same_facts
         if all(name in one.same_facts for one in comparisons)
     ]  # fmt: skip
-    made["lead"] = [f"{EQUAL}{listed(equal, 12)}."] if equal else []
+    made["lead"] = [f"{SHARED}{listed(equal, 12)}."] if equal else []
     found = compared_tables.differences(comparisons)
     made["tables"] = [found] if found["rows"] else []
     if not found["rows"]:
