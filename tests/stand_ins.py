@@ -104,12 +104,14 @@ def send(folder, job, job_id, launches=(), kind="ladder", time="2026-01-01T00:00
 
 
 def keep(
-    folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, elapsed_s=900.0, **more
-):
+    folder, name, *cases, expected=("a", "b"), job_id=None, world_size=4, elapsed_s=900.0,
+    devices=(), **more
+):  # fmt: skip
     """Write into the journal of a launch, as a session in a job does."""
     kept = Journal(folder / "launches" / name / "journal.jsonl")
     slurm = {"SLURM_JOB_ID": job_id} if job_id else {}
     facts = {"world_size": world_size, "studies": "weak", "provenance": {"slurm": slurm}}
+    facts["provenance"]["device_names"] = list(devices)
     head = {"kind": "launch", "schema": SCHEMA_VERSION, "resumed": kept.path.stat().st_size > 0}
     kept.append(head | {"document": {"version": "5"}, "launch": facts, "expected": list(expected)})
     for case in cases:

@@ -17,7 +17,7 @@ import pytest
 from job_runs import JobRun, made, plain, seen
 from launched import environ
 
-from lockstep.campaign import floor
+from lockstep.campaign import floor, run_cli
 from lockstep.campaign.campaign import Campaign, load, plan
 from lockstep.command import table
 from lockstep.command.table import Command
@@ -270,6 +270,14 @@ def test_a_ladder_ends_after_the_size_that_misses_the_floor(written, tmp_path):
     assert missed.efficiency == pytest.approx(120 / 110 / 2, rel=0.01)
     claimed = json.loads((folder / "campaign.json").read_text())
     assert claimed["left_out"] == [{"world_size": 4, "num_gpus": None, "kind": "below_floor"}]
+
+
+def test_a_stage_that_waits_for_a_good_end_does_not_follow_time_that_is_up(written, tmp_path):
+    more = {"name": "publish", "command": "touch $LOCKSTEP_RESULTS/done", "when": "after"}
+    asked = {"stage": [more | {"folder": "/", "dependency": "afterok"}]}
+    path = written("line = 'echo rate 1'\n" + RATE, sizes="1")
+    run_cli.measure(load(str(path), jobs=asked), tmp_path, limit_s=-1.0)
+    assert not (tmp_path / "test" / "done").exists()
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ def test_what_launches_take_is_told_by_those_like_them_on_this_host(tmp_path):
             at = stamp(begun_s + 8.0 * number)
             made.append({"kind": "skip", "case": str(number), "reason": "none", "time": at})
         made.close()
+    broken = Folder(tmp_path / "broken")
+    broken.path.mkdir()
+    broken.claim(own.model_copy(update={"name": "broken"}), launches)
+    broken.launch("w1-r0").mkdir(parents=True)
+    broken.journal("w1-r0").write_text("no journal\n{}\n")
     needed = estimate(own, tmp_path / "own", launches)
     assert needed.source == before.path
     assert set(needed.launches.values()) == {30.0 + 8.0 * own.num_cases()}

@@ -3,12 +3,14 @@
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
+from lockstep.campaign import local_stages
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
 from lockstep.campaign.local_stages import Stages
@@ -276,3 +278,19 @@ def test_on_this_machine_stages_run_as_their_jobs_would(tmp_path, asked, is_well
             if end == "true" and one.name in ran]  # fmt: skip
     assert [one.name for one in made if stages.is_done(one)] == done
     assert stages.before() is ("MEASURED" in ran)  # what is done does not run again
+
+
+def test_all_tasks_of_a_stage_have_one_limit(monkeypatch):
+    now, limits = [0.0], []
+
+    def wait(limit_s):
+        limits.append(limit_s)
+        now[0] += 6.0
+        return 0
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(local_stages, "time", clock)
+    monkeypatch.setattr(local_stages.os, "killpg", lambda *_: None)
+    tasks = [SimpleNamespace(pid=-1, wait=wait)] * 2
+    assert list(local_stages._waited(tasks, 10.0)) == [0, 0]
+    assert limits[:2] == [10.0, 4.0]

@@ -15,7 +15,7 @@ import pytest
 from data.job_samples import campaign_of, site_of
 from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 
-from lockstep.campaign import on_end
+from lockstep.campaign import floor, on_end
 from lockstep.campaign.campaign import plan
 from lockstep.follow import ladder_end
 from lockstep.slurm.status.sent import Results
@@ -378,6 +378,14 @@ def test_a_ladder_that_ended_below_its_floor_has_lost_nothing(here, folder, aske
     assert record["next"] == ["lockstep collect results/x"]
     on_end.run(Results(folder), print)
     assert (folder / "end").read_text() == "complete\n"
+
+
+def test_a_floor_judges_no_halved_batch_and_no_other_device(folder):
+    halved = [{"kind": "smaller-batch"}]
+    for size, flags, device in ((1, [], "a"), (2, halved, "a"), (4, [], "a"), (8, [], "b")):
+        keep(folder, f"w{size}-r0", "a", world_size=size, scaling="weak", samples_per_step=1,
+             steps_per_round=1, flags=flags, devices=[device])  # fmt: skip
+    assert floor.efficiencies(folder / "launches") == {4: 0.25}
 
 
 def test_what_waits_beyond_a_floor_is_cancelled_if_asked_and_left_out(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.vocabulary.metrics import best_efficiencies
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import flags, journal
 from lockstep.vocabulary.records.record import KEY, case_name
 
 EXIT_MISSED = 3
@@ -75,13 +75,21 @@ def left_out(launches: Path, claimed: Mapping[str, Any]) -> set[str]:
 
 
 def efficiencies(launches: Path) -> dict[int, float]:
-    """Return world size -> the best parallel efficiency of any case that is in a journal."""
+    """Return world size -> the best parallel efficiency of any case that is in a journal.
+
+    Rates of unlike devices, or of a batch that was halved, are compared with none.
+    """
     rates: dict[str, dict[int, list[float]]] = {}
     for path in sorted(launches.glob("*/journal.jsonl")):
-        for entry in journal.measured(path).values():
+        if not journal.outcomes(path):
+            continue
+        document = journal.rebuild(path)
+        devices = (document[KEY].get("provenance") or {}).get("device_names") or []
+        for entry in document["benchmarks"]:
             block = entry["extra_info"][KEY]
-            if block["scaling"] is not None:
-                own = rates.setdefault(case_name(entry), {})
+            is_halved = flags.has(map(flags.read, block.get("flags", ())), "smaller-batch")
+            if block["scaling"] is not None and not is_halved:
+                own = rates.setdefault(" ".join([case_name(entry), *devices]), {})
                 own.setdefault(block["world_size"], []).append(_rate(entry, block))
     return best_efficiencies(rates)
 

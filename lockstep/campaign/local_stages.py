@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,10 +130,11 @@ def _codes(stage: Stage, results: Path, log: Path) -> list[int]:
 
 def _waited(tasks: list[subprocess.Popen[bytes]], limit_s: float | None) -> Iterator[int]:
     """Yield each task's exit code; what is left of them is ended, whatever ends the wait."""
+    deadline = time.monotonic() + (limit_s or 0)
     try:
         for task in tasks:
             try:
-                code = task.wait(limit_s)
+                code = task.wait(limit_s and max(0.0, deadline - time.monotonic()))
                 yield code if code >= 0 else SIGNALLED - code
             except subprocess.TimeoutExpired:
                 yield TIMED_OUT

@@ -234,21 +234,21 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     if as_json:
         rows = [_facts(*pair) for pair in zip(missing, outcomes, strict=False)]
         click.echo(json.dumps(rows, indent=1))
-    if left := missing[len(outcomes) :]:
-        click.echo(_why_left(ladder, left), err=True)
+    is_end = _say_left(ladder, missing[len(outcomes) :])
     incomplete = [outcome for outcome in outcomes if not outcome.complete]
     for outcome in outcomes:
         _explain(ladder, outcome)
     click.echo(f"Results: {ladder.folder}", err=True)
-    is_well = stages.after(is_well=not incomplete, has_measured=bool(outcomes))
+    is_all = is_end and not incomplete
+    is_well = stages.after(is_well=is_all, has_measured=bool(outcomes))
     on_end.run(ladder.results, _say)
     if incomplete:
         click.echo("The same command goes on with what is left.", err=True)
-    elif reason := only_skip(ladder):
+    elif is_all and (reason := only_skip(ladder)):
         why = f"for every case was skipped ({reason})"
         click.echo(f"Nothing was measured, {why}; change the campaign to measure here", err=True)
         return 1
-    has_results = not incomplete or any(outcome.measured for outcome in outcomes)
+    has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
         _show_verdict(ladder.folder, ladder.campaign.factors)
     click.echo(f"Next: lockstep report {ladder.folder}", err=True)
@@ -294,14 +294,21 @@ def _outcomes(
     return outcomes
 
 
-def _why_left(ladder: "Ladder", left: "list[Launch]") -> str:
-    """Say why launches were not made; those beyond the floor are noted as left out for good."""
+def _say_left(ladder: "Ladder", left: "list[Launch]") -> bool:
+    """Say why launches were not made, and return whether none of them is for another time.
+
+    Those beyond the floor are noted as left out for good.
+    """
+    if not left:
+        return True
     num_left = counted(len(left), "launch")
     missed = ladder.missed(left[0])
     if missed is None:
-        return f"Time is up: {num_left} left for another time."
+        _say(f"Time is up: {num_left} left for another time.")
+        return False
     ladder.leave_out({launch.world_size for launch in left})
-    return f"The ladder ends, {num_left} before its end: {missed}."
+    _say(f"The ladder ends, {num_left} before its end: {missed}.")
+    return True
 
 
 def _show_verdict(folder: Path, factors: Collection[str]) -> None:

@@ -67,10 +67,13 @@ def estimate(campaign: Campaign, folder: Path, launches: Sequence[Launch]) -> Ne
     is of the same size and studies.
 
     Raises:
-        ValueError: A journal is corrupt.
+        ValueError: A journal of the campaign itself is corrupt.
     """
     for path in (folder, *_alike(campaign, folder)):
-        sessions = [one for one in _sessions(Folder(path)) if one.num_cases]
+        sessions: list[Session] = []
+        # What is wrong with another campaign's journal is no reason not to measure this one.
+        with suppress(*() if path == folder else (ValueError, OSError)):
+            sessions = [one for one in _sessions(Folder(path)) if one.num_cases]
         if sessions:
             needed = {one.name: _launch_s(one, campaign, folder, sessions) for one in launches}
             return Needed(needed, path, path == folder)

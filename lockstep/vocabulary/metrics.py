@@ -49,7 +49,7 @@ def best_efficiencies(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dic
     """Return world size -> the best parallel efficiency of any case measured there.
 
     Of the rates of work X, medians over launches: X(p) / X(p0) / (p / p0), with p0 the smallest
-    size that a case was measured at.
+    size that a case was measured at, which itself is judged by none.
 
     Args:
         rates: Case -> world size -> the rate of each launch.
@@ -57,8 +57,8 @@ def best_efficiencies(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dic
     best: dict[int, float] = {}
     for own in rates.values():
         base = min(own)
-        for size, found in own.items():
-            reached = median(found) / median(own[base]) / (size / base)
+        for size in own.keys() - {base}:
+            reached = median(own[size]) / median(own[base]) / (size / base)
             best[size] = max(best.get(size, 0.0), reached)
     return best
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.vocabulary.metrics import best_efficiencies
+from lockstep.vocabulary.records import flags
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
@@ -78,7 +79,8 @@ def efficiencies(rows: Iterable[Row]) -> dict[int, float]:
     """Return world size -> the best parallel efficiency of any case measured there."""
     rates: dict[str, dict[int, list[float]]] = {}
     for row in rows:
-        if row.origin == "measured" and row.scaling is not None:
+        is_halved = flags.has(row.flags, "smaller-batch")
+        if row.origin == "measured" and row.scaling is not None and not is_halved:
             rates.setdefault(row.case, {}).setdefault(row.world_size, []).append(row.rate)
     return best_efficiencies(rates)
 

@@ -267,6 +267,11 @@ def _by_size(launches: Sequence[Launch]) -> Iterator[tuple[int, list[Launch]]]:
 
 
 def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
+    if site.gpu_types and campaign.jobs.chain > 1:
+        raise ValueError(
+            "chain goes on with launches that may have begun on another of gpu_types; set chain = "
+            "1, or constraint to one type in the place of gpu_types"
+        )
     # srun ignores --ntasks-per-node where the ranks do not fill their nodes evenly.
     on_node = resources.ranks_per_node
     for world_size in campaign.world_sizes:

@@ -190,6 +190,11 @@ def _of_sentence(text: str) -> Flag:
     return Flag(next(begun, "note"), {"text": text})
 
 
+def has(found: Iterable[Flag], kind: str) -> bool:
+    """Return whether one of the flags is of a kind."""
+    return any(one.kind == kind for one in found)
+
+
 def to_dicts(flags: Iterable[Flag]) -> list[dict[str, Any]]:
     """Return flags as a report's JSON holds them, each with its words."""
     return [one.to_dict() | {"words": str(one)} for one in flags]
