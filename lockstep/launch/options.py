@@ -143,7 +143,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--on-oom": {
         "choices": ["halve"],
-        "help": "measure a step that a rank has no memory for with half the batch, and flag it",
+        "help": "measure a step that a rank has no memory for with half the batch, and flag it: of "
+        "strong, weak, precision, bucket, sensitivity and accumulation",
     },
     "--part": {"metavar": "K/N", "help": "only the K-th of N parts of the selected cases"},
     "--stop-file": {
