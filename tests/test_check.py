@@ -221,11 +221,25 @@ def test_a_rule_that_warns_is_told_once_with_its_points_and_json_has_them_all(tm
     assert sum(one["rule"] == "no-repeat" for one in findings(tmp_path)) == 9
 
 
+def test_a_fact_of_another_kind_is_never_one_of_the_rest(tmp_path):
+    for rank in range(3):
+        flags = [{"kind": "throttled", "rank": rank, "host": "n", "reasons": "heat"}]
+        flags += [{"kind": "sockets-beside-infiniband", "links": 1, "devices": "mlx5_0"}] * rank
+        write(tmp_path, document(f"w1-r{rank}", 1, {f"a[{rank}]": record(flags=flags)}))
+    groups = [one for one in terminal.grouped(check(gather([tmp_path]))) if one.rule == "flagged"]
+    assert [len(one.facts) for one in groups] == [3, 1]
+    assert [one.message(1).count("1 more of the kind") for one in groups] == [0, 0]
+    assert "2 more of the kind" in groups[0].message(1)
+    assert groups[0].message().count("throttled") == 3
+
+
 def test_errors_of_one_rule_that_say_different_things_stay_apart(tmp_path):
-    failed = [{"case": f"weak[{n}]", "reason": f"reason {n}"} for n in (1, 2)]
+    failed = [{"case": f"weak[{n}]", "reason": f"reason {n % 2}"} for n in (1, 2, 3)]
     folder = measured(tmp_path, 1, launches=lambda size: 1, facts=always(failed=failed))
     groups = terminal.grouped(check(gather([folder])))
-    assert [one.rule for one in groups].count("failed-case") == 2
+    twice, once = (one for one in groups if one.rule == "failed-case")
+    assert [len(one.places) for one in (twice, once)] == [2, 1]
+    assert all("w1-r0" in place for place in twice.places)  # each launch has to be mended
     assert [one.rule for one in groups].count("no-repeat") == 1
 
 

@@ -57,6 +57,7 @@ def test_an_error_blocks_each_verdict_it_touches_and_comes_first_on_the_page(
     assert clean.verdict == "missed"
     shown = page(results, series_of(results.split()[0]), 0.7)
     assert plant.rule in {one.partition(":")[0] for one in shown["errors"]}
+    assert not any(one["of"] in line for one in shown["headlines"] for line in one["lines"])
     assert not any(
         f", {one.label}:" in text and "blocked by check" not in text
         for one in series_of(results.rows)

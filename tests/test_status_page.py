@@ -103,6 +103,9 @@ def test_the_record_and_the_page_of_each_moment(tmp_path, moment, states, prepar
     assert bool(record["monitor"]) == (moment in ("pending", "running"))
     assert all(MEANINGS[name] in page for name in states)
     assert ("location.reload" in page) == (moment in ("pending", "running"))
+    without_script = page.partition("<script>")[0]
+    assert ('<noscript><meta http-equiv="refresh"' in without_script) == bool(record["monitor"])
+    assert "Read it again" not in without_script  # a box that does nothing
     assert not re.search(r"\$[({]", page)  # nothing that a shell or a template left
     for at in (record["time"], record["as_of"]["slurm"]):
         assert datetime.fromisoformat(at).tzinfo is not None

@@ -18,6 +18,7 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gate_wording, gates
 from lockstep.report.gate.targets import Targets
+from lockstep.report.gate.verdicts import block
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.figures import draw
@@ -132,6 +133,28 @@ def test_a_seed_that_failed_forbids_a_verdict_on_the_others(tmp_path):
     results = load([tmp_path])
     (finding,) = [one for one in check(results) if one.rule == "failed-case"]
     assert all(map(finding.touches, results.rows))
+
+
+def test_trainings_that_crowd_their_cores_are_judged_by_what_they_learn_alone(tmp_path):
+    for device, threads in (("EPYC", 2), ("H100", 1)):
+        known = provenance(cores_per_node=1, threads_per_rank=threads)
+        cases = {f"test_train[device={device}-seed=0]": trained(0, device=device)}
+        write(tmp_path, document(f"w1-{device}", 1, cases, provenance=known))
+    results = gather([tmp_path])
+    findings, series = check(results), series_of(results.rows)
+    wanted = Targets.model_validate({"schema": 1, "validation_accuracy": 0.7})
+    judged = block(gates.verdicts(wanted, results), results, findings)
+    assert [one.blocked_by for one in judged] == [[], []]
+    made = page(results, series, 0.7, findings=findings)
+    assert (made["errors"], "crowded" in made["next"]) == ([], False)
+    lines = "\n".join(console_table(results, series, 120))
+    assert "x first" not in lines  # no rate is over that of a crowded run
+    assert "80.0" in lines
+    found = compared(compare(results, results, findings=(findings, findings)), ("A", "B"))
+    crowded, free = sorted(found["points"], key=lambda one: not one["blocked_by"])
+    assert (crowded["blocked_by"], crowded["ratio"]) == (["crowded-training"], None)
+    assert crowded["quantities"].keys() == {"validation_accuracy"}
+    assert (free["blocked_by"], free["ratio"]) == ([], 1)
 
 
 @pytest.fixture

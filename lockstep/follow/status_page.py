@@ -11,11 +11,17 @@ from lockstep.follow import status_wording
 from lockstep.follow.receiver import CHANGES_PATH
 from lockstep.report.page.render import environment, own
 
-# Whoever reads slowly can keep a page as it is, which a refresh in its head would not let them.
+# Whoever reads slowly can keep a page as it is, which a refresh in its head would not let them;
+# that of the template is for viewers without scripts.
 AGAIN = """
-const box = document.querySelector("#again");
+const box = Object.assign(document.createElement("input"), {{
+  type: "checkbox", id: "again", checked: true,
+}});
+const label = document.createElement("label");
+label.append(box, " Read it again every {every_s} s");
+document.querySelector("#as-of").append(" ", label);
 const again = () => {{ if (box.checked) location.reload(); }};
-setInterval(again, {every_ms});
+setInterval(again, {every_s} * 1000);
 """
 # A page that is served asks to be told of changes.
 LISTEN = f'new EventSource("{CHANGES_PATH}").onmessage = again;'
@@ -29,7 +35,7 @@ def html(record: Mapping[str, Any], refresh_s: float | None, *, is_served: bool 
         refresh_s: After how long a browser reads the page again; None for never.
         is_served: Whether `lockstep serve` gives it, which tells of changes.
     """
-    script = "" if refresh_s is None else AGAIN.format(every_ms=round(refresh_s) * 1000)
+    script = "" if refresh_s is None else AGAIN.format(every_s=round(refresh_s))
     script += LISTEN if is_served else ""
     return (
         environment()

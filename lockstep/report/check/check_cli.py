@@ -20,7 +20,8 @@ Examples:
 A PATH is what lockstep report reads: a campaign, pytest-benchmark files, or an imported table.
 Of tables, times and throughput that one import brought in for the same sizes are taken for one
 run, unless a model, precision, scaling or source that they state parts them.
---json prints {"findings": [...]}, of each its rule, level, kind, cases, world_sizes, launches and
+The text names the first places and facts of a kind; --json prints all, as {"findings": [...]}, of
+each its rule, level, kind, cases, world_sizes, launches and
 values, and where, message and action as text.
 Exit code: 0 nothing found or warnings alone, 1 an error found, 2 a file cannot be read.
 """

@@ -26,6 +26,9 @@ from lockstep.report.load.results import Results, Row
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+# Rules that forbid what is said of speed, as an error does, and nothing of what was learned.
+OF_SPEED = frozenset({"crowded-training"})
+NOT_OF_SPEED = ("validation_accuracy",)
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ TABLE: tuple[tuple[str, Level, str, str, Callable[[Evidence], Iterator[Hit]]], .
     ),
     (
         "crowded-training", "note",
-        "the ranks take turns, which changes how long they train and nothing that they learn",
+        "the ranks take turns, which changes their times and rates, and nothing that they learn",
         "quote the accuracy; for a time, set --threads-per-rank to the cores over the ranks",
         launches.crowded_training,
     ),
@@ -333,10 +336,23 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
     return [one for one in findings if one.level == "error"]
 
 
-def blocked_by(findings: Iterable[Finding], rows: Iterable[Row]) -> list[str]:
-    """Return the rules whose errors touch one of the results, so that no verdict rests on them."""
-    touched = list(rows)
-    return list(dict.fromkeys(e.rule for e in errors(findings) if any(map(e.touches, touched))))
+def blocking(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that forbid what is said of the speed of what they touch."""
+    return [one for one in findings if one.level == "error" or one.rule in OF_SPEED]
+
+
+def blocked_by(
+    findings: Iterable[Finding], rows: Iterable[Row], *, of_speed: bool = True
+) -> list[str]:
+    """Return the rules that forbid a verdict on results, since their findings touch one of them.
+
+    Args:
+        findings: What the check has found.
+        rows: The results behind the verdict.
+        of_speed: Whether the verdict is on a time, a rate or a ratio of them.
+    """
+    touched, wrong = list(rows), (blocking if of_speed else errors)(findings)
+    return list(dict.fromkeys(one.rule for one in wrong if any(map(one.touches, touched))))
 
 
 def _merged(hits: Iterator[Hit]) -> list[Hit]:

@@ -1,7 +1,7 @@
 """Findings in groups, for a terminal and a page: what is said of many places is said once.
 
 An error stands for itself, with all places of which the same is true: each has to be mended. Of a
-rule that only warns, all findings are one group, however many points they concern.
+rule that only warns, all findings of a kind are one group, however many points they concern.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ import click
 
 from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
-from lockstep.report.check.evidence import Place
+from lockstep.report.check.evidence import Hit, Place
 from lockstep.vocabulary.text.formats import counted
 
 WIDTH = 100
@@ -30,7 +30,8 @@ class Group:
 
     level: Level
     rule: str
-    message: str
+    facts: tuple[str, ...]
+    why: str
     action: str
     places: tuple[str, ...]
     points: frozenset[Place] = frozenset()
@@ -41,37 +42,56 @@ class Group:
         text = "; ".join(self.places[:most])
         return f"{text} and {more} more places" if more > 0 else text
 
+    def message(self, most: int | None = None) -> str:
+        """Return the first facts, or all, how many more there are, and what comes of them."""
+        shown = self.facts[:most]
+        more = len(self.facts) - len(shown)
+        facts = [*shown, *[f"{more} more of the kind"] * bool(more)]
+        return f"{'; '.join(facts)}: {self.why}"
+
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Return errors of different places as one where they say the same, all else by its rule."""
+    """Return errors of different places as one where they say the same, all else by its kind."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
-        own = (one.message, one.action) if one.level == "error" else ()
+        own = (one.message, one.action) if one.level == "error" else _kind(one.hit)
         alike.setdefault((one.level, one.rule, *own), []).append(one)
     return [_group(own) for own in alike.values()]
 
 
+def _kind(hit: Hit) -> tuple[str, ...]:
+    """Return what findings of a rule share that differ in their numbers and places alone."""
+    return hit.kind, str(hit.values.get("flag_kind", "")), str(hit.values.get("fact", ""))
+
+
 def _group(found: Sequence[Finding]) -> Group:
     first = found[0]
-    facts = list(dict.fromkeys(wording.fact(one.hit) for one in found))
-    more = [f"{len(facts) - MAX_FACTS} more of the kind"] if len(facts) > MAX_FACTS else []
-    message = f"{'; '.join([*facts[:MAX_FACTS], *more])}: {first.why}"
+    facts = tuple(dict.fromkeys(wording.fact(one.hit) for one in found))
     points = frozenset[Place]().union(*(one.points for one in found))
-    return Group(first.level, first.rule, message, first.action, _places(found), points)
+    return Group(first.level, first.rule, facts, first.why, first.action, _places(found), points)
 
 
 def _places(found: Sequence[Finding]) -> tuple[str, ...]:
-    """Return where findings lie, of several the sizes of one case together."""
+    """Return where findings lie, of several the sizes of one case together.
+
+    Of several that only warn, a case does not name its launches.
+    """
     if len(found) == 1:
         return (found[0].where,)
-    sizes: dict[str, set[int]] = {}
+    alike: dict[str, list[Finding]] = {}
     for one in found:
         launches = () if one.hit.cases else one.hit.launches
         name = wording.where(replace(one.hit, world_sizes=(), launches=launches))
-        sizes.setdefault(name, set()).update(one.hit.world_sizes)
-    return tuple(
-        " at ".join(filter(None, (name, wording.sizes(sorted(own))))) for name, own in sizes.items()
-    )
+        alike.setdefault(name, []).append(one)
+    return tuple(map(_where, alike.values()))
+
+
+def _where(found: Sequence[Finding]) -> str:
+    first = found[0]
+    sizes = sorted({size for one in found for size in one.hit.world_sizes})
+    is_short = first.level != "error" and first.hit.cases
+    launches = () if is_short else dict.fromkeys(x for one in found for x in one.hit.launches)
+    return wording.where(replace(first.hit, world_sizes=tuple(sizes), launches=tuple(launches)))
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:
@@ -79,7 +99,7 @@ def lines(findings: Iterable[Finding]) -> Iterator[str]:
     for group in grouped(findings):
         on = f" ({counted(len(group.points), 'point')})" if group.level != "error" else ""
         yield _wrapped(f"{group.level} {group.rule}{on}: {group.where()}", "")
-        yield _wrapped(f"{group.message}.", "  ")
+        yield _wrapped(f"{group.message(MAX_FACTS)}.", "  ")
         yield _wrapped(f"Do: {group.action}.", "  ") + "\n"
 
 
@@ -92,7 +112,7 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
     """
     errors = grouped(one for one in findings if one.level == "error")
     for group in errors[:MAX_ERRORS]:
-        message = shorten(group.message, LONGEST_MESSAGE, placeholder=" ...")
+        message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")
         click.echo(_wrapped(f"{side}error {group.rule}: {group.where()}: {message}", ""), err=True)
     if errors:
         more = len(errors) - MAX_ERRORS

@@ -183,7 +183,7 @@ def quantity_rows(made: "Comparison") -> list[list[str]]:
 
     rows = []
     for pair, judged in made.points:
-        for name, found in () if judged.blocked_by else other_quantities(pair).items():
+        for name, found in other_quantities(pair, judged.blocked_by).items():
             low, high = found["low"], found["high"]
             span = percent_span(None if low is None or high is None else (low, high))
             numbers = [percent(found[key]) for key in ("a", "b", "difference")]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from lockstep.report.check.checker import Finding, blocked_by
+from lockstep.report.check.checker import NOT_OF_SPEED, OF_SPEED, Finding, blocked_by
 from lockstep.report.compare import circumstances, compare_wording, pairing, training_times
 from lockstep.report.compare.circumstances import Caution
 from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, Judged, judge
@@ -295,7 +295,7 @@ def _record(pair: Pair, judged: Judged) -> dict[str, Any]:
         "origin": pair.a[0].origin,
         "a_launches": len(pair.a), "b_launches": len(pair.b),
         "a_rates": pair.rates[0], "b_rates": pair.rates[1],
-        "quantities": {} if judged.blocked_by else other_quantities(pair),
+        "quantities": other_quantities(pair, judged.blocked_by),
         "times": [] if judged.blocked_by else [asdict(one) for one in training_times.times(pair)],
         "flags": _flags(pair),
     }  # fmt: skip
@@ -305,15 +305,22 @@ def _flags(pair: Pair) -> list[dict[str, Any]]:
     return [{"side": side} | made for side, one in pair.flags for made in flags.to_dicts([one])]
 
 
-def other_quantities(pair: Pair) -> dict[str, dict[str, float | None]]:
+def other_quantities(
+    pair: Pair, blocked_by: Collection[str] = ()
+) -> dict[str, dict[str, float | None]]:
     """Return what a point has in addition to its speed, where both sides know it.
+
+    Args:
+        pair: The point of both sides.
+        blocked_by: Rules of the check that forbid a verdict; those of speed leave the accuracy.
 
     Returns:
         Quantity -> a, b: the values of a report; difference: b - a; low, high: its Welch
         interval at 95 %, None where no spread is known; not corrected for the number of points.
     """
     found = {}
-    for name in quantities.NAMES:
+    left = NOT_OF_SPEED if OF_SPEED.issuperset(blocked_by) else ()
+    for name in left if blocked_by else quantities.NAMES:
         a, b = quantities.values(pair.a, name), quantities.values(pair.b, name)
         if a and b:
             sides = [quantities.units(rows, name) for rows in (pair.a, pair.b)]

@@ -110,7 +110,7 @@ def _counts(found: Outcome, margin: float) -> str:
         UNKNOWN: f"too noisy to tell{_noise(found)}",
         BARE: "without the repeats to tell",
         EQUAL: "of unknown noise, as launches are equal to the last digit",
-        BLOCKED: "blocked by errors of the check",
+        BLOCKED: "blocked by the check",
     }
     if len(found.counts) > 1:
         said = [(found.counts[kind], text) for kind, text in words.items() if found.counts[kind]]
@@ -144,7 +144,7 @@ def advice(made: "Comparison") -> str:
     a, b = made.sides
     cautions = {one.kind for one in made.cautions}
     if found.counts[BLOCKED]:
-        return "Mend what lockstep check calls an error, then compare again."
+        return "Mend what lockstep check says blocks the points, then compare again."
     if "copies" in cautions:
         return f"Measure {b} again: launches that both sides hold say nothing of a difference."
     if found.counts[BARE]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from lockstep.report.check.checker import Finding, blocked_by
+from lockstep.report.check.checker import NOT_OF_SPEED, Finding, blocked_by
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.gate import gate_wording
@@ -173,7 +173,8 @@ def block(
 
 
 def _block(verdict: Verdict, own: set[int], findings: Sequence[Finding]) -> Verdict:
-    rules = blocked_by(findings, [row for row in verdict.rows if id(row) in own])
+    rows = [row for row in verdict.rows if id(row) in own]
+    rules = blocked_by(findings, rows, of_speed=verdict.target not in (*NOT_OF_SPEED, "num_nodes"))
     if not rules:
         return verdict
     names = list(dict.fromkeys([*verdict.blocked_by, *rules]))

@@ -22,7 +22,7 @@ PANEL = "check"
 def errors(found: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
     groups = [one for one in terminal.grouped(found) if one.level == "error"]
-    lines = [f"{one.rule}: {one.where()}: {one.message}." for one in groups[:MAX_FIRST]]
+    lines = [f"{one.rule}: {one.where()}: {one.message()}." for one in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
@@ -33,7 +33,7 @@ def counts(found: Sequence[Finding]) -> str:
 
 
 def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -> str:
-    """Return why nothing is concluded from a series, in a sentence; empty where something is.
+    """Return why nothing is concluded from a series, without its name; empty where something is.
 
     Args:
         series: What was to be judged.
@@ -43,15 +43,15 @@ def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -
     rows = [row for point in series.points for row in point.rows]
     rows += [row for row in left_out if row.case == series.case]
     rules = blocked_by(found, rows)
-    return f"{series.label}: no verdict, {wording.blocked(rules)}." if rules else ""
+    return f"no verdict, {wording.blocked(rules)}." if rules else ""
 
 
 def mark(series: Sequence[Series], found: Sequence[Finding]) -> None:
-    """Note on each point which errors forbid its ratios: those that touch it or its baseline.
+    """Note on each point which findings forbid its ratios: those that touch it or its baseline.
 
     A table of targets says of itself that nobody measured it; its ratios stay.
     """
-    wrong = checker.errors(found)  # of ten thousand points most have a warning
+    wrong = checker.blocking(found)  # of ten thousand points most have a warning
     for one in series:
         for point in one.points if one.row.origin != "target" else ():
             point.blocked_by = blocked_by(wrong, [*point.rows, *one.base.rows])
@@ -94,8 +94,8 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
         return None
     groups = terminal.grouped(found)
     rows = [
-        [one.level, one.rule, one.where(MAX_PLACES), str(len(one.points) or ""), f"{one.message}.",
-         f"{one.action}."]
+        [one.level, one.rule, one.where(MAX_PLACES), str(len(one.points) or ""),
+         f"{one.message()}.", f"{one.action}."]
         for one in groups
     ]  # fmt: skip
     made = panel(PANEL, "What the check finds")
@@ -110,5 +110,5 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
         table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns), finding=said)
     ]
     if len(rows) > MAX_ROWS:
-        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)}; lockstep check prints all."]
+        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)}; lockstep check --json prints all."]
     return made

@@ -203,10 +203,8 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
     """Return every headline with its study, and why each series falls short where that is known."""
     sentences = []
     for kind, own in found.items():
-        for one in own:
-            said = headline.sentence(one)
-            named = said if one.kind == "blocked" else f"{one.series.label}: {said}"
-            sentences.append(f"{top.TITLES[kind]}, {named}")
+        title = top.TITLES[kind]
+        sentences += [f"{title}, {one.series.label}: {headline.sentence(one)}" for one in own]
         sound = [one for one in own if one.kind != "blocked"]
         sentences += [why for one in sound if (why := losses.sentence(one.series, one.told))]
     return sentences

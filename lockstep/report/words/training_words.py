@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.report.check import wording
 from lockstep.report.compute import compared, learning
 from lockstep.report.compute.learning import Learned, Pooled, Targets
 from lockstep.report.compute.scaling import Point, Series
@@ -117,10 +118,16 @@ def _line(series: Series, point: Point, found: Learned, first: Point | None) -> 
         number(point.throughput_samples_per_s),
         *(_relative(point, alone, text) for text in (
             ratio(point.speedup), percent(point.parallel_efficiency))),
-        ratio(point.rate / first.rate) if first and not point.blocked_by else formats.DASH,
+        _over(first, point),
         *_accuracy(found.accuracy), _accuracy(found.best)[0], _reached(found, point),
         number(memory / parts.GIGA) if memory else formats.DASH,
     ]  # fmt: skip
+
+
+def _over(first: Point | None, point: Point) -> str:
+    if first is None or first.blocked_by or point.blocked_by:
+        return formats.DASH
+    return ratio(point.rate / first.rate)
 
 
 def _relative(point: Point, alone: bool, text: str) -> str:
@@ -161,7 +168,9 @@ def sentence(series: Series, targets: Targets) -> str:
         said += f" reach {percent(found.accuracy.value)} % ({backed})"
     if found.target is not None and found.reached_s:
         said += f", {percent_of(found.target)} after {number(found.reached_s.value)} s"
-    if point is not base and not point.blocked_by:
+    if point.blocked_by:
+        said += f"; no verdict on its speed, {wording.blocked(point.blocked_by)}"
+    elif point is not base:
         said += f"; {ratio(point.speedup)}\u00d7 the rate of {counted(base.world_size, 'rank')}"
         said += f" ({percent(point.parallel_efficiency)} %)"
     return f"{said}."

@@ -79,7 +79,12 @@ def flagged(evidence: Evidence) -> Iterator[Hit]:
             for flag in point.flags:
                 if flag.kind not in OTHER_RULES | FELL_BACK:
                     names = [row.launch for row in point.rows if flag in row.flags]
-                    yield hit("flag", series, point.world_size, launches=names, flag=str(flag))
+                    # Flags in an older file's words alone are each of their own kind.
+                    kind = str(flag) if flag.kind == "note" else flag.kind
+                    yield hit(
+                        "flag", series, point.world_size, launches=names, flag=str(flag),
+                        flag_kind=kind,
+                    )  # fmt: skip
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:
