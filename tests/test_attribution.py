@@ -8,13 +8,14 @@ from lockstep.causes import bound
 from lockstep.causes.bound import Base
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.card import card
-from lockstep.report.compute import attribution
+from lockstep.report.compute import attribution, quantities
 from lockstep.report.compute.attribution import loss
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.losses import sentence
+from lockstep.vocabulary.text.formats import number, percent
 
 NUM_TURNS = 8
 # Of three launches that differ by a thousandth.
@@ -239,6 +240,39 @@ def test_a_small_loss_of_noisy_launches_is_open_and_a_sure_cause_is_named_all_th
     assert [part.cause for part in loss(series, series.points[1]).named] == ["imbalance"]
 
 
+def test_what_turns_and_rounds_differ_by_is_in_its_interval_no_cause_and_in_no_share():
+    series = ladder("weak", [(1, *BASE), (2, 1.5, two(0.9, 1.3))])
+    here = series.points[1]
+    for row, factor in zip(here.rows, (1.5, 1.5, 1.9), strict=True):
+        row.step_s = factor
+    found = loss(series, here)
+    for one in (found, *found.parts, *attribution.parts(here)):
+        assert not one.interval or one.interval[0] <= one.seconds <= one.interval[1]
+    assert [part.cause for part in found.named] == ["exposed"]
+    card = attribution.judged(series, here)
+    assert card.turns_s == pytest.approx(1.3)
+    assert all(gain.interval[0] <= gain.step_s <= gain.interval[1] for gain in card.gains)
+    assert quantities.values(here.rows, "communication_share") == pytest.approx([0.4 / 1.3] * 3)
+
+
+def test_nothing_that_is_lost_has_no_cause():
+    series = ladder("weak", [(1, 1.3, BASE[1]), (2, 1.25, two(1.1, 1.25))])
+    for row, factor in zip(series.base.rows, (1.0, 1.3, 1.6), strict=True):
+        row.step_s = factor
+    found = loss(series, series.points[1])
+    assert (found.kind, bool(found.named)) == ("open", True)
+
+
+@pytest.mark.parametrize("step_s", [1.3, 1.8])
+def test_a_headline_has_the_share_of_the_table_and_says_where_rounds_take_another_time(step_s):
+    draw = np.random.default_rng(1)
+    found = bound.judge([noisy(draw, 2, full=[1.3, 1.3], own=[1, 1], half=[0.5, 0.5])])
+    first, *lines = card(found.of_rounds(step_s, None))
+    share = f"{percent(found.named[0].seconds / found.turns_s)} %"
+    assert share in first and any(share in line for line in lines)
+    assert (number(found.turns_s * 1e3) in first) == (step_s == 1.8)
+
+
 def test_results_without_variants_are_not_split():
     series = ladder("strong", [(1, 1.0, {}), (2, 0.8, two(0.6, 0.8))])
     assert attribution.parts(series.base) is None
@@ -259,7 +293,7 @@ def test_the_page_says_why_and_shows_the_table(tmp_path):
     strong = next(one for one in made["sections"] if one["id"] == "strong")
     (shown,) = [t for t in strong["tables"] if t["caption"].startswith("Where a step's time")]
     cells = {row[1]: row[2] for row in shown["rows"] if row[0] == "2"}
-    assert abs(float(cells.pop("What the rounds take beyond the turns"))) < 1e-9
+    assert abs(float(cells.pop("What turns and rounds differ by"))) < 1e-9
     assert cells == {
         "Exposed communication": "200",
         "Imbalance": "100",

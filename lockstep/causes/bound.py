@@ -111,7 +111,8 @@ class Bound:
         kind: By the largest cause that is shown. `compute`: all causes together are shown to take
             little. `own`: the same, where no half batch tells the fixed cost of a step from its
             computing. `open`: not enough evidence for either.
-        step_s: Mean step of the turns, or the step of the timed rounds.
+        step_s: Mean step of the turns, or the step of the timed rounds. Shares and whether they are
+            shown are of `turns_s`.
         interval: Of it.
         compute_s: What the causes leave of the turns' step: a rank's own work in proportion to its
             batch.
@@ -141,6 +142,11 @@ class Bound:
     def named(self) -> tuple[Share, ...]:
         """The causes that are shown, the largest first."""
         return tuple(share for share in self.shares if share.is_shown)
+
+    @property
+    def turns_s(self) -> float:
+        """Mean step of the turns, to which `compute_s` and the causes add up."""
+        return self.step_s - self.beyond_s
 
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
         """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.

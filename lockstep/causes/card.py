@@ -71,7 +71,7 @@ def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEX
 
 def headline(bound: Bound) -> str:
     """Return what bounds a step in a sentence, with its figures."""
-    step = f"a step of {_ms(bound.step_s)} ms"
+    step = _step(bound)
     if bound.kind == "compute":
         return f"Compute-bound: {_kept(bound)} % of {step} is a rank's own work."
     if bound.kind == "own":
@@ -80,28 +80,36 @@ def headline(bound: Bound) -> str:
     if bound.kind == "open":
         return f"Not enough evidence: no cause is shown to take {percent(NOTABLE)} % of {step}."
     first = bound.named[0]
-    share = first.seconds / bound.step_s
+    share = first.seconds / bound.turns_s
     name = KINDS[bound.kind]
     start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
     return f"{start}: {percent(share)} % of {step} is {CAUSES[first.cause]}."
 
 
+def _step(bound: Bound) -> str:
+    """Name the step, and that of the turns, of which shares are, where it is notably another."""
+    if abs(bound.beyond_s) < NOTABLE * bound.turns_s:
+        return f"a step of {_ms(bound.step_s)} ms"
+    return f"a step of {_ms(bound.turns_s)} ms in turns ({_ms(bound.step_s)} ms in rounds)"
+
+
 def _kept(bound: Bound) -> str:
     """Return what no cause takes of a step, in per cent."""
-    return percent((bound.compute_s + bound.beyond_s) / bound.step_s)
+    return percent(bound.compute_s / bound.turns_s)
 
 
 def _table(bound: Bound) -> list[str]:
     """Return what the step is the sum of."""
     times = [("compute", bound.compute_s, "")]
     times += [(CAUSES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
-    times += [("rounds beyond the turns", bound.beyond_s, "")] if bound.beyond_s else []
-    return [_line(name, seconds, seconds / bound.step_s, more) for name, seconds, more in times]
+    lines = [_line(name, seconds, seconds / bound.turns_s, more) for name, seconds, more in times]
+    beyond = [_line("rounds beyond the turns", bound.beyond_s)] if bound.beyond_s else []
+    return lines + beyond
 
 
-def _line(name: str, seconds: float, share: float, interval: str) -> str:
+def _line(name: str, seconds: float, share: float | None = None, interval: str = "") -> str:
     # More than the whole step is the difference of noisy times, and no share of it.
-    part = f"{percent(share)} %" if abs(share) <= 1 else DASH
+    part = f"{percent(share)} %" if share is not None and abs(share) <= 1 else DASH
     return f"  {name:<26}{_ms(seconds):>9} ms {part:>8}   {interval}".rstrip()
 
 

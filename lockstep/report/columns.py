@@ -114,7 +114,7 @@ LAUNCHES = {
     **_STEPS,
     "throughput_samples_per_s": Column("samples/s", "samples of all ranks, counted once"),
     "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
-    "communication_share": Column("ratio", "exposed communication over the step time"),
+    "communication_share": Column("ratio", "exposed communication over the turns' step"),
     "gpu_utilisation": Column("ratio", "share of NVML's sample periods in which a kernel ran"),
     "loader_idle": Column("ratio", "share of a step that waits for the data loader"),
     "peak_memory_bytes": Column("bytes", "of the rank that needs most"),

@@ -52,8 +52,9 @@ class Part:
 
     Attributes:
         cause: One of `CAUSES`.
-        seconds: The mean over launches; negative where it took less.
-        interval: 95 % over launches; None without repeats.
+        seconds: The mean over launches; negative where it took less. Of the remainder, what makes
+            all parts add up.
+        interval: 95 % over launches, about `seconds`; None without repeats.
     """
 
     cause: Cause
@@ -71,9 +72,9 @@ class Loss:
             either.
         step_s: The point's step time.
         seconds: The loss, `step_s` less the ideal step.
-        interval: Of the loss, 95 % over launches; centred on their mean.
+        interval: Of the loss, 95 % over launches: as wide as that of their mean.
         parts: The loss of each cause; they add up to `seconds`.
-        named: The parts that are shown, the largest first.
+        named: The causes that are shown, the largest first; the remainder is none.
     """
 
     kind: Kind
@@ -122,10 +123,12 @@ def loss(series: Series, point: Point) -> Loss | None:
         return None
     factor = _ideal(series, point)
     whole_s = step_s - factor * base_s
-    interval = linear_interval([(1.0, _steps(point)), (-factor, _steps(series.base))])
+    mean_s, around = _sum([(1.0, _steps(point)), (-factor, _steps(series.base))])
+    interval = _moved(around, whole_s - mean_s)
     parted = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
     found = _adding_up(parted, whole_s)
-    named = sorted(_named(found, step_s), key=lambda part: -part.seconds)
+    turns_s = sum(fmean(here[cause]) for cause in WHOLE if cause in here and cause != "remainder")
+    named = sorted(_named(found, turns_s), key=lambda part: -part.seconds)
     kind = _kind(whole_s, interval, named, step_s)
     return Loss(kind, step_s, whole_s, interval, found, tuple(named))
 
@@ -134,9 +137,15 @@ def _adding_up(found: Sequence[Part], whole_s: float | None) -> tuple[Part, ...]
     """Return parts with what the whole has beyond them, a median beyond means, as the remainder."""
     beyond = (whole_s or 0.0) - sum(part.seconds for part in found)
     return tuple(
-        replace(part, seconds=part.seconds + beyond) if part.cause == "remainder" else part
+        replace(part, seconds=part.seconds + beyond, interval=_moved(part.interval, beyond))
+        if part.cause == "remainder"
+        else part
         for part in found
     )
+
+
+def _moved(interval: Interval | None, seconds: float) -> Interval | None:
+    return interval and (interval[0] + seconds, interval[1] + seconds)
 
 
 def judged(series: Series, point: Point) -> Bound | None:
@@ -195,12 +204,15 @@ def _sum(terms: Sequence[Term]) -> tuple[float, Interval | None]:
     return sum(weight * fmean(values) for weight, values in terms), linear_interval(terms)
 
 
-def _named(found: Sequence[Part], step_s: float) -> list[Part]:
-    """Return the parts that are worth a word and whose intervals lie above 0."""
+def _named(found: Sequence[Part], turns_s: float) -> list[Part]:
+    """Return the causes that are worth a word and whose intervals lie above 0."""
     return [
         part
         for part in found
-        if part.seconds >= NOTABLE * step_s and part.interval and part.interval[0] > 0
+        if part.cause != "remainder"
+        and part.seconds >= NOTABLE * turns_s
+        and part.interval
+        and part.interval[0] > 0
     ]
 
 
@@ -208,6 +220,8 @@ def _kind(whole_s: float, interval: Interval | None, named: Sequence[Part], step
     """Tell what is shown: that there is little, causes that take most of the loss, or neither."""
     if interval and interval[1] < NOTABLE * step_s:
         return "little"
+    if whole_s <= 0:
+        return "open"
     sure_s = sum(part.interval[0] for part in named if part.interval)
     return "named" if named and sure_s > whole_s / 2 else "open"
 

@@ -4,8 +4,8 @@ A quantity is a fraction from 0 to 1, one value per launch. Where a case's detai
 an imported table, bear its name, that value counts; else it is worked out where it can be:
 
     mfu                   model FLOP per second over the datasheet's peak
-    communication_share   exposed communication over the launch's step (`attribution`);
-                          noise may take a launch below 0
+    communication_share   exposed communication over the step of the launch's turns, whose mean it
+                          is a part of (`attribution`); noise may take a launch below 0
 
     gpu_utilisation       share of NVML's sample periods in which a kernel ran, the mean over ranks
     loader_idle           of a step on batches of a loader, what the same step on a batch that lies
@@ -118,9 +118,7 @@ def _fraction(given: object) -> float | None:
 
 def _communication_share(row: Row) -> float | None:
     found = attribution.split(row) if row.world_size > 1 else None
-    if found is None or row.step_s is None or "exposed" not in found:
-        return None
-    return found["exposed"] / row.step_s
+    return found["exposed"] / found["step"] if found and "exposed" in found else None
 
 
 def _validation_accuracy(row: Row) -> float | None:

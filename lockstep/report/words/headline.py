@@ -24,7 +24,6 @@ PHRASES: dict[Cause, str] = {
     "contention": "go to ranks that share a machine",
     "own": "are own work that more ranks do not shorten",
     "ddp": "are DDP's own work",
-    "remainder": "are of rounds slower than their turns",
 }
 
 

@@ -18,7 +18,7 @@ NAMES: dict[Cause, str] = {
     "contention": "contention",
     "own": "own work",
     "ddp": "DDP's own work",
-    "remainder": "what the rounds take beyond the turns",
+    "remainder": "what turns and rounds differ by",
 }
 ADVICE: dict[Cause, str] = {
     "exposed": "try a larger batch per rank, and the bucket sizes",
@@ -31,7 +31,6 @@ ADVICE: dict[Cause, str] = {
     "own": "each rank computes longer than its share of the baseline: its batch is too small to "
     "fill the device, or ranks share cores and memory bandwidth",
     "ddp": "it takes as long at every size: try a larger batch per rank",
-    "remainder": "the turns were quicker than the rounds: a neighbour, or clocks that fell",
 }
 
 
@@ -45,12 +44,13 @@ def loss_table(series: Series) -> Table | None:
     note = (
         "The whole step is the step time of every table, a median of timed rounds. Its causes are "
         "means over turns of the step, of the same without gradient synchronisation and of that on "
-        "half of the batch, interleaved after those rounds; what the rounds take beyond the turns "
-        "is a line of its own, below 0 where single turns were long. Own work is what a rank "
-        "takes that need not wait, imbalance what the slowest rank of a turn takes longer, exposed "
-        "communication what the whole step takes beyond that. A loss is the time less its share of "
-        "the baseline's. DDP's own work is known of one rank, which communicates with nobody; the "
-        "fixed cost of a step from half batches; contention is what own work takes beyond both."
+        "half of the batch, interleaved after those rounds; what turns and rounds differ by is "
+        "a line of its own and no cause, below 0 where single turns were long. Own work is what a "
+        "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
+        "exposed communication what the whole step takes beyond that. A loss is the time less its "
+        "share of the baseline's. DDP's own work is known of one rank, which communicates with "
+        "nobody; the fixed cost of a step from half batches; contention is what own work takes "
+        "beyond both."
     )
     caption = f"Where a step's time goes: {series.label}"
     if not rows:
