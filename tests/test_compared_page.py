@@ -6,7 +6,7 @@ from functools import partial
 
 import commands
 import pytest
-from data.report_samples import provenance, strong_tree
+from data.report_samples import document, provenance, record, strong_tree, write
 
 from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.compare_cli import compare as command
@@ -15,6 +15,7 @@ from lockstep.report.compare.judging import Judged
 from lockstep.report.compare.side_by_side import compared_page
 from lockstep.report.load.reading import load
 from lockstep.report.page.render import html
+from lockstep.vocabulary.text.formats import DASH
 
 run = partial(commands.run, command)
 SIZES = (1, 2, 4, 16)
@@ -107,6 +108,21 @@ def test_several_campaigns_have_columns_and_a_curve_each(page):
         assert [one["label"] for one in figure["series"]] == ["A, base", "B, c0", "C, c1"]
     assert efficiency["series"][1]["y"][-1] == pytest.approx(16**-0.1 / 1.1, rel=1e-6)
     assert per_rank["series"][2]["y"][0] == pytest.approx(640 / 0.9, rel=1e-6)
+
+
+def test_a_further_layout_of_a_size_has_a_name_of_its_own_and_no_efficiency(tmp_path):
+    for name in "ab":
+        for size, nodes in ((1, 1), (2, 1), (2, 2)):
+            for repeat, turn in enumerate(NOISE):
+                case = record("strong", size, turn * 0.1 * nodes / size, num_nodes=nodes)
+                launch = f"w{size}-n{nodes}-r{repeat}"
+                write(tmp_path / name, document(launch, size, {"case": case}, num_nodes=nodes))
+    sides = [load([tmp_path / name]) for name in "ab"]
+    comparisons = compare_all(sides, "ab", 0.03, (), [[], []])
+    made = compared_page.page(comparisons, "ab", sides, [[], []], "")
+    cells = {(row[0], row[1]): row[8:10] for row in made["sections"][1]["tables"][0]["rows"]}
+    assert {name for _, name in cells} == {"", "on 1 node", "on 2 nodes"}
+    assert cells["2", "on 1 node"] != [DASH, DASH] == cells["2", "on 2 nodes"]
 
 
 def test_each_of_several_comparisons_has_its_share_of_false_claims(tmp_path):

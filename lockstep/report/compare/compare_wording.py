@@ -214,15 +214,13 @@ def judging_notes(made: "Comparison") -> list[str]:
     return [*_without_interval(made), *_remedy(made)]
 
 
-def flag_notes(made: "Comparison") -> list[str]:
+def flag_notes(*comparisons: "Comparison") -> list[str]:
     """Say which points are flagged, and why."""
-    called = dict(zip("AB", made.sides, strict=True))
-    flagged: dict[str, list[str]] = {}
-    for pair, _ in made.points:
-        for side, flag in pair.flags:
-            where = f"{pair.label} at {pair.world_size}"
-            flagged.setdefault(f"{called[side]}: {flag}", []).append(where)
-    return [f"flag: {flag}: {listed(where, 3)}" for flag, where in flagged.items()]
+    return [
+        f"flag: {side}: {flag}: "
+        + listed([f"{pair.label} at {pair.world_size}" for pair in points.values()], 3)
+        for (side, flag), points in outcome.flagged(comparisons).items()
+    ]
 
 
 def left_out(made: "Comparison") -> list[str]:

@@ -110,6 +110,19 @@ class Line:
         return next(cell[0] for cell in self.cells if cell)
 
 
+def flagged(comparisons: Sequence["Comparison"]) -> dict[tuple[str, str], dict[Any, Pair]]:
+    """Return letter of a campaign and flag -> its points, those of the common base once."""
+    found: dict[tuple[str, str], dict[Any, Pair]] = {}
+    for made in comparisons:
+        called = dict(zip("AB", made.sides, strict=True))
+        for pair, _ in made.points:
+            for side, flag in pair.flags:
+                launches = tuple(sorted(row.launch for row in (pair.a if side == "A" else pair.b)))
+                points = found.setdefault((called[side], str(flag)), {})
+                points.setdefault((pair.case, pair.world_size, launches), pair)
+    return found
+
+
 def lines(comparisons: Sequence["Comparison"]) -> list[Line]:
     """Return the points of comparisons with one base, by the number of ranks."""
     found: dict[object, list[JudgedPair | None]] = {}

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from lockstep.report.compare import outcome_wording
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER
 from lockstep.report.compare.outcome import JudgedPair, Line, counted_as
 from lockstep.report.compute.scaling import Point, Series, series_of
+from lockstep.report.load import layout
 from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import Figure, curve_figure, curve_of
 from lockstep.report.page.plots import scaling_figures
@@ -23,7 +25,7 @@ HOW = (
 
 
 def names(lines: Sequence[Line]) -> list[str]:
-    """Return what points are called where all are of one study: ranks, and what tells cases apart.
+    """Return what points of one study are called: ranks, and what tells cases and layouts apart.
 
     Args:
         lines: The points of a study.
@@ -34,8 +36,11 @@ def names(lines: Sequence[Line]) -> list[str]:
     found = []
     for line, parts in zip(lines, labels, strict=True):
         own = [part for part in parts if part not in shared] if len(cases) > 1 else []
-        if len({(one.pair.case, one.pair.world_size) for one in lines}) < len(lines):
-            own.append(counted(line.pair.a[0].num_nodes or 1, "node"))
+        point = line.pair.case, line.pair.world_size
+        rows = [one.pair.a[0] for one in lines if (one.pair.case, one.pair.world_size) == point]
+        if len(rows) > 1:
+            placed = layout.layout(line.pair.a[0], layout.differing(rows))
+            own += [placed.text] if placed.text else []
         found.append(", ".join([counted(line.pair.world_size, "rank"), *own]))
     return found
 
@@ -115,7 +120,7 @@ def ladders(lines: Sequence[Line], of: Sequence[str]) -> dict[str, list[Series]]
         lines: The points of a study.
         of: What each campaign is called, the first included.
     """
-    found = {}
+    found: dict[str, list[Series]] = {}
     for case in dict.fromkeys(line.pair.case for line in lines):
         own = [line for line in lines if line.pair.case == case]
         if any(cell and cell[1].verdict == BLOCKED for line in own for cell in line.cells):
@@ -124,17 +129,22 @@ def ladders(lines: Sequence[Line], of: Sequence[str]) -> dict[str, list[Series]]
         others = [
             [cell[0].b for line in own if (cell := line.cells[i])] for i in range(len(of) - 1)
         ]
-        made = [_main(points, called) for points, called in zip([bases, *others], of, strict=True)]
-        curves = [one for one in made if one and one.is_compared and len(one.points) > 1]
-        if len(curves) > 1:
-            found[case] = curves
+        ladders = {
+            called: list(chain(*points))
+            for called, points in zip(of, [bases, *others], strict=True)
+            if len({rows[0].world_size for rows in points}) > 1
+        }  # fmt: skip
+        sizes = [{row.world_size for row in rows} for rows in ladders.values()]
+        # Curves relative to different sizes say nothing of one another.
+        if len(sizes) > 1 and (common := set.intersection(*sizes)):
+            curves = [_main(rows, called, min(common)) for called, rows in ladders.items()]
+            found |= {case: curves} if curves[0].is_compared else {}
     return found
 
 
-def _main(points: Sequence[Sequence[Row]], called: str) -> Series | None:
-    """Return the series that rows of one case are, under a campaign's name."""
-    made = series_of(row for rows in points for row in rows)
-    return replace(made[0], label=called) if made else None
+def _main(rows: Sequence[Row], called: str, baseline: int) -> Series:
+    """Return the main series that rows of one case are, under a campaign's name."""
+    return replace(series_of(rows, baseline)[0], label=called)
 
 
 def curves(

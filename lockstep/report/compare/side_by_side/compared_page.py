@@ -1,12 +1,12 @@
 """The page of a comparison as plain data, in the form that `lockstep.report.page.render` draws."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.report.check.checker import Finding
 from lockstep.report.compare import compare_wording, comparison, outcome, outcome_wording
-from lockstep.report.compare.circumstances import Caution
 from lockstep.report.compare.comparison import LETTERS, Comparison
 from lockstep.report.compare.judging import BLOCKED, FASTER, SAME, SLOWER, UNKNOWN
 from lockstep.report.compare.outcome import BARE, EQUAL, Line
@@ -81,7 +81,8 @@ def page(
 
 def _called(names: Sequence[str]) -> list[str]:
     """Return what campaigns are called: their folders' names, or all of their paths."""
-    short = [Path(name).resolve().name for name in names]
+    # Not what a link leads to: a bundle's results have one, by the name of its archive.
+    short = [Path(os.path.abspath(name)).name for name in names]  # noqa: PTH100
     return short if len(set(short)) == len(short) else list(names)
 
 
@@ -100,17 +101,18 @@ def _side(letter: str, name: str, one: Results) -> str:
 
 
 def _cautions(comparisons: Sequence[Comparison]) -> str | None:
-    """Return each kind of caution once, and which other campaigns it holds of."""
-    found: dict[str, list[tuple[Caution, Comparison]]] = {}
+    """Return each caution once, and which other campaigns it holds of in other words."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
     for made in comparisons:
         for one in made.cautions:
-            found.setdefault(one.kind, []).append((one, made))
+            texts = found.setdefault((one.kind, *one.values.values()), {})
+            texts.setdefault(compare_wording.caution(one, made.sides), made.sides[1])
     said = []
-    for (one, made), *more in found.values():
-        text = compare_wording.caution(one, made.sides)
+    for texts in found.values():
+        (text, _), *more = texts.items()
         said.append(f"{text[:1].upper()}{text[1:]}.")
-        if others := dict.fromkeys(other.sides[1] for _, other in more if other is not made):
-            said.append(f"Likewise for {listed(others)}.")
+        if more:
+            said.append(f"Likewise for {listed(side for _, side in more)}.")
     return " ".join(said) or None
 
 
@@ -150,8 +152,8 @@ def _tiles(found: outcome.Outcome, made: Comparison) -> list[dict[str, str]]:
 
 
 def _warnings(comparisons: Sequence[Comparison]) -> list[str]:
-    points = {id(pair): pair for made in comparisons for pair, _ in made.points}
-    flagged = sum(bool(pair.flags) for pair in points.values())
+    found = outcome.flagged(comparisons)
+    flagged = len({(side, point) for (side, _), points in found.items() for point in points})
     kinds = {one.kind for made in comparisons for one in made.cautions}
     said = [text for kind, text in compare_wording.CAUTIONS.items() if kind in kinds]
     said += [f"{counted(flagged, 'point')} flagged"] if flagged else []
@@ -224,7 +226,8 @@ def _study(
     cases = {line.pair.case: line.pair.case_label for line in lines}
     curves, made["notes"] = compared_figures.curves(key, ladders, cases)
     made["figures"] = [*([changes] if changes else []), *curves]
-    said = basis.sentences([row for line in lines for row in line.pair.a])
+    cells = [cell for line in lines for cell in line.cells if cell]
+    said = basis.sentences([row for pair, _ in cells for row in (*pair.a, *pair.b)])
     for one in made["figures"]:
         one["basis"] = said
     which = next(iter(cases.values())) if len(cases) == 1 else counted(len(cases), "case")
@@ -250,7 +253,10 @@ def _around(
         *_by_side(comparisons, compare_wording.left_out),
         *(f"Not read: {why}" for one in campaigns for why in one.unread),
     ]  # fmt: skip
-    flags = panel("flags", "Flags", notes=_by_side(comparisons, compare_wording.flag_notes))
+    notes = compare_wording.flag_notes(*comparisons)
+    flags = panel(
+        "flags", "Flags", notes=[plain(f"{text[:1].upper()}{text[1:]}.") for text in notes]
+    )
     return [
         *([beside] if beside["tables"] else []), judged,
         *(one for one in (flags, left) if one["notes"]),

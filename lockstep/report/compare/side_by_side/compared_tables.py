@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.report.check.wording import joined
 from lockstep.report.compare import compare_wording, outcome, outcome_wording
 from lockstep.report.compare.comparison import Comparison
 from lockstep.report.compare.outcome import JudgedPair, Line
@@ -13,8 +14,12 @@ from lockstep.report.load.results import Row
 from lockstep.report.page.panels.parts import MAX_ROWS, Table, table
 from lockstep.vocabulary.text.formats import DASH, counted, number, percent
 
-Efficiencies = Mapping[tuple[str, int], Sequence[float]]
+Ladders = Mapping[str, Sequence[Series]]
 MAX_FACT, MOST_IN_FULL = 90, 4
+BASELINE = (
+    "Efficiency: of each campaign, relative to its own throughput at the smallest size of the case "
+    "here (ranks: {})."
+)
 
 
 def differences(comparisons: Sequence[Comparison]) -> Table:
@@ -38,7 +43,7 @@ def points(
     title: str,
     lines: Sequence[Line],
     comparisons: Sequence[Comparison],
-    ladders: Mapping[str, Sequence[Series]],
+    ladders: Ladders,
 ) -> Table:
     """Return the points of a study, a lone campaign in full, several side by side.
 
@@ -53,7 +58,7 @@ def points(
     shown = lines[:MAX_ROWS]
     named = [name.partition(", ") for name in compared_figures.names(lines)][:MAX_ROWS]
     if len(comparisons) == 1:
-        columns, cells = _in_full(shown, comparisons[0], unit, _efficiencies(ladders))
+        columns, cells = _in_full(shown, comparisons[0], unit, ladders)
     else:
         columns, cells = _beside(shown, comparisons, unit)
     rows = [
@@ -61,8 +66,10 @@ def points(
         for line, (_, _, own), of in zip(shown, named, cells, strict=True)
     ]
     left = len(lines) - len(shown)
+    bases = sorted({curves[0].baseline for curves in ladders.values()})
     note = " ".join([
         *compare_wording.rule(*comparisons),
+        *([BASELINE.format(joined(bases))] if bases and len(comparisons) == 1 else []),
         *([f"{counted(left, 'further point')} left out here; --json has all."] if left else []),
     ])  # fmt: skip
     said = "; ".join(
@@ -80,18 +87,22 @@ def _outcome(lines: Sequence[Line], index: int) -> outcome.Outcome:
     return outcome.outcome([cell for line in lines if (cell := line.cells[index])])
 
 
-def _efficiencies(ladders: Mapping[str, Sequence[Series]]) -> Efficiencies:
-    """Return (case, ranks) -> efficiency of A and of B, where both have one."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for case, curves in ladders.items():
-        for one in curves:
-            for point in one.points:
-                found.setdefault((case, point.world_size), []).append(point.parallel_efficiency)
-    return {key: both for key, both in found.items() if len(both) == 2}
+def _efficiency(rows: Sequence[Row], one: Series) -> float | None:
+    """Return the efficiency of a point; None where its layout is not that of the main series."""
+    launches = {row.launch for row in rows}
+    return next(
+        (
+            point.parallel_efficiency
+            for point in one.points
+            if point.world_size == rows[0].world_size
+            and {row.launch for row in point.rows} == launches
+        ),
+        None,
+    )
 
 
 def _in_full(
-    lines: Sequence[Line], made: Comparison, unit: str, efficiencies: Efficiencies
+    lines: Sequence[Line], made: Comparison, unit: str, ladders: Ladders
 ) -> tuple[list[str], list[list[str]]]:
     a, b = made.sides
     of = f" ({unit})" if unit else ""
@@ -102,7 +113,8 @@ def _in_full(
     rows = []
     for line in lines:
         pair, judged = _only(line)
-        both = efficiencies.get((pair.case, pair.world_size))
+        curves = ladders.get(pair.case, ())
+        both = [_efficiency(rows, of) for rows, of in zip((pair.a, pair.b), curves, strict=False)]
         least = None if judged.smallest_change is None else 100 * judged.smallest_change
         rows.append([
             _rate(pair.a, unit), _rate(pair.b, unit), *_change(line.cells[0]),
