@@ -87,7 +87,6 @@ def test_the_efficiency_is_one_on_page_and_in_csv_and_gate(told):
         if point is not series.base:  # of launches that lie far apart a gate gives no value
             judged_at = found[series.case, point.world_size, "%"]
             assert judged_at in (None, point.parallel_efficiency)
-    assert {value for (_, _, unit), value in found.items() if unit == "%"} != {None}
 
 
 def _targets(points):
