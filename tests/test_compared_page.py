@@ -14,7 +14,7 @@ from lockstep.report.compare.comparison import Comparison, compare, compare_all
 from lockstep.report.compare.judging import Judged
 from lockstep.report.compare.side_by_side import compared_page
 from lockstep.report.load.reading import load
-from lockstep.report.page.render import html
+from lockstep.report.page.render import MARK, html
 from lockstep.vocabulary.text.formats import DASH
 
 run = partial(commands.run, command)
@@ -150,6 +150,23 @@ def test_a_page_never_takes_the_place_of_results(tmp_path):
         run(a, "--html", a / "campaign.json", b)
     with pytest.raises(ValueError, match="6 fit side by side"):
         run(*[a] * 7)
+
+
+def test_a_page_takes_the_place_of_a_comparison_alone_and_names_no_host(tmp_path):
+    trees = [
+        strong_tree(tmp_path / name, provenance=provenance(hostname=f"secret-{name}"))
+        for name in "ab"
+    ]
+    target = tmp_path / "page.html"
+    target.write_text(MARK)
+    with pytest.raises(ValueError, match="pass --force"):
+        run(*trees, "--html", target)
+    run(*trees, "--html", target, "--force")
+    done = run(*trees, "--html", target, "--redact", "--json")
+    for text in (done.stdout, target.read_text()):
+        assert "secret" not in text
+        assert str(tmp_path) not in text
+        assert "OMP_NUM" not in text
 
 
 def test_a_campaign_that_cannot_be_compared_is_named(tmp_path):

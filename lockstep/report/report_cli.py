@@ -1,7 +1,6 @@
 """The commands `lockstep report` and `lockstep import`."""
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +95,7 @@ def report(
     from lockstep.report.check import checker, terminal
     from lockstep.report.compute.scaling import series_of
     from lockstep.report.load.reading import gather
+    from lockstep.report.page import render
     from lockstep.report.page.content_of_page import page as build_page
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
@@ -114,7 +114,7 @@ def report(
         _print_records(_marked(series, findings), left_out, as_csv, redact)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
-    _refuse_foreign(target, force)
+    render.refuse_foreign(target, force, "--output")
     command = _command(export_options.named(paths, more), baseline, threshold, cost_per_gpu_hour)
     page = redact(build_page(results, series, threshold, command, findings))
     _print_points(results, series, threshold)
@@ -223,23 +223,6 @@ def _cells(record: dict[str, Any]) -> dict[str, Any]:
     return {name: csv_text(cell) if isinstance(cell, str) else cell for name, cell in texts.items()}
 
 
-def _refuse_foreign(target: Path, force: bool) -> None:
-    """Refuse to replace a page that is not a report of ours."""
-    from lockstep.report.page.render import MARK
-    from lockstep.vocabulary.system import files
-
-    if target.is_dir():
-        raise ValueError(f"{target} is a folder; name the page in it, as {target / REPORT}")
-    if not target.exists():
-        return
-    if force:
-        return
-    with files.opened(target, sys.maxsize) as page:
-        if MARK.encode() in page.read(2048):
-            return
-    raise ValueError(f"{target} is no Lockstep report; choose --output or pass --force")
-
-
 def _command(
     paths: tuple[Path, ...], baseline: int | None, threshold: float, cost: float | None
 ) -> str:
@@ -250,17 +233,6 @@ def _command(
     chosen += ["--cost-per-gpu-hour", str(cost)] if cost is not None else []
     words = ["lockstep", "report", *map(str, paths), *chosen, "--threshold", str(threshold)]
     return shlex.join(words)
-
-
-def _write_page(page: dict[str, Any], target: Path) -> None:
-    from lockstep.report.page.render import html
-    from lockstep.vocabulary.system.files import write_atomically
-
-    if not target.parent.is_dir():
-        raise ValueError(f"{target.parent}: no such folder to write the report to")
-    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
-    text = html(page)
-    write_atomically(target, text.encode("utf-8", "backslashreplace"))
 
 
 def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
@@ -280,9 +252,10 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
 
 def _publish(page: dict[str, Any], checked: str, target: Path) -> None:
     """Write the page, print what it says first and how to open it."""
+    from lockstep.report.page import render
     from lockstep.report.words import console
 
-    _write_page(page, target)
+    render.write(page, target)
     for line in console.verdict(page):
         click.echo(line)
     click.echo(f"check: {checked}; the page and lockstep check name them")

@@ -1,13 +1,17 @@
 """The command `lockstep compare`."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lockstep.report.bundle import opening
+
+if TYPE_CHECKING:
+    from lockstep.report.load.results import Results
 
 EXAMPLES = """
 \b
@@ -19,7 +23,7 @@ Examples:
   lockstep compare results/runs results/tuned --allow training  # other rate, epochs, loader
   lockstep compare results/before results/after --markdown > comparison.md
   lockstep compare results/before results/after --json
-  lockstep compare results/before results/after --html comparison.html
+  lockstep compare results/before results/after --html comparison.html --redact
   lockstep compare results/before results/after results/b --allow batch --html three.html
 
 \b
@@ -54,6 +58,8 @@ ALLOWABLE = ("workload", "scaling", "precision", "batch", "unit", "origin", "lay
     "--html", "page", metavar="FILE.html", type=click.Path(path_type=Path, dir_okay=False),
     help="Write the page of it, too.",
 )  # fmt: skip
+@click.option("--redact", is_flag=True, help="Leave out hosts, users, paths, environment.")
+@click.option("--force", is_flag=True, help="Replace a page that is no Lockstep comparison.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @opening.of_bundles()
@@ -66,6 +72,8 @@ def compare(
     page: Path | None,
     as_markdown: bool,
     as_json: bool,
+    redact: bool,
+    force: bool,
 ) -> int:
     """Say of each point that A and B share whether B is faster, slower or the same.
 
@@ -77,27 +85,34 @@ def compare(
     from lockstep.report.compare import compare_wording, comparison
     from lockstep.report.compare.side_by_side import compared_page
     from lockstep.report.load.reading import load
+    from lockstep.report.page import render
 
     _refuse(page, as_markdown and as_json)
+    if page is not None:
+        render.refuse_foreign(page, force, "--html", render.COMPARED)
     paths = (a, b, *others)
     first, *rest = (load([path]) for path in paths)
     campaigns = [first, *(comparison.renamed(first, one) for one in rest)]
+    redacted = _redactor(campaigns, redact)
     findings = [checker.check(one) for one in campaigns]
-    names = [str(path) for path in paths]
+    names = [Path(os.path.abspath(path)).name if redact else str(path) for path in paths]  # noqa: PTH100
     made = comparison.compare_all(campaigns, names, margin, allowed, findings)
+    for one in made:  # before a long one is cut, in the middle of a name
+        one.environment = redacted(one.environment)
     for why in (why for one in campaigns for why in one.unread):
         click.echo(f"left out: {why}", err=True)
     for letter, of_side in zip(comparison.LETTERS, findings, strict=False):
         terminal.say_errors(of_side, f"{letter}: ")
     if as_json:
-        document = comparison.document_of_all(made, names)
+        document = redacted(comparison.document_of_all(made, names))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
         for line in compare_wording.several(made, names, as_markdown):
-            click.echo(line)
+            click.echo(redacted(line))
     if page is not None:
         command = _command(names, margin, allowed)
-        _write(page, compared_page.page(made, names, campaigns, findings, command))
+        drawn = compared_page.page(made, names, campaigns, findings, command)
+        render.write(redacted(drawn), page, render.COMPARED)
         click.echo(f"page: {click.format_filename(page)}", err=as_json or as_markdown)
     return 1 if any(one.slower or one.blocked for one in made) else 0
 
@@ -118,9 +133,11 @@ def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str
     return shlex.join(["lockstep", "compare", *names, "--margin", f"{margin:g}", *chosen])
 
 
-def _write(target: Path, page: dict[str, Any]) -> None:
-    from lockstep.report.page import render
-    from lockstep.vocabulary.system.files import write_atomically
+def _redactor(campaigns: "Sequence[Results]", is_on: bool) -> Callable[[Any], Any]:
+    """Return what takes the names of all campaigns out of plain data; if not on, nothing."""
+    from lockstep.report.load.results import Results
+    from lockstep.report.page import export_options
 
-    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
-    write_atomically(target, render.html(page).encode("utf-8", "backslashreplace"))
+    launches = [launch for one in campaigns for launch in one.launches]
+    rows = [row for one in campaigns for row in one.rows]
+    return export_options.redactor(Results(launches=launches, rows=rows), {"redact": is_on})

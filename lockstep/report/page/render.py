@@ -4,7 +4,9 @@ import base64
 import gzip
 import hashlib
 import json
+import sys
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,13 +14,15 @@ from markupsafe import Markup
 
 from lockstep import content
 from lockstep.report.words import escapes
+from lockstep.vocabulary.system import files
 
 # By this line in its head a page is known as a report that may be made anew.
 MARK = '<meta name="generator" content="lockstep report">'
+COMPARED = '<meta name="generator" content="lockstep compare">'
 ORIGIN_LABELS = {"measured": "measured", "cited": "cited, not measured", "target": "target"}
 
 
-def html(data: dict[str, Any]) -> str:
+def html(data: dict[str, Any], mark: str = MARK) -> str:
     """Return the page for what `lockstep.report.page.content_of_page.page` made.
 
     Text is escaped by the template; only figures, drawn here, and our own style and script enter as
@@ -32,7 +36,7 @@ def html(data: dict[str, Any]) -> str:
     return template.render(
         page=data,
         figures=figures,
-        mark=Markup(MARK),  # noqa: S704, since it is a constant
+        mark=Markup(mark),  # noqa: S704, since it is a constant
         style=own("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
@@ -40,6 +44,35 @@ def html(data: dict[str, Any]) -> str:
         embedded=embedded(data["data"]),
         escapes=escapes.tables(),
     )
+
+
+def refuse_foreign(target: Path, force: bool, option: str, mark: str = MARK) -> None:
+    """Refuse to replace a page that its command has not made.
+
+    Raises:
+        ValueError: There is a folder, or a page without the mark.
+    """
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; name the page in it, as {target / 'report.html'}")
+    if force or not target.exists():
+        return
+    with files.opened(target, sys.maxsize) as page:
+        if mark.encode() in page.read(2048):
+            return
+    made = "comparison" if mark == COMPARED else "report"
+    raise ValueError(f"{target} is no Lockstep {made}; choose {option} or pass --force")
+
+
+def write(data: dict[str, Any], target: Path, mark: str = MARK) -> None:
+    """Write the page.
+
+    Raises:
+        ValueError: There is no folder for it.
+    """
+    if not target.parent.is_dir():
+        raise ValueError(f"{target.parent}: no such folder to write the report to")
+    # A name of a file may hold bytes, and so letters, that UTF-8 has not.
+    files.write_atomically(target, html(data, mark).encode("utf-8", "backslashreplace"))
 
 
 def embedded(data: dict[str, Any]) -> str:
