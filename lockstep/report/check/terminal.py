@@ -7,6 +7,7 @@ rule that only warns, all findings of a kind are one group, however many points 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten, wrap
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
 from lockstep.report.check.evidence import Hit, Place
 from lockstep.vocabulary.text.formats import counted
+
+if TYPE_CHECKING:
+    from lockstep.report.load.results import Results
 
 WIDTH = 100
 # Places that one group names on a terminal, and facts; --json has them all.
@@ -118,6 +122,12 @@ def say_errors(findings: Iterable[Finding], side: str = "") -> None:
         more = len(errors) - MAX_ERRORS
         all_of = f"{counted(more, 'error')} more; " if more > 0 else ""
         click.echo(f"{side}{all_of}lockstep check says what to do about each\n", err=True)
+
+
+def say_unread(results: "Results") -> None:
+    """Print on stderr which files could not be read, and why."""
+    for why in results.unread:
+        click.echo(f"left out: {why}", err=True)
 
 
 def counts(findings: Iterable[Finding]) -> str:

@@ -11,6 +11,7 @@ import click
 from lockstep.report.bundle import opening
 
 if TYPE_CHECKING:
+    from lockstep.report.compare.comparison import Comparison
     from lockstep.report.load.results import Results
 
 EXAMPLES = """
@@ -82,33 +83,26 @@ def compare(
     as B is, all side by side.
     """
     from lockstep.report.check import checker, terminal
-    from lockstep.report.compare import compare_wording, comparison
+    from lockstep.report.compare import comparison
     from lockstep.report.compare.side_by_side import compared_page
     from lockstep.report.load.reading import load
     from lockstep.report.page import render
 
-    _refuse(page, as_markdown and as_json)
-    if page is not None:
-        render.refuse_foreign(page, force, "--html", render.COMPARED)
+    _refuse(page, as_markdown and as_json, force)
     paths = (a, b, *others)
     first, *rest = (load([path]) for path in paths)
     campaigns = [first, *(comparison.renamed(first, one) for one in rest)]
     redacted = _redactor(campaigns, redact)
     findings = [checker.check(one) for one in campaigns]
-    names = [Path(os.path.abspath(path)).name if redact else str(path) for path in paths]  # noqa: PTH100
+    names = _names(paths, redact)
     made = comparison.compare_all(campaigns, names, margin, allowed, findings)
     for one in made:  # before a long one is cut, in the middle of a name
         one.environment = redacted(one.environment)
-    for why in (why for one in campaigns for why in one.unread):
-        click.echo(f"left out: {why}", err=True)
-    for letter, of_side in zip(comparison.LETTERS, findings, strict=False):
+    for letter, campaign, of_side in zip(comparison.LETTERS, campaigns, findings, strict=False):
+        terminal.say_unread(campaign)
         terminal.say_errors(of_side, f"{letter}: ")
-    if as_json:
-        document = redacted(comparison.document_of_all(made, names))
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
-    else:
-        for line in compare_wording.several(made, names, as_markdown):
-            click.echo(redacted(line))
+    for line in _lines(made, names, as_markdown, as_json, redacted):
+        click.echo(line)
     if page is not None:
         command = _command(names, margin, allowed)
         drawn = compared_page.page(made, names, campaigns, findings, command)
@@ -117,12 +111,41 @@ def compare(
     return 1 if any(one.slower or one.blocked for one in made) else 0
 
 
-def _refuse(page: Path | None, both: bool) -> None:
-    """Refuse two forms on stdout, and a page whose name may be that of results."""
+def _refuse(page: Path | None, both: bool, force: bool) -> None:
+    """Refuse two forms on stdout, and a page whose name may be that of results or others."""
+    from lockstep.report.page import render
+
     if both:
         raise ValueError("--markdown and --json both want stdout; choose one")
-    if page is not None and page.suffix != ".html":
+    if page is None:
+        return
+    if page.suffix != ".html":
         raise ValueError(f"--html {page} is no name of a page; give one that ends in .html")
+    render.refuse_foreign(page, force, "--html", render.COMPARED)
+
+
+def _lines(
+    made: "list[Comparison]",
+    names: Sequence[str],
+    as_markdown: bool,
+    as_json: bool,
+    redacted: Callable[[Any], Any],
+) -> list[str]:
+    """Return what is printed: text, Markdown or JSON."""
+    from lockstep.report.compare import compare_wording, comparison
+
+    if as_json:
+        document = redacted(comparison.document_of_all(made, names))
+        return [json.dumps(document, indent=1, allow_nan=False)]
+    lines: list[str] = redacted(compare_wording.several(made, names, as_markdown))
+    return lines
+
+
+def _names(paths: Sequence[Path], is_redacted: bool) -> list[str]:
+    """Return what each side is called: its path, or where paths are left out its last part."""
+    if is_redacted:
+        return [Path(os.path.abspath(path)).name for path in paths]  # noqa: PTH100
+    return [str(path) for path in paths]
 
 
 def _command(names: Sequence[str], margin: float, allowed: Sequence[str]) -> str:

@@ -98,11 +98,11 @@ def predict(
 
 
 def _loaded(path: Path) -> "Results":
+    from lockstep.report.check import terminal
     from lockstep.report.load.reading import load
 
     results = load([path])
-    for why in results.unread:
-        click.echo(f"left out: {why}", err=True)
+    terminal.say_unread(results)
     return results
 
 
