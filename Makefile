@@ -46,17 +46,18 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 		[ $$code = 0 ] || worst=$$code; \
 	done; exit $$worst
 
-# Two lanes: what starts ranks here and the quick tests, and the testbed, which waits half its time.
+# Two lanes of about equal length: what starts ranks here and the quick tests; browsers and the
+# testbed, which waits half its time.
 test: venv ## Run what a change must pass, tests that start ranks and browsers included
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-here test-testbed
 
 test-here: venv
-	$(BIN)/python -m pytest -m "not (slurm or chaos)" $(DURATIONS)
+	$(BIN)/python -m pytest -m "not (slurm or browser or chaos)" $(DURATIONS)
 
 # CI, where a missing image is a failure, makes it while the tests beside begin.
 test-testbed: venv
 	@[ -z "$$CI" ] || tests/testbed/image
-	$(BIN)/python -m pytest -m "slurm and not chaos" $(DURATIONS)
+	$(BIN)/python -m pytest -m "(slurm or browser) and not chaos" $(DURATIONS)
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"

@@ -1,5 +1,6 @@
 """Real ranks for the tests: processes with a launcher's variables, and each one's own output."""
 
+import gc
 import signal
 import socket
 import subprocess
@@ -51,6 +52,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         folder = config._tmp_path_factory.mktemp("fork-server")
         config.stash[STAND_IN] = stack.enter_context(fork_server.serving(folder))
         config.add_cleanup(stack.close)
+    # The modules that collection has imported live as long as the session: hypothesis collects
+    # garbage between examples, and would look at all of them.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,10 +1,10 @@
-"""A process that has imported torch once, and forks into each Python module that tests start.
+"""A process that has imported torch once, and forks into what tests start with Python.
 
 A rank of a test spends seconds on imports and tenths of a second on its cases. `serving()` gives a
-stand-in for the interpreter: started as `python -m pytest ...`, it hands its arguments, folder,
-environment, limits and streams to this server, forwards signals and ends as the forked process
-does; the commands of `COMMANDS` lie in its folder. What the server does not serve (`-c`, other
-modules) it runs with the real interpreter.
+stand-in for the interpreter: started as `python -m pytest ...` or `python script.py ...`, it hands
+its arguments, folder, environment, limits and streams to this server, forwards signals and ends as
+the forked process does; the commands of `COMMANDS` lie in its folder. What the server does not
+serve (`-c`, other modules) it runs with the real interpreter.
 """
 
 import atexit
@@ -44,7 +44,8 @@ usual = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 changed = [name for name in os.environ if name.startswith("PYTHON") and name not in usual]
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 try:
-    if words[:1] != ["-m"] or words[1] not in {served} or changed:
+    is_module = words[:1] == ["-m"] and words[1] in {served}
+    if changed or not (is_module or words and words[0].endswith(".py")):
         raise OSError
     server.connect({address!r})
 except OSError:
@@ -53,7 +54,7 @@ numbers = [getattr(signal, name) for name in {forwarded}]
 ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
 limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 request = dict(
-    words=words[1:], folder=os.getcwd(), environ=dict(os.environ), umask=os.umask(0),
+    words=words, folder=os.getcwd(), environ=dict(os.environ), umask=os.umask(0),
     ignored=ignored, limits=[(limit, resource.getrlimit(limit)) for limit in limits],
     cores=list(os.sched_getaffinity(0)),
 )
@@ -148,13 +149,11 @@ def _supervise(connection: socket.socket) -> NoReturn:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
-    """Run a module as the interpreter would, in the surroundings of the stand-in."""
+    """Run a module or a script as the interpreter would, in the surroundings of the stand-in."""
     _take_surroundings(request, streams)
-    module, *arguments = request["words"]
-    sys.argv = [module, *arguments]
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        _run(request["words"])
     except SystemExit as end:
         code = _exit_code(end.code)
     except BaseException as error:  # noqa: BLE001, as the interpreter does
@@ -169,6 +168,16 @@ def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _take_surroundings(request: dict[str, Any], streams: list[int]) -> None:
