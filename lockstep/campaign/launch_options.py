@@ -33,7 +33,7 @@ def common_options(campaign: Campaign) -> Iterator[str]:
 
 
 def _table(campaign: Campaign, command: Command) -> dict[str, Any]:
-    """Return what a program's driver is told, as JSON holds it."""
+    """Return the options of a program's driver, as JSON holds them."""
     size = campaign.measured_size()
     return {
         "command": command.model_dump(mode="json", by_alias=True, exclude_defaults=True),

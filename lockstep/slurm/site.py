@@ -204,7 +204,7 @@ class Site(BaseModel):
 
     @property
     def features(self) -> str | None:
-        """What sbatch is told of the nodes' features; in brackets one counts for all nodes."""
+        """The value of sbatch's --constraint; in brackets, all nodes of a job have the same one."""
         return f"[{'|'.join(self.gpu_types)}]" if self.gpu_types else self.constraint
 
     def in_partition(self, name: str) -> Self:

@@ -97,7 +97,7 @@ def parse(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     """Return the factors of several `NAME=VALUE,VALUE`, as of options; values of one name add up.
 
     Raises:
-        ValueError: A text is none of that form.
+        ValueError: A text has another form.
     """
     found: dict[str, tuple[Value, ...]] = {}
     for text in texts:

@@ -29,7 +29,7 @@ STRATEGIES = ("ddp", "fsdp")
 ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
 WITH_REQUESTS = ("strong", "weak", "precision")
 KIB, MIB = 1024, 1024**2
-# Of rounds, steps, batches and ranks: beyond it stands a slip, and no measurement.
+# Most rounds, steps, batches and ranks: a larger number is a typing error.
 MAX_COUNT = 1_000_000
 
 

@@ -90,7 +90,7 @@ def checked(job_id: str) -> str:
     """Return a job's id as it was typed.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no id of a job.
     """
     if not _JOB.fullmatch(job_id):
         raise ValueError(

@@ -161,7 +161,7 @@ def add_to_table(path: Path, at: str, nodes: Sequence[NodeNow]) -> None:
     """Add a line for each GPU, or for a node without any, to a table with a heading.
 
     Args:
-        path: The table, which is begun where there is none.
+        path: The table; made where it is missing.
         at: When the nodes were looked at, as ISO 8601.
         nodes: What they did.
     """

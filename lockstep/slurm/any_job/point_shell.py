@@ -11,7 +11,7 @@ from lockstep.slurm.submit.resources import directives, share
 from lockstep.slurm.submit.runtimes import entered
 from lockstep.vocabulary.text.durations import parse_limit
 
-# What sbatch is told of its script, and salloc does not know.
+# Options of sbatch that salloc does not know.
 OF_SCRIPTS = ("--signal=", "--open-mode=", "--output=", "--no-requeue")
 USUAL_S = 3600
 NAME = "lockstep-shell"

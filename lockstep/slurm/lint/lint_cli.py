@@ -77,9 +77,9 @@ def _print_rules(as_json: bool) -> None:
     from lockstep.slurm.lint.linter import RULES
     from lockstep.slurm.lint.training import training_linter as training
 
-    told = [(one.name, one.severity, one.why, one.action) for one in RULES]
-    told += [(one.name, one.severity, one.why, one.action) for one in training.RULES]
-    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in told]
+    described = [(one.name, one.severity, one.why, one.action) for one in RULES]
+    described += [(one.name, one.severity, one.why, one.action) for one in training.RULES]
+    rows = [dict(zip(("rule", "severity", "why", "action"), row, strict=True)) for row in described]
     if as_json:
         click.echo(json.dumps({"rules": rows}, indent=1))
         return

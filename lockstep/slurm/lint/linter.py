@@ -116,7 +116,7 @@ TABLE: tuple[tuple[str, Severity, str, str, Callable[[Job], Iterator[Hit]]], ...
         "use --export=ALL and set variables in the script", directive.exported_names,
     ),
     (
-        "EXPORT-COMMA", "error", "the variable holds only what stands before the comma",
+        "EXPORT-COMMA", "error", "the variable holds only what is before the comma",
         "export the variable in the script, in quotes", directive.export_with_comma,
     ),
     (

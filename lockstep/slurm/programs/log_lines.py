@@ -31,7 +31,7 @@ NODE_FAILED = re.compile(r"^srun: .*Node failure on ([\w.-]+)", re.MULTILINE)
 # slurmstepd, in a batch script's output: that Slurm ended the job, and why.
 JOB_ENDED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill event.* StepId=\w+\.batch")
-# Why -> Slurm's word for the end; of a job that was requeued it is none.
+# Why -> Slurm's word for the end; a job that was requeued has another reason and did not end.
 WORDS = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL",
          "PREEMPTION": "PREEMPTED"}  # fmt: skip
 # slurmd: in place of a script's output.

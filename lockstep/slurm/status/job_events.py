@@ -28,7 +28,7 @@ class JobEvent:
 
     Attributes:
         job_id: Its id, of an element of an array `ID_K`.
-        status: Slurm's word for its end, as far as the epilog is told.
+        status: Slurm's word for its end, as far as the epilog knows.
         exit_code: What its script ended with, or 128 + its signal.
         at: When it was sent, in seconds of the epoch.
     """
@@ -52,7 +52,7 @@ def parse(value: object, at: int) -> JobEvent:
     """Return the event that a JSON value is.
 
     Raises:
-        ValueError: It is none: a key is missing, or is not what it has to be.
+        ValueError: It is no event: a key is missing or has a wrong value.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object; send job_id, status and exit_code")
@@ -60,7 +60,7 @@ def parse(value: object, at: int) -> JobEvent:
     if not isinstance(job_id, str) or not re.fullmatch("[0-9]{1,18}(_[0-9]{1,9})?", job_id):
         raise ValueError("job_id is not an id of Slurm's, such as 17 or 17_3")
     if status not in ENDED:
-        raise ValueError(f"status is none of {', '.join(sorted(ENDED))}")
+        raise ValueError(f"status is not one of {', '.join(sorted(ENDED))}")
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= LARGEST_CODE:
         raise ValueError(f"exit_code is no number from 0 to {LARGEST_CODE}")
     return JobEvent(job_id, str(status), code, at)

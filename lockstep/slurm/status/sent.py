@@ -265,7 +265,9 @@ def _check(entry: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: a line has the id {str(job_id)[:80]!r}, which is no job's")
     cluster = entry.get("cluster")
     if cluster is not None and not (isinstance(cluster, str) and CLUSTER.fullmatch(cluster)):
-        raise ValueError(f"{path}: a line has the cluster {str(cluster)[:80]!r}, which is none")
+        raise ValueError(
+            f"{path}: a line has the cluster {str(cluster)[:80]!r}, which is no cluster's name"
+        )
     if not files.are_texts(entry.get("launches", [])):
         raise ValueError(f"{path}: a line names no launches; it is no record of submissions")
     cancelled = entry.get("cancelled", [])

@@ -1,4 +1,4 @@
-"""What runs an image on a cluster: one table of how each runtime is told the same things.
+"""What runs an image on a cluster: one table of the options by which each runtime does the same.
 
 Of Podman-HPC and Pyxis their own documents say it (podman_hpc.py, podman-run(1), and Pyxis'
 README); their scripts are rendered, and were not run there.
@@ -76,8 +76,8 @@ class Entering:
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
-    def told(self, runtime: Runtime) -> list[str]:
-        """Return the options that say so, where the job's script does not."""
+    def handed_on(self, runtime: Runtime) -> list[str]:
+        """Return the options that hand the variables on, where the job's script does not."""
         if runtime.by_srun:  # all enter, but for these the image's own value would count
             names = ",".join(name.partition("=")[0] for name in self.names)
             return [f"--container-env={names}"] if names else []
@@ -106,8 +106,9 @@ def options(
     gpus = [runtime.gpus[site.gpu_runtime]] if is_gpu and site.gpu_runtime in runtime.gpus else []
     binds = [*filter(None, [*folders, site.suite]), *container.binds]
     place = [f"{runtime.workdir}{folders[0]}"] if runtime.workdir else []
-    told = (*variables.told(runtime), *_binds(runtime, binds), *place)
-    return (*runtime.begin, *gpus, *told, *container.args)
+    handed_on = variables.handed_on(runtime)
+    folders_seen = (*_binds(runtime, binds), *place)
+    return (*runtime.begin, *gpus, *handed_on, *folders_seen, *container.args)
 
 
 def _binds(runtime: Runtime, binds: Sequence[str]) -> Iterator[str]:
@@ -115,13 +116,13 @@ def _binds(runtime: Runtime, binds: Sequence[str]) -> Iterator[str]:
         yield from (f"{runtime.bind}{bind}" for bind in binds)
         return
     pairs = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
-    told = [",".join(pairs)] if runtime.by_srun else pairs
-    yield from (f"{runtime.bind}{one}" for one in told)
+    values = [",".join(pairs)] if runtime.by_srun else pairs
+    yield from (f"{runtime.bind}{value}" for value in values)
 
 
 def entered(site: Site, folders: Sequence[str], *, is_gpu: bool) -> tuple[str, ...]:
-    """Return what stands before a shell that one task runs in a site's image."""
+    """Return the command before a shell that one task runs in a site's image."""
     assert site.container is not None
     runtime, image = runtime_of(site.container), site.container.image
-    told = (*options(site, folders, Entering(), is_gpu=is_gpu), *runtime.for_shell)
-    return (*told, f"--container-image={image}" if runtime.by_srun else image)
+    command = (*options(site, folders, Entering(), is_gpu=is_gpu), *runtime.for_shell)
+    return (*command, f"--container-image={image}" if runtime.by_srun else image)

@@ -16,7 +16,7 @@ LIMIT_BYTES = 64 * MIB
 LARGEST = 2**64
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# A number may be out of range only where one of these stands; few files need the slow look.
+# Only a file with one of these can hold a number out of range; few need the slow search.
 _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
 
 

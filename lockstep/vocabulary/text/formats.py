@@ -7,7 +7,7 @@ THIN = "\u202f"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits, thousands parted by thin spaces."""
+    """Return a number with so many significant digits, thousands separated by thin spaces."""
     if value is None:
         return DASH
     if value == 0:
@@ -58,12 +58,12 @@ def ratio_span(interval: tuple[float, float] | None) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
     plural = noun + ("es" if noun.endswith("ch") and noun != "epoch" else "s")
-    parted = f"{count:,}".replace(",", THIN if count >= 10_000 else "")
-    return f"{parted} {noun if count == 1 else plural}"
+    number = f"{count:,}".replace(",", THIN if count >= 10_000 else "")
+    return f"{number} {noun if count == 1 else plural}"
 
 
 def listed(items: Iterable[object], limit: int = 12) -> str:
-    """Return items parted by commas; past the limit, how many were left out."""
+    """Return items separated by commas; past the limit, how many were left out."""
     texts = [str(item) for item in items]
     if len(texts) <= limit:
         return ", ".join(texts)

@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 # Written by hand, and so never larger.
 LIMIT_BYTES = files.MIB
 MAX_SHOWN_CHARACTERS = 80
-# Of what an hour costs and of overheads: beyond it stands a slip, whose sums no JSON may hold.
+# Largest price of an hour, and overhead: a larger one is a typing error.
 MAX_RATE = 1_000_000
 # kind of file -> a key that each file of it has, and no other kind
 MARKS = {"Campaign": "studies", "Site": "gpus_per_node"}
@@ -174,7 +174,7 @@ def _unknown(key: str, allowed: list[str]) -> str:
 
 
 def _table(place: Sequence[str], model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of the table that a key stands in."""
+    """Return the model of the table that holds a key."""
     for part in place[:-1]:
         field = model.model_fields.get(part)
         model = next(_tables(field.annotation), model) if field else model

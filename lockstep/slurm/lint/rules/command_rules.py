@@ -256,4 +256,4 @@ def own_interface(job: Job) -> Iterator[Hit]:
     for name in INTERFACE_VARIABLES if not job.is_rendered else ():
         line, value = job.environ.get(name, (0, ""))
         if value and "$" not in value and not value.startswith("^"):
-            yield Hit(line, f"{name}={value} stands in the script")
+            yield Hit(line, f"the script sets {name}={value}")

@@ -182,4 +182,4 @@ def own_account(job: Job) -> Iterator[Hit]:
     """Look for an account in the script."""
     option = job.script.directive("account")
     if option and not job.is_rendered:
-        yield Hit(option.line, f"--account={option.value} stands in the script")
+        yield Hit(option.line, f"the script names --account={option.value}")
