@@ -117,11 +117,15 @@ turns = st.lists(
 )  # fmt: skip
 
 
-@given(seconds, seconds, turns, turns, st.sampled_from(["strong", "weak"]), st.booleans())
-def test_the_losses_add_up_to_the_whole(base, step, full, own, scaling, has_half):
-    alone = {"full": steady(base), "own": steady(0.9 * base)}
+@given(
+    seconds, seconds, turns, turns, st.sampled_from(["strong", "weak"]), st.booleans(),
+    st.floats(0.1, 1),
+)  # fmt: skip
+def test_the_losses_add_up_to_the_whole(base, step, full, own, scaling, has_half, running):
+    alone = {"full": steady(base), "own": steady(0.9 * base), "running": steady(0.8 * base)}
     alone |= {"half": steady(0.5 * base)} if has_half else {}
-    series = ladder(scaling, [(1, base, alone), (4, step, {"full": full, "own": own})])
+    here = {"full": full, "own": own, "running": times(running, {"": own})[""]}
+    series = ladder(scaling, [(1, base, alone), (4, step, here)])
     factor = 1 / 4 if scaling == "strong" else 1.0
     found = loss(series, series.points[1])
     assert found.seconds == pytest.approx(step - factor * base, abs=1e-9)
@@ -143,6 +147,8 @@ def noisy(draw, ranks, **means):
         ("imbalance", {"full": [1.3, 1.3], "own": [1, 1.3], "half": [0.5, 0.65]}),
         ("input", {"full": [1.3, 1.3], "resident": [1, 1], "own": [1, 1]}),
         ("launch", {"full": [1, 1], "own": [1, 1], "half": [0.7, 0.7]}),
+        ("contention", {"full": [1.3, 1.3], "own": [1.3, 1.3], "running": [1, 1]}),
+        ("imbalance", {"full": [1.3, 1.3], "own": [1, 1.3], "running": [1, 1]}),
     ],
 )
 def test_the_largest_cause_that_is_shown_bounds_a_step(kind, means):
@@ -155,7 +161,7 @@ def test_the_largest_cause_that_is_shown_bounds_a_step(kind, means):
     assert len(card(found)) <= 12
 
 
-def test_contention_shows_against_a_baseline_alone():
+def test_contention_beyond_waits_for_a_core_shows_against_a_baseline_alone():
     draw = np.random.default_rng(1)
     here = noisy(draw, 2, full=[1.3, 1.3], own=[1.3, 1.3])
     base = noisy(draw, 1, full=[1.0], own=[1.0])

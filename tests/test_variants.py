@@ -1,12 +1,17 @@
 """The turns of a step's variants: how many, in which order, and what is kept of them."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from lockstep.measure import variants
+from lockstep.measure import timing, variants
 from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +41,22 @@ def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():
     assert len(set(map(tuple, blocks))) > 1
 
 
+def test_waits_for_a_core_that_another_process_has_are_counted():
+    world, cores = (
+        SimpleNamespace(world_size=1, device=torch.device("cpu")),
+        os.sched_getaffinity(0),
+    )
+    os.sched_setaffinity(0, {min(cores)})
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        taken_s, running_s = timing.time_turn(world, lambda: sum(range(10_000_000)), 1)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+        os.sched_setaffinity(0, cores)
+    assert 0.1 * taken_s < running_s < 0.8 * taken_s
+
+
 @pytest.mark.parametrize(
     ("leads", "buckets", "found"),
     [
@@ -52,7 +73,7 @@ def test_a_bucket_is_ready_when_its_last_gradient_is(leads, buckets, found):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "names"), [([], {"full", "own", "half"}), (["--no-causes"], set())]
+    ("options", "names"), [([], {"full", "own", "half", "running"}), (["--no-causes"], set())]
 )
 def test_one_rank_times_the_variants_unless_no_causes_are_asked_for(
     run_ranks, tmp_path, options, names

@@ -1,7 +1,8 @@
 """What bounds a step: shares of its causes with intervals, and what a change would gain.
 
 It is said of one point, by the turns of its variants (`division`), with those of its baseline
-where there is one: what ranks that share a machine cost each other shows only against a baseline.
+where there is one: what ranks that share a machine cost each other beyond waits for a core, such as
+memory bandwidth, shows only against a baseline.
 With several launches a launch gives one value and the intervals are over launches; with fewer they
 are over turns, and hold for these launches alone.
 """
@@ -257,7 +258,8 @@ def _against(
     expected = fixed + share * (base["own"] - fixed)
     found = {"fixed": (1 - share) * fixed} if "fixed" in here or "fixed" in base else {}
     if share == 1 or "fixed" in base:  # else what a step costs however small it is would be blamed
-        found["contention"] = np.maximum(here["own"] - expected, 0.0)
+        queued = here.get("contention", 0.0) - share * base.get("contention", 0.0)
+        found["contention"] = np.maximum(here["own"] - expected + queued, 0.0)
     if "exposed" in here and "ddp" in base:
         found |= {"exposed": here["exposed"] - base["ddp"], "ddp": (1 - share) * base["ddp"]}
     return {name: value for name, value in found.items() if share < 1 or name not in UNSHARED}

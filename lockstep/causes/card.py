@@ -16,7 +16,7 @@ CAUSES: dict[Cause, str] = {
     "imbalance": "waiting for slow ranks",
     "input": "waiting for input",
     "fixed": "fixed cost of a step",
-    "contention": "ranks sharing a machine",
+    "contention": "sharing cores and memory",
     "ddp": "DDP's own work",
 }
 KINDS: dict[Kind, str] = {

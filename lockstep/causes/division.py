@@ -8,20 +8,26 @@ entered by all ranks together (`lockstep.measure.variants`):
     own       the same without gradient synchronisation, so that no rank waits for another
     half      `own` on half of the batch
     reduce    the all-reduce of the gradients alone, bucket by bucket
+    running   no turn of its own: `own` less what the rank's thread waited for a core in it
 
-With x[r] a rank's seconds in a turn, means over turns and m[r] the median over turns of rank r:
+A rank's waits for a core, as the kernel counts them, are contention as far as the ranks have them
+in common: scaled to a mean of the lower median over ranks of their means. What one rank waits
+beyond that makes it a slow rank. With x[r] a rank's seconds in a turn, means over turns, alone[r]
+own[r] less the waits in common and m[r] the median over turns of alone[r]:
 
     own       the lower median over ranks of m[r]
-    imbalance mean of max over ranks of own[r], less `own`
+    imbalance mean of max over ranks of alone[r], less `own`
+    contention mean of max over ranks of own[r] less that of alone[r], where `running` is known
     exposed   mean of max over ranks of resident[r] (full, without an input pipeline) less own's
     ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
     input     mean of max over ranks of full[r] less that of resident
-    fixed     the lower median over ranks of 2 half[r] - m[r]: the c0 of t = c0 + c1 b
+    fixed     the lower median over ranks of 2 half[r] - own[r], medians over turns: the c0 of
+              t = c0 + c1 b
 
-`own`, `imbalance`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest rank's full
-step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace where single
-turns are slow, so that what they add is imbalance: the others wait for them in each step. A single
-rank waits for nobody: its own is the mean, and it has no imbalance.
+`own`, `imbalance`, `contention`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest
+rank's full step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace
+where single turns are slow, so that what they add is imbalance: the others wait for them in each
+step. A single rank waits for nobody: its own is the mean, and it has no imbalance.
 
 Intervals are of a bootstrap over turns (`intervals`): all variants of one turn are drawn together,
 so what slows a whole turn cancels.
@@ -39,9 +45,12 @@ Turns = Mapping[str, Array]
 Division = dict[str, Array]
 
 FULL, RESIDENT, OWN, HALF, REDUCE = "full", "resident", "own", "half", "reduce"
-VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE)
+RUNNING = "running"
+VARIANTS = (FULL, RESIDENT, OWN, HALF, REDUCE, RUNNING)
+# Of a wait for a core, so that a mean of 0 divides nothing.
+TINY_S = 1e-12
 # What adds up to the step.
-PARTS = ("own", "imbalance", "exposed", "ddp", "input")
+PARTS = ("own", "imbalance", "contention", "exposed", "ddp", "input")
 
 
 def divide(turns: Turns) -> Division:
@@ -52,24 +61,41 @@ def divide(turns: Turns) -> Division:
             `own` are needed.
 
     Returns:
-        Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`, `input` and
-        `fixed` where their variants were measured, and `step`, the sum of the parts.
+        Seconds, shape (...): `own`, `imbalance`, `exposed` or for a single rank `ddp`,
+        `contention`, `input` and `fixed` where their variants were measured, and `step`, the sum
+        of the parts.
     """
     full, own = _slowest(turns[FULL]), _slowest(turns[OWN])
     resident = _slowest(turns[RESIDENT]) if RESIDENT in turns else full
-    usual = np.median(turns[OWN], axis=-1)
-    least = lower_median(usual)
+    alone = _alone(turns)
+    slowest = _slowest(alone)
+    least = lower_median(np.median(alone, axis=-1))
     if turns[OWN].shape[-2] == 1:  # it waits for nobody: what single turns add is its own
-        found = {"step": full, "own": own, "ddp": resident - own}
+        found = {"step": full, "own": slowest, "ddp": resident - own}
     else:
-        found = {"step": full, "own": least, "imbalance": own - least, "exposed": resident - own}
+        found = {"step": full, "own": least, "imbalance": slowest - least,
+                 "exposed": resident - own}  # fmt: skip
+    if RUNNING in turns:
+        found["contention"] = own - slowest
     if RESIDENT in turns:
         found["input"] = full - resident
     if HALF in turns:
-        found["fixed"] = lower_median(2 * np.median(turns[HALF], axis=-1) - usual)
+        half, whole = (np.median(turns[name], axis=-1) for name in (HALF, OWN))
+        found["fixed"] = lower_median(2 * half - whole)
     if REDUCE in turns:
         found["reduce"] = _slowest(turns[REDUCE])
     return found
+
+
+def _alone(turns: Turns) -> Array:
+    """Return `own` without the waits for a core that the ranks have in common."""
+    if RUNNING not in turns:
+        return turns[OWN]
+    queued = np.maximum(turns[OWN] - turns[RUNNING], 0.0)
+    mean = queued.mean(axis=-1)
+    common = lower_median(mean)[..., np.newaxis]
+    share = np.minimum(common / np.maximum(mean, TINY_S), 1.0)
+    return np.asarray(turns[OWN] - queued * share[..., np.newaxis])
 
 
 def _slowest(seconds: Array) -> Array:

@@ -190,7 +190,7 @@ def _fed(harness: Harness, batches: Iterator[Batch], ahead: int) -> list[list[fl
     resident()
     turns: list[Step] = [untimed, *[fed] * FED_ROUNDS, *[resident] * FED_ROUNDS]
     steps = max(FED_STEPS, harness.plan.steps_per_round)
-    _, *found = timing.time_turns(harness.world, turns, steps)
+    _, *found = (taken_s for taken_s, _ in timing.time_turns(harness.world, turns, steps))
     return [found[:FED_ROUNDS], found[FED_ROUNDS:]]
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -154,7 +155,7 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     _drop_what_fails(world, ways, inner, reset)
     leads, sizes = _buckets(loop, ways["own"])
     plan = _plan(world, loop, ways, seconds)
-    turns: dict[str, list[float]] = {name: [] for name in ways}
+    turns: dict[str, list[float]] = defaultdict(list)
     for number in count(1):
         reset()
         now = time.monotonic()
@@ -165,7 +166,7 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
         has_time = time.monotonic() + took - begun < seconds and len(turns["own"]) < MOST_TURNS
         if not world.control.settle_all("more", has_time or number < LEAST_CHUNKS, _first):
             break
-    return Part(turns, leads, sizes, inner, loop.num_steps)
+    return Part(dict(turns), leads, sizes, inner, loop.num_steps)
 
 
 def _buckets(loop: Loop, own: Step) -> tuple[list[float], list[int]]:
@@ -175,9 +176,9 @@ def _buckets(loop: Loop, own: Step) -> tuple[list[float], list[int]]:
     return variants.bucket_leads(loop.models[0], own), bucket_bytes(loop.models[0])
 
 
-def _first(told: list[Any]) -> Any:
-    """Return what rank 0 says, whose clock counts."""
-    return told[0]
+def _first(of_ranks: list[Any]) -> Any:
+    """Return rank 0's value, whose clock counts."""
+    return of_ranks[0]
 
 
 def _drop_what_fails(
@@ -212,8 +213,8 @@ def _keep_shared(world: World, ways: dict[str, Step]) -> None:
         del ways[name]
 
 
-def _on_all(told: list[list[str]]) -> list[str]:
-    return sorted(set(told[0]).intersection(*told[1:]))
+def _on_all(of_ranks: list[list[str]]) -> list[str]:
+    return sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
 
 
 @dataclass(frozen=True)
@@ -248,10 +249,10 @@ def _in_turns(
             drop()
         full()
 
-    drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
+    _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
     others = {name: step for name, step in ways.items() if name != "full"}
     rest = variants.time_in_turns(world, others, blocks=plan.blocks, steps=plan.steps, seed=seed)
-    return {"full": drawing[1:], **rest}
+    return {"full": [taken_s for taken_s, _ in drawing], **rest}
 
 
 def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> _Plan:
@@ -259,12 +260,12 @@ def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) ->
     settle = world.control.settle_all
     workers = settle("workers", max(loop.num_workers, 1), max)
     found = _in_turns(world, loop, ways, _Plan(1, 1, workers), seed=0)
-    once = {name: taken_s[0] for name, taken_s in found.items()}
+    once = {name: found[name][0] for name in ways}
     return _Plan(**settle("plan", once, partial(_planned, seconds, workers)))
 
 
-def _planned(seconds: float, workers: int, told: list[dict[str, float]]) -> dict[str, int]:
-    slowest = {name: max(each[name] for each in told) for name in told[0]}
+def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
+    slowest = {name: max(each[name] for each in of_ranks) for name in of_ranks[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
     full_steps = math.ceil(steps / workers) * workers
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]

@@ -85,8 +85,10 @@ def measure(
         state, name = turn
         faults.set(states.get(state, {}))
         # A turn of `timing.time_turns`, without the collection of garbage that comes before many.
-        taken = timing._round(world, timing._host_round, each[turn], 1)
-        seconds[state].setdefault(name, []).append(taken)
+        taken_s, running_s = timing.time_turn(world, each[turn], 1)
+        seconds[state].setdefault(name, []).append(taken_s)
+        if name == "own":
+            seconds[state].setdefault("running", []).append(running_s)
     timed = {  # the first turn of each is to warm up
         state: {name: values[1:] for name, values in found.items()}
         for state, found in seconds.items()

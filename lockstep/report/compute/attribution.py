@@ -6,13 +6,14 @@ means, is the remainder, negative where single turns were long; so the parts add
 time. With f the time an ideal step has over the baseline's (p0/p for strong scaling, 1
 where the local batch is fixed), a cause's loss is its time less f times its time at the baseline,
 and the losses add up to s - f s0, of which the efficiency is what is left: 1 - loss / s. Three
-causes show only against a baseline:
+causes show only, or wholly, against a baseline:
 
 - of a ladder from one rank, DDP's own cost is known apart from communication, since that rank
   communicates with nobody. It is as large at every size, so (1 - f) of it is lost;
 - the fixed cost c0 of a step (t = c0 + c1 b) is not divided by the ranks: of it, too, (1 - f);
-- what a rank's own work takes beyond that is contention: of ranks that share cores, caches,
-  memory, power. Without c0 a strong ladder cannot tell the two apart, and calls both `own`.
+- what a rank's own work and its waits for a core take beyond that is contention: of ranks that
+  share cores, caches, memory, power. Without c0 a strong ladder cannot tell the two apart, and
+  calls both `own`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,9 @@ CAUSES: tuple[Cause, ...] = (
     "exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"
 )  # fmt: skip
 # What a point's step is the sum of.
-WHOLE: tuple[Cause, ...] = ("own", "imbalance", "exposed", "ddp", "input", "remainder")
+WHOLE: tuple[Cause, ...] = (
+    "own", "imbalance", "contention", "exposed", "ddp", "input", "remainder"
+)  # fmt: skip
 
 # Seconds of a launch by cause.
 Split = Mapping[str, float]
@@ -180,7 +183,7 @@ def _terms(
         for cause in shared
         if cause in here or cause in base
     }
-    own = [*_weighted(1.0, here, "own"), *_weighted(-factor, base, "own")]
+    own: list[Term] = [(1.0, _with_waits(here)), (-factor, _with_waits(base))]
     unshared = 1 - factor
     if factor == 1:
         terms["contention"] = own
@@ -193,6 +196,12 @@ def _terms(
         terms["exposed"] += _weighted(-1.0, base, "ddp")
         terms |= {"ddp": _weighted(unshared, base, "ddp")} if unshared else {}
     return terms
+
+
+def _with_waits(found: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return each launch's own work with its waits for a core, where they are known."""
+    waits = found.get("contention") or [0.0] * len(found["own"])
+    return [own + wait for own, wait in zip(found["own"], waits, strict=True)]
 
 
 def _weighted(weight: float, found: Mapping[str, Sequence[float]], cause: str) -> list[Term]:

@@ -26,8 +26,8 @@ ADVICE: dict[Cause, str] = {
     "input": "try more loader workers, pinned memory and prefetching",
     "fixed": "it does not shrink with the batch: try a larger batch per rank, torch.compile or a "
     "CUDA graph",
-    "contention": "each rank computes longer than a rank of the baseline does: ranks share cores, "
-    "caches, memory bandwidth or power",
+    "contention": "ranks wait for cores, or compute longer than a rank of the baseline does: they "
+    "share cores, caches, memory bandwidth or power with each other or with other processes",
     "own": "each rank computes longer than its share of the baseline: its batch is too small to "
     "fill the device, or ranks share cores and memory bandwidth",
     "ddp": "it takes as long at every size: try a larger batch per rank",
@@ -49,8 +49,8 @@ def loss_table(series: Series) -> Table | None:
         "rank takes that need not wait, imbalance what the slowest rank of a turn takes longer, "
         "exposed communication what the whole step takes beyond that. A loss is the time less its "
         "share of the baseline's. DDP's own work is known of one rank, which communicates with "
-        "nobody; the fixed cost of a step from half batches; contention is what own work takes "
-        "beyond both."
+        "nobody; the fixed cost of a step from half batches; contention is waits for a core "
+        "and what own work takes beyond both."
     )
     caption = f"Where a step's time goes: {series.label}"
     if not rows:
