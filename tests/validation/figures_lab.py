@@ -51,8 +51,10 @@ CAUSES: dict[str, list[list[Fault]]] = {
     "tiny": [[{"tiny": 2000}], [{"tiny": 7000}], [{"tiny": 20000}]],
     "cores": [[{"neighbour": 8}], [{"neighbour": 4}], [{"neighbour": 1}]],
 }
-# A property of the program, which what it is held against has as well.
+# A property of the program, which what it is held against has as well. What a step costs by itself
+# then shows without the fault alone.
 IN_BASE = ("tiny",)
+WITHOUT = ["full", "own", "half"]
 # What a device does not feel: the steps of these runs are computed by the ranks' cores.
 OF_CORES = {"quota", "neighbour"}
 # Two ways to communicate slowly are one cause; what a program costs shows without a baseline, and
@@ -117,8 +119,9 @@ def _run(section: str, names: list[str], fault: Fault, **more: Any) -> dict[str,
     base = {name: value for name, value in fault.items() if name in IN_BASE}
     faults = {"fault": fault, "truth": fault, "base": base, "none": {}}
     computes = "cpu" if OF_CORES & set(fault) else "device"
+    states = STATES | {"none": WITHOUT} if base else STATES
     return {"section": section, "computes": computes, "causes": names, "blocks": BLOCKS,
-            "states": STATES, "faults": faults, **more}  # fmt: skip
+            "states": states, "faults": faults, **more}  # fmt: skip
 
 
 def _changed(change: str, fault: Fault, other: Fault, cap: float | None) -> dict[str, Any]:

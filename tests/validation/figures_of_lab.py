@@ -28,9 +28,10 @@ TRUTH: dict[str, Cause] = {
 }
 STRENGTHS = ("weak", "middle", "strong")
 CONFIDENCE = 0.9
-# The turns that tell what was put in, and the causes that a step has a little of by itself.
+# The turns that tell what was put in; and of causes that a step has a little of by itself, those
+# that tell how much.
 PUT_IN = ("truth", "none")
-NATURAL = ("exposed", "imbalance")
+NATURAL = {"exposed": "base", "imbalance": "base", "fixed": "none"}
 NUM_DRAWS = 500
 
 
@@ -110,7 +111,7 @@ def _truth(run: dict[str, Any], turns: dict[str, Any]) -> tuple[float, float]:
 
     def share(drawn: dict[str, Any]) -> Any:
         whole, without = (drawn[name]["full"].max(axis=-2).mean(axis=-1) for name in PUT_IN)
-        natural = divide(drawn["base"])[named] if named in NATURAL else 0.0
+        natural = divide(drawn[NATURAL[named]])[named] if named in NATURAL else 0.0
         return (whole - without + natural) / whole
 
     draws = {
