@@ -107,7 +107,7 @@ def test_cases_that_the_shell_leaves_out_are_not_called_done(machine):
     ended = machine("", PYTEST_ADDOPTS="-k collective")
     assert ended.returncode == 1
     assert re.search(
-        r"^w1-r0 is not complete: -k 'collective' leaves out 1 cases of this campaign's launch, "
+        r"^w1-r0 is not complete: -k 'collective' leaves out 1 case of this campaign's launch, "
         r"the first is \S+test_weak_scaling.*; unset it in PYTEST_ADDOPTS",
         ended.stderr,
         re.MULTILINE,

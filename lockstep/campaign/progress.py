@@ -19,6 +19,7 @@ from lockstep.campaign.campaign import Launch, plan
 from lockstep.campaign.folder import Outcome
 from lockstep.campaign.ladder import Ladder, step_times
 from lockstep.vocabulary.text.durations import in_words
+from lockstep.vocabulary.text.formats import counted
 
 MAX_ROWS = 12
 # case -> world size -> seconds per step of each launch
@@ -166,7 +167,7 @@ class View:
             return
         state = "done" if outcome.complete else "not complete"
         self._console.print(
-            f"launch {outcome.name}: {outcome.measured} cases measured, "
+            f"launch {outcome.name}: {counted(outcome.measured, 'case')} measured, "
             f"{outcome.skipped} skipped, {state}{self._left_in_words()}",
             highlight=False,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.vocabulary.records.record import OWN
+from lockstep.vocabulary.text.formats import counted
 
 WORKERS = "each rank's workers would join as that rank"
 # pytest's or a plugin's option -> why ranks cannot take it, and what to do
@@ -99,7 +100,7 @@ def refuse_selection(
         keyword = config.getoption("keyword")
         by = f"-k {keyword!r} leaves" if keyword else "--deselect or a plugin leaves"
         raise ValueError(
-            f"{by} out {len(left_out)} cases of this campaign's launch, the first is "
+            f"{by} out {counted(len(left_out), 'case')} of this campaign's launch, the first is "
             f"{left_out[0].nodeid}; unset it in PYTEST_ADDOPTS, or name the studies you want"
         )
     if "studies" in labels and config.getoption("benchmark_skip", False):
