@@ -534,7 +534,7 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
     (tmp_path / "bench" / "test_crashing.py").write_text(CRASHING)
     (tmp_path / "ladder.toml").write_text(
         'schema = 1\nname = "crash"\nstudies = ["weak"]\nworld_sizes = [2]\nrepeats = 1\n'
-        'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 9\n'
+        'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 15\n'
     )
     code = (
         "import sys; from lockstep.campaign.run_cli import run; "
