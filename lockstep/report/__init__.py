@@ -7,8 +7,10 @@
 | | puts them together, `results` is what they return; `imports` reads other people's tables |
 | `compute` | `scaling` and `point_table` the points, `statistics` the intervals, `rounds` and |
 | | `diagnosis` the rounds, `attribution` what a step is lost to, `slow` who is slow |
-| `page` | `content_of_page`, its `panels`, `figures`, `facts`, `twelve_rules` and `render` |
-| `words` | tables and lines for a terminal |
+| `page` | `content_of_page`, its `panels`, `plots` and what `drawing` makes of them, `facts`, |
+| | `twelve_rules` and `render` |
+| `words` | headlines, cards, the next step, and the lines of a terminal |
+| `pack`, `bundle` | what a programme asks for; one archive of all |
 | `check`, `compare`, `gate`, `predict` | the commands that judge results |
 
 `columns` says what each column of `lockstep report --csv` and `--json` means, and in which unit;

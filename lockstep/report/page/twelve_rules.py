@@ -19,6 +19,7 @@ from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
 from lockstep.report.page.panels.parts import Panel, baseline_text, panel, table
+from lockstep.report.page.plots.basis import TRAINING
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
 
@@ -251,7 +252,7 @@ def _timing_told(given: _Given) -> Verdict:
 
 
 def _bounds_shown(given: _Given) -> Verdict:
-    steps = [p for p in given.measured if p.rows[0].study not in ("loader", "collective", OTHER)]
+    steps = [p for p in given.measured if p.rows[0].study in TRAINING]
     if not steps:
         return None, "no training step was measured here"
     held, share = _share(steps, lambda point: any(row.mfu is not None for row in point.rows))

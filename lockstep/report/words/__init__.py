@@ -1,1 +1,1 @@
-"""How numbers and tables are written, on a page and in a terminal."""
+"""What a report says: headlines, cards, the next step, and the lines of a terminal."""
