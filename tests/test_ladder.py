@@ -259,7 +259,7 @@ def test_what_a_killed_driver_left_is_waited_for(tmp_path):
 
 def test_a_launch_that_does_not_end_is_killed_with_its_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "ORPHAN_S", 0.2)
-    script = "trap '' TERM; sleep 600 & echo $! >rank; wait"
+    script = "trap '' TERM; sleep 600 & echo $! >rank; while :; do wait; done"
     launch = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
     wait_until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
     stopping = threading.Thread(target=ladder._stop, args=(launch,), daemon=True)
