@@ -40,6 +40,16 @@ def test_the_page_of_a_recording_is_made_without_torch_and_says_what_it_is(recor
     assert json.loads((tmp_path / "results/demo/campaign.json").read_text())["recorded"] == FACTS
 
 
+def test_of_a_recording_nothing_is_left_to_measure(recording, tmp_path):
+    recorded.unpack(recording, tmp_path / "demo")
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "status", "demo"], cwd=tmp_path, env=environ(ROOT),
+        capture_output=True, text=True, check=False, **BOUNDED,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "lockstep report demo makes its page" in ended.stderr
+
+
 def test_the_demo_that_ships_prints_what_the_tutorial_shows(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "lockstep", "demo"], cwd=tmp_path, env=environ(ROOT),

@@ -211,6 +211,7 @@ def test_a_point_has_the_unit_of_its_series_and_no_floor_that_nobody_asked_for(
     ] * 2
     assert record["measured"]["below_floor"] == []
     assert "GFLOP/s" in page
+    assert "1 of 1" in page  # of a point's launches: its row is final
 
 
 def test_jobs_beyond_a_size_that_misses_the_floor_are_to_be_cancelled():

@@ -130,7 +130,9 @@ def test_a_resumed_campaign_takes_the_mended_site_where_it_is_given(folder):
 
 
 def test_what_was_sent_is_said_with_commands_to_copy(folder):
-    lines = submit(folder, JOBS).stdout.splitlines()
+    ended = submit(folder, JOBS)
+    lines = ended.stdout.splitlines()
+    assert ended.stderr.startswith("4 jobs, 4 launches: at most ")  # before the first is sent
     output = f"{folder}/results/ladder/jobs/slurm-101.out"
     assert lines[0] == f"ladder-preflight: job 101, output {output}"
     assert lines[4:] == [

@@ -1,6 +1,7 @@
 """The command `lockstep status`: once, again and again, as text, JSON or a page."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -123,6 +124,11 @@ def status(
         )
     board = Board(results_of(folder))
     claimed = board.results.claimed() or {}
+    if "recorded" in claimed:
+        raise ValueError(
+            f"{folder} holds a recorded campaign, of which nothing is left to measure; "
+            f"lockstep report {shlex.quote(folder)} makes its page"
+        )
     if cancel_below and floor is None and claimed.get("until_efficiency") is None:
         raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
     wanted = Wanted(expect, floor, inventory=page is not None)

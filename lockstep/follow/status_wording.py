@@ -192,7 +192,11 @@ def _expected(record: Mapping[str, Any]) -> Panel:
         tables.append(table("Expected beside measured", columns, beside, texts=2, note=note))
     units = dict.fromkeys(one["sample_unit"] for one in found["points"])
     tables += [
-        _points(unit, [one for one in found["points"] if one["sample_unit"] == unit])
+        _points(
+            unit,
+            [one for one in found["points"] if one["sample_unit"] == unit],
+            record["campaign"].get("repeats"),
+        )
         for unit in units
     ]
     lead = [found["problem"]] if found["problem"] else []
@@ -204,14 +208,18 @@ def _expected(record: Mapping[str, Any]) -> Panel:
     return panel("expected", "Expected and measured", tables=tables, lead=lead)
 
 
-def _points(unit: str, points: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of points of one unit; at a rate that a program says, without steps."""
+def _points(unit: str, points: Sequence[Mapping[str, Any]], repeats: int | None) -> Table:
+    """Return the table of points of one unit; at a rate that a program says, without steps.
+
+    A point has all its launches where there are as many as repeats: then its row is final.
+    """
+    of_all = "" if repeats is None else f" of {repeats}"
     names = {"step_s": "Step", "throughput": f"Throughput ({unit}/s)", "speedup": "Speed-up",
              "parallel_efficiency": "Efficiency (%)"}  # fmt: skip
     if all(one["step_s"] is None for one in points):
         del names["step_s"]
     rows = [
-        [one["series"], str(one["world_size"]), str(one["num_launches"]),
+        [one["series"], str(one["world_size"]), f"{one['num_launches']}{of_all}",
          *(_value(name, one[name]) for name in names)]
         for one in points
     ]  # fmt: skip

@@ -243,25 +243,33 @@ def _table(specs: "Sequence[JobSpec]") -> "Table":
 
 
 def _summary(todo: "Work", overhead: float) -> list[str]:
-    specs, site = todo.jobs, todo.site
-    if not specs:
+    if not todo.jobs:
         return ["Nothing is missing."]
-    cost = _cost(specs, site)
-    amounts = [(_node_hours(specs), "node-hours")]
-    amounts += [(hours, "GPU-hours")] if (hours := _gpu_hours(specs)) else []
-    amounts += [] if cost is None else [(cost, str(site.currency))]
-    lines = [
-        f"{counted(sum(spec.num_elements for spec in specs), 'job')}, "
-        f"{counted(len(todo.missing), 'launch')}: at most {_said(amounts)}.",
-        *_batches(todo.campaign),
-        *_of_repeats(todo.campaign),
-    ]
+    lines = [at_most(todo), *_batches(todo.campaign), *_of_repeats(todo.campaign)]
     if overhead:
-        padded = [(amount * (1 + overhead), unit) for amount, unit in amounts]
+        padded = [(amount * (1 + overhead), unit) for amount, unit in _amounts(todo)]
         lines.append(f"With {overhead:.0%} overhead: {_said(padded)}.")
     if todo.campaign.jobs.launch_time:
         lines.append(f"A job's time is {todo.campaign.jobs.launch_time} for each of its launches.")
     return lines
+
+
+def at_most(todo: "Work") -> str:
+    """Return what the jobs may cost, in a sentence."""
+    num_jobs = sum(spec.num_elements for spec in todo.jobs)
+    return (
+        f"{counted(num_jobs, 'job')}, {counted(len(todo.missing), 'launch')}: "
+        f"at most {_said(_amounts(todo))}."
+    )
+
+
+def _amounts(todo: "Work") -> list[tuple[float, str]]:
+    """Return what the jobs take at most, each amount with its unit."""
+    specs, site = todo.jobs, todo.site
+    cost = _cost(specs, site)
+    amounts = [(_node_hours(specs), "node-hours")]
+    amounts += [(hours, "GPU-hours")] if (hours := _gpu_hours(specs)) else []
+    return amounts if cost is None else [*amounts, (cost, str(site.currency))]
 
 
 def _of_repeats(campaign: "Campaign") -> list[str]:

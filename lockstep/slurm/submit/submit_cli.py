@@ -130,9 +130,12 @@ def resume(
 
 
 def _send(todo: "Work", *, dry_run: bool, as_json: bool) -> None:
-    """Send the jobs, or show them."""
+    """Say what the jobs may cost and send them, or show them."""
+    from lockstep.slurm.submit.plan_cli import at_most
     from lockstep.slurm.submit.submission import submit as send
 
+    if todo.jobs:
+        click.echo(at_most(todo), err=True)
     if dry_run:
         _show(todo, as_json=as_json)
         return
