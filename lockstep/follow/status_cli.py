@@ -123,14 +123,7 @@ def status(
             f"--watch {watch:g} is no number of seconds; give one from 1 to {MAX_WATCH_S}"
         )
     board = Board(results_of(folder))
-    claimed = board.results.claimed() or {}
-    if "recorded" in claimed:
-        raise ValueError(
-            f"{folder} holds a recorded campaign, of which nothing is left to measure; "
-            f"lockstep report {shlex.quote(folder)} makes its page"
-        )
-    if cancel_below and floor is None and claimed.get("until_efficiency") is None:
-        raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
+    _refuse(board.results.claimed() or {}, folder, needs_floor=cancel_below and floor is None)
     wanted = Wanted(expect, floor, inventory=page is not None)
     if page is not None and str(page) == IN_FOLDER:
         page = board.results.path / IN_FOLDER
@@ -147,6 +140,17 @@ def status(
     if page is not None and not as_json:
         click.echo(f"page: {page}")
     return EXIT_BAD if campaign.is_bad else 0
+
+
+def _refuse(claimed: dict[str, Any], folder: str, *, needs_floor: bool) -> None:
+    """Refuse a recording, and a campaign without the floor that is needed."""
+    if "recorded" in claimed:
+        raise ValueError(
+            f"{folder} holds a recorded campaign, of which nothing is left to measure; "
+            f"lockstep report {shlex.quote(folder)} makes its page"
+        )
+    if needs_floor and claimed.get("until_efficiency") is None:
+        raise ValueError("--cancel-below needs a floor, which this campaign has not; give --floor")
 
 
 class _View:
