@@ -1,10 +1,12 @@
 """What holds for the repository as a whole: who imports whom, what a file may name and how long."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -406,3 +408,16 @@ def test_a_plain_pytest_collects_no_measured_case():
     collected = [line for line in ended.stdout.splitlines() if "::" in line]
     assert any(line.startswith("tests/test_repository.py::") for line in collected)
     assert all(line.startswith("tests/") for line in collected)
+
+
+def test_the_version_is_one_everywhere_and_a_tag_has_it():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert json.loads((ROOT / "codemeta.json").read_text())["version"] == version
+    listed = subprocess.run(
+        ["git", "tag", "--points-at", "HEAD", "v*"], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    for tag in listed.stdout.split():
+        assert tag == f"v{version}"
+        assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
