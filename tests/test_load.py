@@ -306,7 +306,8 @@ def test_one_wrong_value_anywhere_is_read_or_refused_by_name(tmp_path):
 
 
 def test_sentences_of_an_earlier_version_are_flags(tmp_path):
-    said = ["bf16 is emulated: this CPU has no avx512_bf16", "oversubscribed: 8 threads of ranks on 4 cores", "other"]
+    emulated = "bf16 is emulated: this CPU has no avx512_bf16"
+    said = [emulated, "oversubscribed: 8 threads of ranks on 4 cores", "other"]
     write(tmp_path, document("w1-r0", 1, {"c[1]": record(flags=said)}))
     (row,) = load([tmp_path]).rows
     assert [one.kind for one in row.flags] == ["bf16-emulated", "oversubscribed", "note"]

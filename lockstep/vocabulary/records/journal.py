@@ -1,8 +1,9 @@
 """The journal of a launch: one JSON line per event, on disk before the next case starts.
 
 A journal holds `launch` lines (one per session that wrote to it), then `begin`, `case`, `skip`,
-`fail`, `left` and, of a training, `epoch` lines. pytest-benchmark's JSON is rebuilt from it at any moment, so a killed
-launch loses no finished case. A line cut short by a kill was never a finished case: it is dropped.
+`fail`, `left` and, of a training, `epoch` lines. pytest-benchmark's JSON is rebuilt from it at any
+moment, so a killed launch loses no finished case. A line cut short by a kill was never a finished
+case: it is dropped.
 
 Each session writes under an attempt of its own. Where a file system has no locks, ranks of a lost
 node may go on writing after another session took over: what they write is of an older attempt than
