@@ -10,11 +10,13 @@ from lockstep.causes.buckets import Buckets
 from lockstep.causes.card import card
 from lockstep.report.compute import attribution, quantities
 from lockstep.report.compute.attribution import loss
+from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.losses import sentence
+from lockstep.report.page.panels.phase_table import phase_table
 from lockstep.vocabulary.text.formats import number, percent
 
 NUM_TURNS = 8
@@ -259,6 +261,32 @@ def test_what_turns_and_rounds_differ_by_is_in_its_interval_no_cause_and_in_no_s
     assert card.turns_s == pytest.approx(1.3)
     assert all(gain.interval[0] <= gain.step_s <= gain.interval[1] for gain in card.gains)
     assert quantities.values(here.rows, "communication_share") == pytest.approx([0.4 / 1.3] * 3)
+
+
+def test_overlap_is_what_of_the_all_reduce_alone_a_step_does_not_wait_for():
+    here = two(0.9, 1.1) | {"reduce": steady(0.8, 2)}
+    series = ladder("weak", [(1, *BASE), (2, 1.1, here)])
+    base, point = table([series])
+    assert (point["exposed_communication_s"], point["all_reduce_s"], point["overlap"]) == (
+        pytest.approx((0.2, 0.8, 0.75))
+    )
+    assert point["all_reduce_s_low"] < 0.8 < point["all_reduce_s_high"]
+    assert [base[name] for name in ("exposed_communication_s", "overlap")] == [None, None]
+    assert phase_table(series)["rows"] == [["2", "800", "200", "75.0"]]
+
+
+def test_overlap_has_an_interval_over_launches_within_what_a_share_can_be():
+    series = ladder("weak", [(2, 1.1, two(0.9, 1.1) | {"reduce": steady(0.8, 2)})])
+    for row, seconds in zip(series.base.rows, (0.4, 0.8, 1e-9), strict=True):
+        row.rank_variant_s["reduce"] = steady(seconds, 2)
+    (point,) = table([series])
+    assert (point["overlap"], point["overlap_low"], point["overlap_high"]) == (0, 0, 1)
+
+
+def test_without_the_all_reduce_alone_no_overlap_is_known():
+    (point,) = table([ladder("weak", [(2, 1.1, two(0.9, 1.1))])])
+    assert (point["all_reduce_s"], point["overlap"]) == (None, None)
+    assert point["exposed_communication_s"] == pytest.approx(0.2)
 
 
 def test_nothing_that_is_lost_has_no_cause():

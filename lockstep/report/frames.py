@@ -24,7 +24,7 @@ from lockstep.vocabulary.records.flags import Flag
 if TYPE_CHECKING:
     import pandas as pd
 
-SHARES = ("communication_share", "gpu_utilisation", "loader_idle")
+SHARES = ("communication_share", "overlap", "gpu_utilisation", "loader_idle")
 # Of a training run.
 LEARNED = ("seed", "epoch_s", "validation_accuracy", "best_accuracy")
 # Columns that no field of a row has.

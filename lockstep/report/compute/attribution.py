@@ -118,6 +118,15 @@ def parts(point: Point) -> tuple[Part, ...] | None:
     return _adding_up(found, point.step_s)
 
 
+def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
+    """Return the mean over launches of what a split names, such as `reduce`, and its interval.
+
+    None where a launch does not know it.
+    """
+    here = _splits(point) or {}
+    return _sum([(1.0, here[name])]) if name in here else (None, None)
+
+
 def loss(series: Series, point: Point) -> Loss | None:
     """Return what a point loses to its baseline; None for that, and without timed variants."""
     here, base = _splits(point), _splits(series.base)

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.compute import learning, quantities
+from lockstep.report.compute import attribution, learning, quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -65,6 +65,15 @@ class PointRecord:
     mfu: float | None
     peak_memory_bytes: int | None
     joules_per_sample: float | None
+    exposed_communication_s: float | None
+    exposed_communication_s_low: float | None
+    exposed_communication_s_high: float | None
+    all_reduce_s: float | None
+    all_reduce_s_low: float | None
+    all_reduce_s_high: float | None
+    overlap: float | None
+    overlap_low: float | None
+    overlap_high: float | None
     num_seeds: int | None = None
     epoch_s: float | None = None
     epoch_s_low: float | None = None
@@ -132,7 +141,7 @@ def _record(series: Series, point: Point, target: float | None) -> PointRecord:
         details=_details(point.rows),
         **_bounds("step_s", point.step_s, point.step_interval),
         **point.pooled,
-        **_of_devices(point),
+        **_beside_its_time(point),
         **_throughput(point),
         **_ratios(series, point),
         **_learned(point, target),
@@ -145,6 +154,10 @@ def _known(point: Point, name: str) -> list[Any]:
     return [value for value in values if value is not None]
 
 
+def _beside_its_time(point: Point) -> dict[str, Any]:
+    return _of_devices(point) | _communication(point)
+
+
 def _of_devices(point: Point) -> dict[str, Any]:
     used = _known(point, "mfu")
     energy = [one for row in point.rows if (one := quantities.joules_per_sample(row))]
@@ -153,6 +166,17 @@ def _of_devices(point: Point) -> dict[str, Any]:
         "peak_memory_bytes": point.peak_memory_bytes,
         "joules_per_sample": median(energy) if energy else None,
     }
+
+
+def _communication(point: Point) -> dict[str, Any]:
+    """Return what a step waits for its all-reduce, what that takes alone, and what is hidden."""
+    hidden = quantities.values(point.rows, "overlap")
+    share = quantities.centre(hidden, "overlap") if hidden else None
+    return (
+        _bounds("exposed_communication_s", *attribution.pooled(point, "exposed"))
+        | _bounds("all_reduce_s", *attribution.pooled(point, "reduce"))
+        | _bounds("overlap", share, quantities.interval(point.rows, "overlap"))
+    )
 
 
 def _throughput(point: Point) -> dict[str, Any]:

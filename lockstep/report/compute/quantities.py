@@ -6,7 +6,8 @@ an imported table, bear its name, that value counts; else it is worked out where
     mfu                   model FLOP per second over the datasheet's peak
     communication_share   exposed communication over the step of the launch's turns, whose mean it
                           is a part of (`attribution`); noise may take a launch below 0
-
+    overlap               1 - exposed communication / the all-reduce of the gradients alone: what of
+                          it the backward hides; noise may take a launch beyond 0 or 1
     gpu_utilisation       share of NVML's sample periods in which a kernel ran, the mean over ranks
     loader_idle           of a step on batches of a loader, what the same step on a batch that lies
                           there does not have (`lockstep.measure.loader_cases`)
@@ -25,7 +26,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.report.compute import attribution, replicates
-from lockstep.report.compute.statistics import Interval, log_interval
+from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
 
 # name -> what it is, for texts
@@ -67,9 +68,8 @@ def units(rows: Sequence[Row], name: str) -> list[float]:
 
 def share_interval(found: Sequence[float]) -> Interval | None:
     """Return the Student t interval of the mean of fractions, within 0 to 1."""
-    # The mean is the logarithm of the geometric mean of exponentials, whose interval is known.
-    ends = log_interval([math.exp(value) for value in found])
-    return (_kept(math.log(ends[0])), _kept(math.log(ends[1]))) if ends else None
+    ends = linear_interval([(1.0, found)])
+    return (_kept(ends[0]), _kept(ends[1])) if ends else None
 
 
 def joules_per_sample(row: Row) -> float | None:
@@ -121,6 +121,13 @@ def _communication_share(row: Row) -> float | None:
     return found["exposed"] / found["step"] if found and "exposed" in found else None
 
 
+def _overlap(row: Row) -> float | None:
+    found = attribution.split(row)
+    if not found or "exposed" not in found or not found.get("reduce"):
+        return None
+    return 1 - found["exposed"] / found["reduce"]
+
+
 def _validation_accuracy(row: Row) -> float | None:
     """Return the accuracy of a training run after its last epoch."""
     return row.training.rows[-1].accuracy if row.training and row.training.rows else None
@@ -129,6 +136,7 @@ def _validation_accuracy(row: Row) -> float | None:
 _DERIVED: dict[str, Callable[[Row], float | None]] = {
     "mfu": lambda row: row.mfu,
     "communication_share": _communication_share,
+    "overlap": _overlap,
     "validation_accuracy": _validation_accuracy,
     "gpu_utilisation": _gpu_utilisation,
 }

@@ -28,6 +28,7 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
+from lockstep.report.page.panels.phase_table import phase_table
 from lockstep.report.page.panels.settings import requested
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve
@@ -47,8 +48,8 @@ UNDIVIDED = (
     "Where a step's time goes is not told of strategy=fsdp: without communication a rank has no "
     "parameters to compute with."
 )
-# Each has three tables.
-MAX_SERIES = MAX_TABLES // 3
+# Each has four tables.
+MAX_SERIES = MAX_TABLES // 4
 
 
 def ladder_panel(
@@ -84,6 +85,7 @@ def ladder_panel(
             _scaling_table(one, threshold),
             None if one.row.program else _cost_table(one, hours),
             loss_table(one),
+            phase_table(one),
         )
         if made_of
     ]

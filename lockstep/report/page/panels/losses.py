@@ -10,6 +10,8 @@ from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted, number, percent
 
+# Tables that a reader opens together.
+GROUP = "Where a step's time goes"
 NAMES: dict[Cause, str] = {
     "exposed": "exposed communication",
     "imbalance": "imbalance",
@@ -52,13 +54,12 @@ def loss_table(series: Series) -> Table | None:
         "nobody; the fixed cost of a step from half batches; contention is waits for a core "
         "and what own work takes beyond both."
     )
-    caption = f"Where a step's time goes: {series.label}"
+    caption = f"{GROUP}: {series.label}"
     if not rows:
         return None
     return table(
-        caption, columns, rows, 2, note=note, folded=True, group="Where a step's time goes",
-        finding=_finding(series),
-    )  # fmt: skip
+        caption, columns, rows, 2, note=note, folded=True, group=GROUP, finding=_finding(series)
+    )
 
 
 def _finding(series: Series) -> str:
