@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lockstep import workloads
@@ -10,6 +11,7 @@ from lockstep.machine import memory
 from lockstep.machine.gpus import hardware
 from lockstep.measure import fitting
 from lockstep.measure.harness import Harness
+from lockstep.measure.phases import Marks
 from lockstep.measure.strategies import is_sharded, unsuited
 from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
@@ -144,12 +146,21 @@ def _details(
     """Return the step's buckets, when this rank has them ready, and what the step rests on."""
     from lockstep.measure.train_step import buckets, gradient_bytes
 
-    leads = {"bucket_lead_s": bucket_leads(step.ddp, variants["own"])} if variant_s else {}
+    leads = _bucket_starts(step, variants["own"]) if variant_s else {}
     # No sample is read, decoded or copied to the device in the timed region.
     basis = Basis(model.data, times_input=False, optimizer=type(step.optimizer).__name__)
     sent = {"gradient_bytes": gradient_bytes(step.ddp)} if is_sharded(step.config) else (
         buckets(step.ddp))  # fmt: skip
     return {**sent, **leads, BASIS: basis.to_dict()}
+
+
+def _bucket_starts(step: "TrainStep", own: Step) -> dict[str, Any]:
+    """Return when the buckets are ready, and how long after its beginning a backward fills one."""
+    marks = Marks(step.device)
+    leads = bucket_leads(step.ddp, marks.marking(step, own))
+    backward_s = marks.last_s("backward")  # a step of the workload's own marks none
+    first = {"first_reduce_s": max(median(backward_s) - leads[0], 0.0)} if backward_s else {}
+    return {"bucket_lead_s": leads, **first}
 
 
 def skip_unless_supported(harness: Harness, precision: str) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.measure import strategies
+from lockstep.measure.phases import unmarked
 from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
 from lockstep.workloads import Workload, trees
 
@@ -121,6 +122,8 @@ class TrainStep:
                 "leave the accumulation study out"
             )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        # Called with each phase as it ends: forward, backward, optimizer.
+        self.on_phase: Callable[[str], None] = unmarked
 
     def run(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Do one optimizer update over the local batch.
@@ -153,6 +156,7 @@ class TrainStep:
         self.scaler.update()
         if self.scheduler:
             self.scheduler.step()
+        self.on_phase("optimizer")
         return loss
 
     def _accumulate(self, batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
@@ -170,7 +174,9 @@ class TrainStep:
                 loss = self.loss(trees.called(self.ddp, inputs), targets)
                 if self.config.accumulation > 1:
                     loss = loss / self.config.accumulation
+            self.on_phase("forward")
             torch.autograd.backward(self.scaler.scale(loss))
+        self.on_phase("backward")
         return loss.detach()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

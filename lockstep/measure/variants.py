@@ -155,8 +155,6 @@ def bucket_leads(ddp: Any, own: Step, steps: int = 2) -> list[float]:
     trained = [each for each in ddp.parameters() if each.requires_grad]
     sizes = [each.numel() * each.element_size() for each in trained]
     buckets = bucket_bytes(ddp)
-    if len(buckets) < 2:  # the only one waits for the last gradient
-        return [0.0] * len(buckets)
     found = []
     for _ in range(steps):
         ready = _ready_s(trained, own)

@@ -89,6 +89,9 @@ POINTS = {
     **_with_interval("exposed_communication_s", "s", "what a step waits for its all-reduce"),
     **_with_interval("all_reduce_s", "s", "all-reduce of the gradients alone, nothing beside it"),
     **_with_interval("overlap", "ratio", "1 - exposed communication / all-reduce alone"),
+    "first_reduce_s": Column(
+        "s", "from the backward's beginning until DDP's first bucket is ready"
+    ),
     "num_seeds": Column("count", "different seeds of training runs, which accuracies are over"),
     **_with_interval("epoch_s", "s", "median epoch of training, validation left aside"),
     **_with_interval("validation_accuracy", "ratio", "mean over runs, after the last epoch"),

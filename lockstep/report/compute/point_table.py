@@ -74,6 +74,7 @@ class PointRecord:
     overlap: float | None
     overlap_low: float | None
     overlap_high: float | None
+    first_reduce_s: float | None
     num_seeds: int | None = None
     epoch_s: float | None = None
     epoch_s_low: float | None = None
@@ -170,12 +171,13 @@ def _of_devices(point: Point) -> dict[str, Any]:
 
 def _communication(point: Point) -> dict[str, Any]:
     """Return what a step waits for its all-reduce, what that takes alone, and what is hidden."""
-    hidden = quantities.values(point.rows, "overlap")
+    hidden, starts = quantities.values(point.rows, "overlap"), _known(point, "first_reduce_s")
     share = quantities.centre(hidden, "overlap") if hidden else None
     return (
         _bounds("exposed_communication_s", *attribution.pooled(point, "exposed"))
         | _bounds("all_reduce_s", *attribution.pooled(point, "reduce"))
         | _bounds("overlap", share, quantities.interval(point.rows, "overlap"))
+        | {"first_reduce_s": median(starts) if starts else None}
     )
 
 

@@ -48,6 +48,7 @@ class Details:
             name of the step's variant. What came before it is `rank_alone_s`, and before that
             `alone_step_s`.
         bucket_lead_s: How long before the end of the backward each bucket is ready.
+        first_reduce_s: How long after the beginning of the backward the first bucket is ready.
         command: What was run, of any program.
     """
 
@@ -60,6 +61,7 @@ class Details:
     rank_alone_s: list[Rounds] | None = None
     rank_variant_s: dict[str, list[Rounds]] | None = None
     bucket_lead_s: list[Amount] | None = None
+    first_reduce_s: Amount | None = None
     command: ProgramFacts | None = None
 
 

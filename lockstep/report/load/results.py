@@ -35,6 +35,7 @@ class Row:
         rank_variant_s: Seconds per step of each rank's turns of a variant of the step, shape
             (num_ranks, num_turns), by name; empty where none was timed.
         bucket_lead_s: How long before the end of the backward each gradient bucket is ready.
+        first_reduce_s: How long after the beginning of the backward the first one is ready.
         rank_hosts: Host of each rank that measured it; empty where nobody says.
         workload_sha256: Digest of the workload's source, see `CaseRecord`; None where unknown.
         position: Place of the case in its launch's order; None where unknown.
@@ -79,6 +80,7 @@ class Row:
     peak_memory_bytes: Whole | None = None
     rank_variant_s: dict[str, list[list[float]]] = field(default_factory=dict)
     bucket_lead_s: list[float] = field(default_factory=list)
+    first_reduce_s: Amount | None = None
     checks: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)

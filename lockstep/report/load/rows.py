@@ -16,7 +16,7 @@ from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
 
 # What `details` holds of the steps that no rank waits in.
 VARIANTS = "rank_variant_s"
-TIMED = (VARIANTS, "rank_alone_s", "bucket_lead_s")
+TIMED = (VARIANTS, "rank_alone_s", "bucket_lead_s", "first_reduce_s")
 # What only a launch can say.
 _OF_LAUNCHES = {"ranks_per_node", "settings", "job", "training", "own_case"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
@@ -153,6 +153,7 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
         peak_memory_bytes=max(memory, default=None), rank_variant_s=_variants(case),
         bucket_lead_s=case.details.get("bucket_lead_s") or [],
+        first_reduce_s=case.details.get("first_reduce_s"),
         rank_hosts=case.rank_hosts, training=case.training,
         workload_sha256=case.workload_sha256, position=case.position,
         checks=case.checks, details=_settings_of(case),

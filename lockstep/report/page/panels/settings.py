@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from math import exp, fsum, log
+from statistics import median
 
 from lockstep.report.compute import compared, quantities
 from lockstep.report.compute.compared import Cases, Key, varied
@@ -13,6 +14,7 @@ from lockstep.report.page.panels.parts import (
     MAX_ROWS,
     MAX_TABLES,
     MEGA,
+    MILLI,
     TITLES,
     Panel,
     Table,
@@ -36,6 +38,10 @@ MAX_JOINED = 15
 Group = tuple[Key, Cases]
 Base = tuple[Series, Point] | None
 
+STARTS = (
+    "First all-reduce: how long after the backward began the first bucket has all of its "
+    "gradients, so that its all-reduce may begin; with a smaller cap that is earlier."
+)
 WAITS = (
     "Step waits: the share of a training step of resnet18 on batches of the loader that the same "
     "step on one batch in memory does not have."
@@ -54,7 +60,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
     made["tables"] = list(islice(tables, MAX_TABLES))
     made["figures"], made["notes"] = setting_figures.settings(study, groups)
     if study == "bucket":
-        made["notes"] += _equal_buckets(series)
+        made["notes"] += [STARTS] * any(map(_knows_start, series)) + _equal_buckets(series)
     sound = compared.without_blocked(groups)
     if study == "sensitivity":
         _add_main_effects(made, [one for one in sound if one[0][1] == largest and len(one[1]) > 1])
@@ -135,7 +141,7 @@ def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_siz
     columns = [
         *texts, "Launches", "Step time (ms)" if has_steps else "", "95 % interval (ms)",
         f"Throughput ({first.row.sample_unit}/s)", "Ratio", "95 % interval", "Step waits (%)",
-        "Memory (GB)", "Flags",
+        "First all-reduce (ms)", "Memory (GB)", "Flags",
     ]  # fmt: skip
     rows = [
         ([one.row.workload] if several else [])
@@ -183,8 +189,19 @@ def _category_cells(point: Point, base: Point | None) -> list[str]:
         span(step_interval_ms(point)), number(point.throughput_samples_per_s),
         *_ratio_cells(point, base),
         percent(quantities.centre(idle, "loader_idle") if idle else None),
-        number(memory / GIGA if memory else None), flagged(point),
+        _first_reduce(point), number(memory / GIGA if memory else None), flagged(point),
     ]  # fmt: skip
+
+
+def _first_reduce(point: Point) -> str:
+    """Return when the first all-reduce may begin, of a study of buckets, in milliseconds."""
+    found = [row.first_reduce_s for row in point.rows if row.first_reduce_s is not None]
+    is_asked = point.rows[0].study == "bucket"
+    return number(median(found) * MILLI if found and is_asked else None)
+
+
+def _knows_start(series: Series) -> bool:
+    return any(_first_reduce(point) != formats.DASH for point in series.points)
 
 
 def _ratio_cells(point: Point, base: Point | None) -> list[str]:
