@@ -213,6 +213,7 @@ class Harness:
         round_s: list[float],
         *,
         variant_s: Mapping[str, list[float]] | None = None,
+        phase_s: Mapping[str, list[float]] | None = None,
         own: Any = None,
         conclude: Conclusion | None = None,
         **facts: Any,
@@ -222,6 +223,7 @@ class Harness:
         Args:
             round_s: What `time` returned.
             variant_s: What `time_variants` returned.
+            phase_s: Seconds of each phase in the turns of the whole step, where they are known.
             own: What else `conclude` is to know of this rank, as JSON can hold it.
             conclude: Called on rank 0 with what every rank has handed over.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
@@ -229,7 +231,8 @@ class Harness:
         slowdowns = sorted(self.case.slowdowns)
         peak_bytes = self.case.peak_bytes or memory.peak_bytes(self.device)
         seen = self.case.telemetry
-        self.case.part = Part(round_s, dict(variant_s or {}), slowdowns, peak_bytes, own, seen)
+        variants, phases = dict(variant_s or {}), dict(phase_s or {})
+        self.case.part = Part(round_s, variants, slowdowns, peak_bytes, own, seen, phases)
         self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
         if self.world.rank > 0:
             self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used

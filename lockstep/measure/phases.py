@@ -7,6 +7,7 @@ for: what it takes is read once the step is over, so nothing in a step synchroni
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure import timing
@@ -66,6 +67,26 @@ class Marks:
         """
         found = [dict(self._seconds(marks)) for marks in self.of_steps]
         return [step[phase] for step in found if phase in step]
+
+    def in_turns(self, num_turns: int) -> dict[str, list[float]]:
+        """Return the seconds a step of each phase, shape (num_turns,), by its name.
+
+        What ran before the turns, a step fewer than there are turns, is left out. The device must
+        be synchronised before.
+        """
+        if num_turns == 0:
+            return {}
+        steps = [self._phases(marks) for marks in self.of_steps[len(self.of_steps) % num_turns :]]
+        size = len(steps) // num_turns
+        turns = [steps[first : first + size] for first in range(0, len(steps), size)]
+        return {name: [fmean(step[name] for step in turn) for turn in turns] for name in steps[0]}
+
+    def _phases(self, marks: list[Mark]) -> dict[str, float]:
+        """Return the seconds of each phase of a step; one that comes again adds up."""
+        found: dict[str, float] = {}
+        for phase, seconds in self._seconds(marks):
+            found[phase] = found.get(phase, 0.0) + seconds
+        return found
 
     def _seconds(self, marks: list[Mark]) -> list[tuple[str, float]]:
         return [

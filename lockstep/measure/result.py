@@ -30,6 +30,7 @@ class Part:
         peak_bytes: Peak memory; None where the system does not say.
         own: What else the case tells rank 0 of this rank, as JSON can hold it.
         telemetry: What device and host did meanwhile, `Telemetry.facts`; empty where not sampled.
+        phase_s: Seconds per step of each phase of the whole step, by name, shape (num_turns,).
     """
 
     round_s: list[float]
@@ -38,6 +39,7 @@ class Part:
     peak_bytes: int | None = None
     own: Any = None
     telemetry: dict[str, Any] = field(default_factory=dict)
+    phase_s: dict[str, list[float]] = field(default_factory=dict)
 
 
 # Takes every rank's part; returns further fields of `CaseRecord`, or raises where they are wrong.
@@ -93,11 +95,13 @@ def make(
         ValueError: A count, a unit or a round is wrong, see `record.problem`.
     """
     rank_round_s = [part.round_s for part in parts]
-    variant_s = variants_of_all(parts)
-    seen = telemetry.columns([part.telemetry for part in parts])
-    found = ({"rank_variant_s": variant_s} if variant_s else {}) | (
-        {"telemetry": seen} if seen else {}
-    )
+    variant_s = of_all([part.variant_s for part in parts])
+    timed = {
+        "rank_variant_s": variant_s,
+        "rank_phase_s": of_all([part.phase_s for part in parts]),
+        "telemetry": telemetry.columns([part.telemetry for part in parts]),
+    }
+    found = {name: known for name, known in timed.items() if known}
     against = [
         *flags,
         *straggler_flags(variant_s.get("own", []), hosts),
@@ -118,10 +122,10 @@ def make(
     return made
 
 
-def variants_of_all(parts: Sequence[Part]) -> dict[str, list[list[float]]]:
-    """Return the turns of each variant, shape (num_ranks, num_turns), that every rank timed."""
-    names = [name for name in parts[0].variant_s if all(name in part.variant_s for part in parts)]
-    return {name: [part.variant_s[name] for part in parts] for name in names}
+def of_all(ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, list[list[float]]]:
+    """Return the turns, shape (num_ranks, num_turns), of what every rank timed, by name."""
+    names = [name for name in ranks[0] if all(name in rank for rank in ranks)]
+    return {name: [rank[name] for rank in ranks] for name in names}
 
 
 def step_s(parts: Sequence[Part], steps_per_round: int) -> float:

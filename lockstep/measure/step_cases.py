@@ -99,11 +99,12 @@ def _measure(
     harness.refuse_alike(problem)
     round_s, own = _time(harness, step, inputs, targets)
     variants = _variants(step, inputs, targets)
-    variant_s = harness.time_variants(variants) if variants else {}
+    variant_s, phase_s = _time_variants(harness, step, variants)
     precision = config.precision
     harness.record(
         round_s,
         variant_s=variant_s,
+        phase_s=phase_s,
         own=own,
         conclude=lambda parts: {"checks": _checks(harness, [part.own for part in parts])},
         scaling=scaling,
@@ -135,6 +136,19 @@ def _variants(step: "TrainStep", inputs: Any, targets: Any) -> dict[str, Step]:
         first = trees.sliced((inputs, targets), 0, half)
         found["half"] = without_sync(step.ddp, lambda: step.run(*first))
     return found
+
+
+def _time_variants(
+    harness: Harness, step: "TrainStep", variants: Mapping[str, Step]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the seconds a step of each variant's turns, and of each phase of the whole step's.
+
+    All that take the step mark it, or what that takes would show between them.
+    """
+    marks = {name: Marks(step.device) for name in variants if name != "reduce"}
+    marked = {name: one.marking(step, variants[name]) for name, one in marks.items()}
+    variant_s = harness.time_variants({**variants, **marked}) if variants else {}
+    return variant_s, marks["full"].in_turns(len(variant_s["full"])) if variant_s else {}
 
 
 def _details(

@@ -13,7 +13,7 @@ from lockstep.vocabulary.text.formats import listed
 LARGEST_BYTES = 1_000_000
 MAX_LISTED = 8
 # Of one case nobody looks for drift in these, and they are most of a file.
-LONG = ("telemetry", "rank_variant_s", "rank_alone_s", "bucket_lead_s")
+LONG = ("telemetry", "rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_lead_s")
 
 
 def find(results: Results, wanted: str) -> list[Row]:

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.compute import attribution, learning, quantities
+from lockstep.report.compute import attribution, learning, quantities, step_phases
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -65,6 +65,10 @@ class PointRecord:
     mfu: float | None
     peak_memory_bytes: int | None
     joules_per_sample: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
     exposed_communication_s: float | None
     exposed_communication_s_low: float | None
     exposed_communication_s_high: float | None
@@ -156,7 +160,7 @@ def _known(point: Point, name: str) -> list[Any]:
 
 
 def _beside_its_time(point: Point) -> dict[str, Any]:
-    return _of_devices(point) | _communication(point)
+    return _of_devices(point) | step_phases.columns(point) | _communication(point)
 
 
 def _of_devices(point: Point) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Details:
         rank_variant_s: Seconds per step of each rank's turns, shape (num_ranks, num_turns), by the
             name of the step's variant. What came before it is `rank_alone_s`, and before that
             `alone_step_s`.
+        rank_phase_s: Seconds per step of each phase of the whole step in these turns, likewise.
         bucket_lead_s: How long before the end of the backward each bucket is ready.
         first_reduce_s: How long after the beginning of the backward the first bucket is ready.
         command: What was run, of any program.
@@ -60,6 +61,7 @@ class Details:
     alone_step_s: list[Seconds] | None = None
     rank_alone_s: list[Rounds] | None = None
     rank_variant_s: dict[str, list[Rounds]] | None = None
+    rank_phase_s: dict[str, list[list[Amount]]] | None = None
     bucket_lead_s: list[Amount] | None = None
     first_reduce_s: Amount | None = None
     command: ProgramFacts | None = None

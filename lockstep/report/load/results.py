@@ -34,6 +34,8 @@ class Row:
         num_far_out: Rounds far outside the quartiles; they are kept. None of too few rounds.
         rank_variant_s: Seconds per step of each rank's turns of a variant of the step, shape
             (num_ranks, num_turns), by name; empty where none was timed.
+        phase_s: Seconds of a step by phase: forward, backward with the communication that it does
+            not hide, optimizer. Mean over ranks, median over turns; empty where none is known.
         bucket_lead_s: How long before the end of the backward each gradient bucket is ready.
         first_reduce_s: How long after the beginning of the backward the first one is ready.
         rank_hosts: Host of each rank that measured it; empty where nobody says.
@@ -79,6 +81,7 @@ class Row:
     mfu: Amount | None = None
     peak_memory_bytes: Whole | None = None
     rank_variant_s: dict[str, list[list[float]]] = field(default_factory=dict)
+    phase_s: dict[str, Amount] = field(default_factory=dict)
     bucket_lead_s: list[float] = field(default_factory=list)
     first_reduce_s: Amount | None = None
     checks: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from lockstep.report.compute import rounds
@@ -16,7 +17,7 @@ from lockstep.vocabulary.records.record import SHORTEST_ROUND_S, CaseRecord
 
 # What `details` holds of the steps that no rank waits in.
 VARIANTS = "rank_variant_s"
-TIMED = (VARIANTS, "rank_alone_s", "bucket_lead_s", "first_reduce_s")
+TIMED = (VARIANTS, "rank_phase_s", "rank_alone_s", "bucket_lead_s", "first_reduce_s")
 # What only a launch can say.
 _OF_LAUNCHES = {"ranks_per_node", "settings", "job", "training", "own_case"}
 _ROW_KEYS = frozenset(f.name for f in fields(Row)) - _OF_LAUNCHES
@@ -113,7 +114,10 @@ def _check_lengths(case: CaseRecord, details: Details, where: str) -> None:
     for what, ranks in (("rounds", case.rank_round_s), ("steps alone", details.rank_alone_s or [])):
         if len({len(times) for times in ranks}) > 1:
             raise ValueError(f"{where}: its ranks have unequal numbers of {what}; measure again")
-    variants = (details.rank_variant_s or {}).values()
+    variants: list[list[list[float]]] = [
+        *(details.rank_variant_s or {}).values(),
+        *(details.rank_phase_s or {}).values(),
+    ]
     shapes = {(len(ranks), len(times)) for ranks in variants for times in ranks}
     # The check says where the ranks of the rounds are fewer than the world size.
     allowed = {case.world_size, len(case.rank_round_s)}
@@ -152,7 +156,7 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
         peak_memory_bytes=max(memory, default=None), rank_variant_s=_variants(case),
-        bucket_lead_s=case.details.get("bucket_lead_s") or [],
+        phase_s=_phases(case), bucket_lead_s=case.details.get("bucket_lead_s") or [],
         first_reduce_s=case.details.get("first_reduce_s"),
         rank_hosts=case.rank_hosts, training=case.training,
         workload_sha256=case.workload_sha256, position=case.position,
@@ -169,6 +173,16 @@ def _variants(case: CaseRecord) -> dict[str, list[list[float]]]:
     medians = [[seconds] for seconds in case.details.get("alone_step_s") or []]
     alone = case.details.get("rank_alone_s") or medians
     return case.details.get(VARIANTS) or ({"own": alone} if alone else {})
+
+
+def _phases(case: CaseRecord) -> dict[str, float]:
+    """Return the seconds of each phase: the median over turns of the mean over ranks."""
+    phases = case.details.get("rank_phase_s") or {}
+    return {
+        name: median(map(fmean, zip(*ranks, strict=True)))
+        for name, ranks in phases.items()
+        if ranks
+    }
 
 
 def _settings_of(case: CaseRecord) -> dict[str, Any]:

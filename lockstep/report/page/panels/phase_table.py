@@ -1,6 +1,6 @@
 """What a report says of the phases of a step, and of what of its all-reduce is hidden."""
 
-from lockstep.report.compute import attribution, quantities
+from lockstep.report.compute import attribution, quantities, step_phases
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.losses import GROUP
 from lockstep.report.page.panels.parts import MILLI, Table, table
@@ -8,22 +8,25 @@ from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import number, percent, percent_span
 
 COLUMNS = (
-    "Ranks", "All-reduce alone (ms)", "Exposed (ms)", "Overlap (%)", "95 % interval (%)",
+    "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
+    "All-reduce alone (ms)", "Exposed (ms)", "Overlap (%)", "95 % interval (%)",
 )  # fmt: skip
 NOTE = (
-    "Overlap is 1 less the exposed communication over the all-reduce of the gradients alone, with "
-    "nothing beside it: 100 % where the backward hides all of it. Exposed communication holds "
-    "DDP's own copies and hooks, too, so no less than that is hidden."
+    "Phases are of the turns of the whole step: means over ranks, medians over turns and launches. "
+    "Backward holds the communication that it does not hide. Overlap is 1 less the exposed "
+    "communication over the all-reduce of the gradients alone, with nothing beside it: 100 % where "
+    "the backward hides all of it. Exposed communication holds DDP's own copies and hooks, too, so "
+    "no less than that is hidden."
 )
 
 
 def phase_table(series: Series) -> Table | None:
-    """Return what each point's step waits for its all-reduce, and takes alone; None if unknown."""
+    """Return the phases of each point's step and what they hide; None where nothing is known."""
     cells = [_cells(point) for point in series.points]
     rows = [row for row in cells if set(row[1:]) != {formats.DASH}]
     if not rows:
         return None
-    caption = f"Communication of a step: {series.label}"
+    caption = f"Phases of a step: {series.label}"
     return table(caption, COLUMNS, rows, note=NOTE, folded=True, group=GROUP)
 
 
@@ -31,6 +34,7 @@ def _cells(point: Point) -> list[str]:
     hidden = quantities.values(point.rows, "overlap")
     return [
         str(point.world_size),
+        *map(_ms, step_phases.columns(point).values()),
         *(_ms(attribution.pooled(point, name)[0]) for name in ("reduce", "exposed")),
         percent(quantities.centre(hidden, "overlap") if hidden else None),
         percent_span(quantities.interval(point.rows, "overlap")),
