@@ -14,6 +14,7 @@ from launched import suite
 from lockstep.measure import result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
+from lockstep.measure.loop_variants import Loop
 from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.records.flags import flag
@@ -64,6 +65,16 @@ def test_a_check_that_says_false_fails_its_case(only_rank, answer):
 def test_a_count_of_samples_that_is_no_count_is_refused_before_the_rounds(only_rank, samples):
     with pytest.raises(ValueError, match="no whole number of 1 or more"):
         only_rank.measure(lambda: None, samples=samples)
+
+
+def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
+    with pytest.raises(ValueError, match="batches holds no batch"):
+        only_rank.measure(print, samples=1, batches=[])
+    loop = Loop(lambda batch: None, [], iter([1, 2]))
+    assert loop.has_batch()
+    loop.drawing()()
+    with pytest.raises(RuntimeError, match="used up at step 2; give a DataLoader"):
+        loop.drawing()()
 
 
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():

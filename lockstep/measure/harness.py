@@ -18,10 +18,14 @@ from lockstep.vocabulary.sizes import Size
 from lockstep.world.process_group import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import torch
+
+    from lockstep.measure.loop_variants import Loop
+
+NO_BATCH = "batches holds no batch; give a loader that does"
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,14 @@ class Harness:
             if other:
                 raise OtherRankError(f"rank {rank} on {self.rank_hosts[rank]}: {other}", rank)
 
-    def time_variants(self, variants: Mapping[str, Step]) -> dict[str, list[float]]:
+    def time_variants(
+        self, variants: Mapping[str, Step], loop: "Loop | None" = None
+    ) -> dict[str, list[float]]:
         """Time the variants of a step in turns, after its rounds, to say where its time goes.
 
         Args:
             variants: Those of `lockstep.causes.division`, by name; equal on all ranks.
+            loop: What they are variants of, where they draw batches.
 
         Returns:
             This rank's seconds per step, shape (num_turns,), by name; empty where nothing is
@@ -147,16 +154,21 @@ class Harness:
         num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
         # A CPU has nothing in flight between two steps, so its turns need not be longer.
         steps = 1 if self.device.type == "cpu" else min(plan.steps_per_round, MOST_STEPS)
-        return time_in_turns(
-            self.world, variants, blocks=num_blocks(num_steps, variants, steps), steps=steps,
-            seed=self.seed + self.number,
-        )  # fmt: skip
+        blocks, seed = num_blocks(num_steps, variants, steps), self.seed + self.number
+        if loop is None:
+            return time_in_turns(self.world, variants, blocks=blocks, steps=steps, seed=seed)
+        from lockstep.measure.loop_variants import Plan
+
+        name = f"{self.number}/workers"
+        workers = self.world.control.settle_all(name, loop.num_workers, max)
+        return loop.time_in_turns(self.world, variants, Plan(blocks, steps, workers), seed)
 
     def measure(
         self,
-        step: Step,
+        step: "Callable[..., Any]",
         *,
         samples: int,
+        batches: "Iterable[Any] | None" = None,
         ddp: Any = None,
         check: "Callable[[], Any] | None" = None,
         scaling: str = "weak",
@@ -166,8 +178,11 @@ class Harness:
         """Measure a step of one's own on every rank, and keep the result.
 
         Args:
-            step: One optimizer update on this rank; it need not wait for its device.
+            step: One optimizer update on this rank; it need not wait for its device. It takes no
+                argument, or a batch of `batches`.
             samples: Samples of this rank in one step, such as `len(batch)`.
+            batches: A DataLoader, or another iterable that can be gone over again: what the step
+                waits for its input is then measured, too.
             ddp: The model in `DistributedDataParallel`, where it is one: the step is then also
                 timed without gradient synchronisation, to say what a step is lost to.
             check: Called after the rounds; the case fails where it raises or returns what is false,
@@ -184,16 +199,16 @@ class Harness:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
             RuntimeError: The check returned what is false, or another rank refuses its arguments.
         """
-        self.refuse_alike(_problem(scaling, samples, ddp, self.world.world_size))
-        round_s = self.time(step)
+        problem = _problem(scaling, samples, ddp, self.world.world_size)
+        loop = None if batches is None else _loop(step, ddp, batches)
+        has_batch = loop is None or bool(problem) or loop.has_batch()
+        self.refuse_alike(problem or ("" if has_batch else NO_BATCH))
+        round_s = self.time(loop.drawing() if loop else step)
         answer = None if check is None else check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own
             raise RuntimeError(f"the check of the measured step returned {answer}")
-        variant_s: dict[str, list[float]] = {}
-        details: dict[str, Any] = {BASIS: Basis().to_dict()}
-        if hasattr(ddp, "no_sync"):
-            variant_s = self.time_variants(of_ddp(ddp, step))
-            details |= _buckets(ddp)
+        variant_s = self._time_own_variants(step, ddp, loop)
+        buckets = _buckets(ddp) if _is_ddp(ddp) else {}
         own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
         own.record(
             round_s,
@@ -204,9 +219,19 @@ class Harness:
             scaling=scaling,
             sample_unit=unit,
             checks={} if check is None else {"own_check": True},
-            details=details,
+            details={BASIS: Basis().to_dict(), **buckets},
         )
         return round_s
+
+    def _time_own_variants(
+        self, step: Step, ddp: Any, loop: "Loop | None"
+    ) -> dict[str, list[float]]:
+        """Time the variants of a user's step that are known: without DDP a rank's own at most."""
+        if not (self.measures and self.causes):
+            return {}
+        if loop and (_is_ddp(ddp) or self.world.world_size == 1):
+            return self.time_variants(loop.variants(), loop)
+        return self.time_variants(of_ddp(ddp, step)) if _is_ddp(ddp) else {}
 
     def record(
         self,
@@ -280,12 +305,23 @@ def _problem(scaling: str, samples: object, ddp: Any, world_size: int) -> str:
             "those of a step on this rank, such as len(batch)"
         )
     # A model may be wrapped only where there are other ranks.
-    if ddp is not None and world_size > 1 and not hasattr(ddp, "no_sync"):
+    if ddp is not None and world_size > 1 and not _is_ddp(ddp):
         return (
             f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave ddp "
             "out"
         )
     return ""
+
+
+def _loop(step: "Callable[..., Any]", ddp: Any, batches: "Iterable[Any]") -> "Loop":
+    from lockstep.measure.loop_variants import Loop
+
+    # Half of a batch may be none that the user's step can take.
+    return Loop(step, [ddp] if _is_ddp(ddp) else [], batches, can_halve=False)
+
+
+def _is_ddp(ddp: Any) -> bool:
+    return hasattr(ddp, "no_sync")
 
 
 def _buckets(ddp: Any) -> dict[str, Any]:

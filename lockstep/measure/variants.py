@@ -99,14 +99,18 @@ def with_sync(ddp: Any, step: Step) -> Step:
 
 def of_ddp(ddp: Any, step: Step) -> dict[str, Step]:
     """Return the variants that any step of a DDP model has, by name."""
-    from torch import distributed
-
     found = {"full": with_sync(ddp, step), "own": without_sync(ddp, step)}
-    # What a hook of the user's sends is not known.
-    has_hook = bool(getattr(ddp, "_comm_hooks", None))
-    if distributed.get_world_size(ddp.process_group) > 1 and not has_hook:
+    if sends_buckets(ddp):
         found["reduce"] = reduce_buckets(ddp)
     return found
+
+
+def sends_buckets(ddp: Any) -> bool:
+    """Tell whether a model's buckets are all that it sends; of a user's hook that is not known."""
+    from torch import distributed
+
+    has_hook = bool(getattr(ddp, "_comm_hooks", None))
+    return distributed.get_world_size(ddp.process_group) > 1 and not has_hook
 
 
 def reduce_buckets(ddp: Any) -> Step:

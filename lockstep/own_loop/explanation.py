@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.measure import timing, variants
+from lockstep.measure import variants
+from lockstep.measure.loop_variants import Loop, Plan, Step
 from lockstep.measure.train_step import bucket_bytes
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
-from lockstep.own_loop.loop_variants import Loop, Step
 from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
@@ -159,7 +159,7 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     for number in count(1):
         reset()
         now = time.monotonic()
-        found = _in_turns(world, loop, ways, plan, seed=number)
+        found = loop.time_in_turns(world, ways, plan, seed=number)
         for name, taken_s in found.items():
             turns[name] += taken_s
         took = time.monotonic() - now
@@ -217,60 +217,22 @@ def _on_all(of_ranks: list[list[str]]) -> list[str]:
     return sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How often the variants run between two restorations.
-
-    Attributes:
-        blocks: Turns of each.
-        steps: Of a turn.
-        full_steps: Of a turn of the whole step: as many rounds of all workers of a loader, which
-            may deliver in bursts.
-    """
-
-    blocks: int
-    steps: int
-    full_steps: int
-
-
-def _in_turns(
-    world: World, loop: Loop, ways: Mapping[str, Step], plan: _Plan, seed: int
-) -> dict[str, list[float]]:
-    """Return the seconds of each turn; those of steps that draw batches follow each other.
-
-    A loader's workers would fetch during the turns of the others what these have to wait for.
-    """
-    if "resident" not in ways:
-        return variants.time_in_turns(world, ways, blocks=plan.blocks, steps=plan.steps, seed=seed)
-    full, drops = ways["full"], iter([loop.drop_fetched])
-
-    def untimed() -> None:
-        for drop in drops:  # in a turn, lest workers fetch again before the next one
-            drop()
-        full()
-
-    _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
-    others = {name: step for name, step in ways.items() if name != "full"}
-    rest = variants.time_in_turns(world, others, blocks=plan.blocks, steps=plan.steps, seed=seed)
-    return {"full": [taken_s for taken_s, _ in drawing], **rest}
-
-
-def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> _Plan:
+def _plan(world: World, loop: Loop, ways: Mapping[str, Step], seconds: float) -> Plan:
     """Agree on the steps of a turn, and on the turns between two restorations."""
     settle = world.control.settle_all
-    workers = settle("workers", max(loop.num_workers, 1), max)
-    found = _in_turns(world, loop, ways, _Plan(1, 1, workers), seed=0)
+    workers = settle("workers", loop.num_workers, max)
+    found = loop.time_in_turns(world, ways, Plan(1, 1, workers), seed=0)
     once = {name: found[name][0] for name in ways}
-    return _Plan(**settle("plan", once, partial(_planned, seconds, workers)))
+    return Plan(**settle("plan", once, partial(_planned, seconds, workers)))
 
 
 def _planned(seconds: float, workers: int, of_ranks: list[dict[str, float]]) -> dict[str, int]:
     slowest = {name: max(each[name] for each in of_ranks) for name in of_ranks[0]}
     steps = min(max(round(LEAST_TURN_S / slowest["full"]), 1), MOST_STEPS)
-    full_steps = math.ceil(steps / workers) * workers
+    full_steps = Plan(1, steps, workers).full_steps
     block_s = steps * sum(slowest.values()) + (full_steps - steps) * slowest["full"]
     blocks = min(max(int(seconds / (LEAST_CHUNKS * block_s)), LEAST_BLOCKS), MOST_BLOCKS)
-    return {"blocks": blocks, "steps": steps, "full_steps": full_steps}
+    return {"blocks": blocks, "steps": steps, "workers": workers}
 
 
 def _concluded(met: Met, part: Part, took_s: float, out: str | Path | None) -> dict[str, Any]:

@@ -6,15 +6,16 @@ pydantic checks a value by any of them.
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.vocabulary.records.described import Amount, Count, Whole
+from lockstep.vocabulary.records.described import About, Amount, Count, Whole
 from lockstep.vocabulary.records.launch_block import LaunchBlock
 from lockstep.vocabulary.records.record import CaseRecord, Derived, Rounds, Seconds
 
 Kind = TypeVar("Kind")
+Amounts = Annotated[list[Amount], About(min_length=1)]
 
 # Characters of a wrong value that a message shows.
 LONGEST_SHOWN = 80
@@ -61,7 +62,7 @@ class Details:
     alone_step_s: list[Seconds] | None = None
     rank_alone_s: list[Rounds] | None = None
     rank_variant_s: dict[str, list[Rounds]] | None = None
-    rank_phase_s: dict[str, list[list[Amount]]] | None = None
+    rank_phase_s: dict[str, list[Amounts]] | None = None
     bucket_lead_s: list[Amount] | None = None
     first_reduce_s: Amount | None = None
     command: ProgramFacts | None = None

@@ -1,23 +1,47 @@
 """The variants of a user's own step, which may come with its batches."""
 
 import copy
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lockstep.measure import variants
+from lockstep.measure import timing, variants
 from lockstep.workloads import trees
+
+if TYPE_CHECKING:
+    from lockstep.world.process_group import World
 
 Step = Callable[[], Any]
 # DDP notes in the third forward which buckets it uses.
 WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often the variants run.
+
+    Attributes:
+        blocks: Turns of each.
+        steps: Of a turn.
+        workers: Processes that fetch batches; 0 where a step fetches its own.
+    """
+
+    blocks: int
+    steps: int
+    workers: int
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of a turn of the whole step: whole rounds of the workers, who deliver in bursts."""
+        together = max(self.workers, 1)
+        return math.ceil(self.steps / together) * together
 
 
 @dataclass
@@ -50,6 +74,23 @@ class Loop:
             self._first = tuple(islice(self.stream, 1))
         return self.stream is None or bool(self._first)
 
+    def next_batch(self) -> tuple[Any, ...]:
+        """Draw a batch.
+
+        Raises:
+            RuntimeError: There is none left.
+        """
+        for batch in self.stream or ():
+            return (batch,)
+        raise RuntimeError(
+            f"batches is used up at step {self.num_steps}; give a DataLoader, or another iterable "
+            "that can be gone over again"
+        )
+
+    def drawing(self) -> Step:
+        """Return a step that draws its batch."""
+        return self._take(self.next_batch)
+
     @property
     def num_workers(self) -> int:
         """Processes that fetch batches."""
@@ -70,13 +111,40 @@ class Loop:
         whole = self._of_each(variants.with_sync, step)
         found = {"full": whole, "own": self.alone(step), **self._reduce()}
         if self.stream is not None:
-            stream = self.stream
-            drawing = self._take(lambda: (next(stream),))
-            found |= {"full": self._of_each(variants.with_sync, drawing), "resident": whole}
+            full = self._of_each(variants.with_sync, self.drawing())
+            found |= {"full": full, "resident": whole}
             half = (halved(*batch) if self.can_halve else None,)
             if half != (None,):
                 found["half"] = self.alone(self._take(lambda: half))
         return found
+
+    def time_in_turns(
+        self, world: "World", ways: Mapping[str, Step], plan: "Plan", seed: int
+    ) -> dict[str, list[float]]:
+        """Return the seconds of each turn; those of steps that draw batches follow each other.
+
+        A loader's workers would fetch during the turns of the others what these have to wait for.
+
+        Args:
+            world: The ranks and this rank's device.
+            ways: The variants, by name.
+            plan: How often they run; equal on all ranks.
+            seed: Of their order; equal on all ranks.
+        """
+        times = {"blocks": plan.blocks, "steps": plan.steps, "seed": seed}
+        if "resident" not in ways:
+            return variants.time_in_turns(world, ways, **times)
+        full, drops = ways["full"], iter([self.drop_fetched])
+
+        def untimed() -> None:
+            for drop in drops:  # in a turn, lest workers fetch again before the next one
+                drop()
+            full()
+
+        _, *drawing = timing.time_turns(world, [untimed, *[full] * plan.blocks], plan.full_steps)
+        others = {name: step for name, step in ways.items() if name != "full"}
+        rest = variants.time_in_turns(world, others, **times)
+        return {"full": [taken_s for taken_s, _ in drawing], **rest}
 
     def alone(self, step: Step) -> Step:
         """Return a step in which no model synchronises its gradients."""
@@ -93,12 +161,8 @@ class Loop:
         return take
 
     def _reduce(self) -> dict[str, Step]:
-        each = [variants.reduce_buckets(ddp) for ddp in self.models if _size(ddp) > 1]
+        each = [variants.reduce_buckets(ddp) for ddp in self.models if variants.sends_buckets(ddp)]
         return {"reduce": lambda: [one() for one in each]} if each else {}
-
-
-def _size(ddp: DistributedDataParallel) -> int:
-    return torch.distributed.get_world_size(ddp.process_group)
 
 
 def apart(batches: Iterable[Any]) -> Iterable[Any]:

@@ -1,0 +1,113 @@
+"""A slow input, really measured: a card that says so, and a gate that fails for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launched import environ
+
+from lockstep.report.check.checker import check
+from lockstep.report.compute.point_table import table
+from lockstep.report.compute.scaling import series_of
+from lockstep.report.gate import gates
+from lockstep.report.gate.targets import Targets
+from lockstep.report.load.reading import load
+from lockstep.report.words import verdict_card
+
+ROOT = Path(__file__).parents[1]
+NAP_S = 0.05
+OWN_STEP = f"""
+import time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+class Slow:
+    def __iter__(self):
+        for _ in range(4):
+            time.sleep({NAP_S})
+            yield torch.ones(8, 64)
+
+def test_mine(lockstep):
+    model = DistributedDataParallel(torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step(batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    lockstep.measure(step, samples=8, batches=Slow(), ddp=model)
+"""
+# Slow once the first epoch is over, which the study goes through to count its samples.
+LOADING = """
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+import pytest
+from torch import nn
+from lockstep.measure import data, loader_cases
+
+class Eater(nn.Sequential):
+    def forward(self, images):
+        time.sleep(0.03)
+        return super().forward(images)
+
+def eater(name):
+    return SimpleNamespace(build=lambda: Eater(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)))
+
+class Slow(data.ImageDataset):
+    def __init__(self, images, nap_s):
+        vars(self).update(vars(images), nap_s=nap_s, num_given=0)
+
+    def __getitem__(self, index):
+        self.num_given += 1
+        time.sleep(self.nap_s if self.num_given > len(self) else 0)
+        return super().__getitem__(index)
+
+@pytest.mark.parametrize("nap_s", [0.0, 0.15])
+def test_loading(lockstep, monkeypatch, nap_s):
+    fast = loader_cases._images
+    monkeypatch.setattr(loader_cases.workloads, "make", eater)  # as long on a busy machine
+    monkeypatch.setattr(loader_cases, "_images", lambda *of: Slow(fast(*of), nap_s))
+    loader_cases.measure_loading(
+        replace(lockstep, study="loader"), dataset="tensor", local_batch=1, num_workers=0,
+        pin_memory=False, persistent_workers=False, prefetch_factor=None,
+    )
+"""
+
+
+def measured_of(folder, source, *options):
+    """Measure a test file as a campaign of one's own; return what it came to."""
+    (folder / "mine").mkdir()
+    (folder / "mine" / "test_mine.py").write_text(source)
+    command = [*(sys.executable, "-m", "lockstep", "run", "--tests", "mine"), *options]
+    ended = subprocess.run(
+        [*command, "--size", "smoke", "--device", "cpu"], cwd=folder, env=environ(ROOT),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return load([folder / "results" / "mine"])
+
+
+@pytest.mark.slow
+def test_a_case_of_ones_own_repository_is_found_to_wait_for_its_input(tmp_path):
+    options = ("--world-sizes", "2", "--repeats", "1", "--rounds", "20")
+    series = series_of(measured_of(tmp_path, OWN_STEP, *options).rows)
+    judged = verdict_card.judge(series, 0.7)
+    assert judged.bound.kind == "input"
+    assert "input" in judged.lines[0]
+    (point,) = table(series)
+    assert 0.9 * NAP_S < point["data_s"] < 2 * NAP_S  # a busy machine sleeps longer
+    assert point["overlap"] is not None
+
+
+@pytest.mark.slow
+def test_a_slow_loader_is_reported_idle_and_fails_the_gate(tmp_path):
+    options = ("--world-sizes", "1", "--repeats", "3")
+    results = measured_of(tmp_path, LOADING, *options)
+    targets = Targets.model_validate({"schema": 1, "loader_idle": 0.4})
+    verdicts = gates.verdicts(targets, results, findings=check(results))
+    assert [one.verdict for one in verdicts] == ["met", "missed"]
+    fast, slow = (one.value for one in verdicts)
+    assert fast < 0.4 < slow
