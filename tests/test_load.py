@@ -101,6 +101,7 @@ def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
     # Rounds of 4 steps, the slowest rank counts: 0.4, 0.8, 0.6 s; median 0.6, so 0.15 s a step.
     rounds = [[0.4, 0.8, 0.5], [0.3, 0.2, 0.6]]
     case = record(world_size=2, rank_round_s=rounds, peak_memory_bytes=[5, None])
+    case |= {"peak_reserved_bytes": [7, 8]}
     write(tmp_path, document("w2-r0", 2, {CASE: case}))
     (row,) = load([tmp_path]).rows
     assert row.step_s == pytest.approx(0.15)
@@ -109,7 +110,7 @@ def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
     assert row.stddev_step_s == pytest.approx(0.05)
     assert row.throughput_samples_per_s == pytest.approx(64 / 0.15)
     assert row.rounds == 3
-    assert row.peak_memory_bytes == 5
+    assert (row.peak_memory_bytes, row.peak_reserved_bytes) == (5, 8)
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9), st.integers(1, 10_000))

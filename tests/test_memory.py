@@ -115,6 +115,15 @@ def test_what_fits_is_let_through_and_what_does_not_names_the_rank_with_the_leas
             memory.refuse_beyond(room, needed | {"a batch": 2**30}, device)
 
 
+def test_a_gpu_has_a_peak_of_tensors_and_one_of_what_is_held_for_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 600)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1000)
+    assert memory.peak(torch.device("cuda", 0)) == memory.Peak(600, 1000)
+    on_cpu = memory.peak(CPU)
+    assert on_cpu.used_bytes
+    assert on_cpu.reserved_bytes is None
+
+
 def test_what_a_batch_keeps_for_the_next_one_has_memory():
     @functools.cache
     def table():

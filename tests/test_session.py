@@ -108,7 +108,8 @@ def test_every_ranks_rounds_are_kept_and_the_slowest_counts(torchrun):
         zero, one = block["rank_round_s"]
         assert entry["stats"]["data"] == [max(pair) for pair in zip(zero, one, strict=True)]
         assert checked(CaseRecord, block, "out.json").to_dict() == block
-        assert len(block["peak_memory_bytes"]) == 2
+        assert all(block["peak_memory_bytes"])
+        assert block["peak_reserved_bytes"] == [None, None]  # on CPUs
 
 
 def test_pytest_benchmark_compares_our_files(torchrun):

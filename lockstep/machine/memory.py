@@ -45,6 +45,19 @@ class Room:
     free_bytes: int
 
 
+@dataclass(frozen=True)
+class Peak:
+    """The most memory that a rank had since the last reset.
+
+    Attributes:
+        used_bytes: Of tensors on a GPU, resident on a CPU; None where the system does not tell.
+        reserved_bytes: What PyTorch's allocator held of the GPU, in use or not; None on a CPU.
+    """
+
+    used_bytes: int | None
+    reserved_bytes: int | None = None
+
+
 def least_room(free_bytes: Sequence[int], hosts: Sequence[str]) -> Room:
     """Return the least of what the ranks may still take, from each rank's."""
     rank = min(range(len(free_bytes)), key=free_bytes.__getitem__)
@@ -125,15 +138,20 @@ def reset_peak(device: "torch.device") -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def peak_bytes(device: "torch.device") -> int | None:
-    """Return the peak since the last reset in bytes, None where the system does not tell."""
+def peak(device: "torch.device") -> Peak:
+    """Return the peaks since the last reset."""
     if device.type == "cuda":
         import torch
 
-        return int(torch.cuda.max_memory_allocated(device))
+        allocated = int(torch.cuda.max_memory_allocated(device))
+        return Peak(allocated, int(torch.cuda.max_memory_reserved(device)))
+    return Peak(_peak_resident_bytes())
+
+
+def _peak_resident_bytes() -> int | None:
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(peak[1]) * 1024 if peak else None
+    most = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(most[1]) * 1024 if most else None

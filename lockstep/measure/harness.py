@@ -149,7 +149,7 @@ class Harness:
         """
         if not (self.measures and self.causes):
             return {}
-        self.case.peak_bytes = memory.peak_bytes(self.device)  # what follows is no part of the case
+        self.case.peak = memory.peak(self.device)  # what follows is no part of the case
         plan = self.plan
         num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
         # A CPU has nothing in flight between two steps, so its turns need not be longer.
@@ -254,10 +254,17 @@ class Harness:
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
         """
         slowdowns = sorted(self.case.slowdowns)
-        peak_bytes = self.case.peak_bytes or memory.peak_bytes(self.device)
-        seen = self.case.telemetry
-        variants, phases = dict(variant_s or {}), dict(phase_s or {})
-        self.case.part = Part(round_s, variants, slowdowns, peak_bytes, own, seen, phases)
+        peak = self.case.peak or memory.peak(self.device)
+        self.case.part = Part(
+            round_s,
+            dict(variant_s or {}),
+            slowdowns,
+            peak.used_bytes,
+            peak.reserved_bytes,
+            own,
+            self.case.telemetry,
+            dict(phase_s or {}),
+        )
         self.case.conclude = lambda parts: self._conclude(parts, conclude, facts)
         if self.world.rank > 0:
             self._show(round_s)  # or pytest-benchmark would warn that its fixture was not used

@@ -92,7 +92,7 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
     batches = iter(loader)
     checks = _check(batches, len(share), len(images), harness.device)
     round_s = harness.time(lambda: _to(harness.device, next(batches)))
-    harness.case.peak_bytes = memory.peak_bytes(harness.device)  # what follows is no part of it
+    harness.case.peak = memory.peak(harness.device)  # what follows is no part of it
     harness.record(
         round_s,
         own=_fed(harness, batches, loader.num_workers * (loader.prefetch_factor or 0)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.causes.stragglers import slow_rank
 from lockstep.machine import telemetry
-from lockstep.machine.memory import Room
+from lockstep.machine.memory import Peak, Room
 from lockstep.measure.batches import Goal
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
@@ -27,7 +27,8 @@ class Part:
         variant_s: Seconds per step of each variant of the step, by name, shape (num_turns,); empty
             where none was timed.
         slowdowns: Why the device held its clocks back when the rounds ended.
-        peak_bytes: Peak memory; None where the system does not say.
+        peak_bytes: Peak memory in use; None where the system does not say.
+        peak_reserved_bytes: Most that the allocator of a GPU held; None on a CPU.
         own: What else the case tells rank 0 of this rank, as JSON can hold it.
         telemetry: What device and host did meanwhile, `Telemetry.facts`; empty where not sampled.
         phase_s: Seconds per step of each phase of the whole step, by name, shape (num_turns,).
@@ -37,6 +38,7 @@ class Part:
     variant_s: dict[str, list[float]] = field(default_factory=dict)
     slowdowns: list[str] = field(default_factory=list)
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     own: Any = None
     telemetry: dict[str, Any] = field(default_factory=dict)
     phase_s: dict[str, list[float]] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class Case:
         room: What every rank may still take of memory, known once all are set up.
         slowdowns: Why this rank's device held its clocks back while it was timed.
         telemetry: What device and host did while it was timed.
-        peak_bytes: This rank's peak memory of the rounds, where more followed them.
+        peak: This rank's peak memory of the rounds, where more followed them.
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
         folder: Where it may keep files of its own; None where nothing is kept.
@@ -65,7 +67,7 @@ class Case:
     room: Room | None = None
     slowdowns: set[str] = field(default_factory=set)
     telemetry: dict[str, Any] = field(default_factory=dict)
-    peak_bytes: int | None = None
+    peak: Peak | None = None
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
     folder: Path | None = None
@@ -112,6 +114,7 @@ def make(
     made = CaseRecord(
         rank_round_s=rank_round_s,
         peak_memory_bytes=[part.peak_bytes for part in parts],
+        peak_reserved_bytes=[part.peak_reserved_bytes for part in parts],
         rank_hosts=list(hosts),
         flags=[each.to_dict() for each in against],
         details={**details, **found},

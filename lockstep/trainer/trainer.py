@@ -153,7 +153,7 @@ class Trainer:
             train_s=train_s,
             val_s=max(val_s),
             checkpoint_s=None,
-            peak_memory_bytes=self.epochs.largest(memory.peak_bytes(self.device)),
+            peak_memory_bytes=self.epochs.largest(memory.peak(self.device).used_bytes),
             is_warmup=is_warmup,
             steps=num_steps,
         )

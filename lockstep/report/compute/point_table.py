@@ -64,6 +64,7 @@ class PointRecord:
     extra_device_hours: float | None
     mfu: float | None
     peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None
     joules_per_sample: float | None
     data_s: float | None
     forward_s: float | None
@@ -169,6 +170,7 @@ def _of_devices(point: Point) -> dict[str, Any]:
     return {
         "mfu": median(used) if used else None,
         "peak_memory_bytes": point.peak_memory_bytes,
+        "peak_reserved_bytes": point.peak_reserved_bytes,
         "joules_per_sample": median(energy) if energy else None,
     }
 

@@ -92,6 +92,11 @@ class Point:
         return max((row.peak_memory_bytes or 0 for row in self.rows), default=0) or None
 
     @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Most that the allocator of a GPU held, over ranks and launches; None where unknown."""
+        return max((row.peak_reserved_bytes or 0 for row in self.rows), default=0) or None
+
+    @property
     def in_one_job(self) -> bool:
         """Whether the repeats share one job, so that intervals leave out what another would do."""
         return replicates.in_one_job(self.rows)

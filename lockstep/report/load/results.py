@@ -80,6 +80,7 @@ class Row:
     position: Whole | None = None
     mfu: Amount | None = None
     peak_memory_bytes: Whole | None = None
+    peak_reserved_bytes: Whole | None = None
     rank_variant_s: dict[str, list[list[float]]] = field(default_factory=dict)
     phase_s: dict[str, Amount] = field(default_factory=dict)
     bucket_lead_s: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """From what a file holds to rows: the entries of a launch, and the lines of an imported table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, median
@@ -143,7 +143,6 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
     steps = case.steps_per_round
     step = numbers.median_s / steps
     rate = case.samples_per_step / step
-    memory = [value for value in case.peak_memory_bytes if value is not None]
     return Row(
         launch=launch, case=name, study=case.study, workload=case.workload,
         world_size=case.world_size, rate=rate, scaling=case.scaling, precision=case.precision,
@@ -155,7 +154,8 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         throughput_samples_per_s=rate, rounds=len(case.rank_round_s[0]),
         num_far_out=numbers.num_far_out,
         mfu=metrics.mfu(rate, case.flop_per_sample, case.peak_flop_per_s, case.world_size),
-        peak_memory_bytes=max(memory, default=None), rank_variant_s=_variants(case),
+        peak_memory_bytes=_most(case.peak_memory_bytes),
+        peak_reserved_bytes=_most(case.peak_reserved_bytes), rank_variant_s=_variants(case),
         phase_s=_phases(case), bucket_lead_s=case.details.get("bucket_lead_s") or [],
         first_reduce_s=case.details.get("first_reduce_s"),
         rank_hosts=case.rank_hosts, training=case.training,
@@ -163,6 +163,10 @@ def _measured_row(launch: str, name: str, case: CaseRecord, numbers: Rounds) -> 
         checks=case.checks, details=_settings_of(case),
         flags=[*map(flags.read, case.flags), *numbers.findings],
     )  # fmt: skip
+
+
+def _most(of_ranks: Sequence[int | None]) -> int | None:
+    return max((value for value in of_ranks if value is not None), default=None)
 
 
 def _variants(case: CaseRecord) -> dict[str, list[list[float]]]:

@@ -92,7 +92,14 @@ class CaseRecord:
     ] = None
     peak_memory_bytes: Annotated[
         list[Whole | None],
-        About("Peak memory per rank: of the device, or resident on a CPU."),
+        About("Peak memory per rank: of tensors on the device, or resident on a CPU."),
+    ] = field(default_factory=list)
+    peak_reserved_bytes: Annotated[
+        list[Whole | None],
+        About(
+            "Most memory per rank that PyTorch's allocator held of the device, in use or not; "
+            "null on a CPU, absent in older files."
+        ),
     ] = field(default_factory=list)
     checks: Annotated[
         dict[str, Any], About("What was verified outside the timed region, name to value.")
