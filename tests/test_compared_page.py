@@ -91,6 +91,10 @@ def test_changes_are_drawn_and_listed_by_the_number_of_ranks(page):
     differs, strong = made["sections"][:2]
     assert [row[:3] for row in differs["tables"][0]["rows"]] == [["driver", "570.1", "575.2"]]
     assert [row[0] for row in strong["tables"][0]["rows"]] == [str(size) for size in SIZES]
+    labels = [column["label"] for column in strong["tables"][0]["columns"]]
+    assert {row[labels.index("Peak memory B / A")] for row in strong["tables"][0]["rows"]} == {
+        "1.000"
+    }
     assert [one["value"] for one in made["tiles"]] == ["2 of 4", "1 of 4", "1 of 4", "0 of 4"]
     assert [point["verdict"] for point in made["data"]["points"]] == [
         one["kind"] for one in items
@@ -120,7 +124,7 @@ def test_a_further_layout_of_a_size_has_a_name_of_its_own_and_no_efficiency(tmp_
     sides = [load([tmp_path / name]) for name in "ab"]
     comparisons = compare_all(sides, "ab", 0.03, (), [[], []])
     made = compared_page.page(comparisons, "ab", sides, [[], []], "")
-    cells = {(row[0], row[1]): row[8:10] for row in made["sections"][1]["tables"][0]["rows"]}
+    cells = {(row[0], row[1]): row[9:11] for row in made["sections"][1]["tables"][0]["rows"]}
     assert {name for _, name in cells} == {"", "on 1 node", "on 2 nodes"}
     assert cells["2", "on 1 node"] != [DASH, DASH] == cells["2", "on 2 nodes"]
 

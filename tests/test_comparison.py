@@ -10,7 +10,7 @@ from figures_compare import ONE_NOISY, false_claims, power
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.compare import comparison, outcome
+from lockstep.report.compare import compare_wording, comparison, outcome
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.judging import SLOWER, judge, launches_needed
 from lockstep.report.compute.statistics import t_quantile
@@ -331,6 +331,25 @@ def test_shares_are_compared_too(tmp_path):
     assert share == pytest.approx(
         {"a": 0.2, "b": 0.1, "difference": -0.1, "low": -0.1, "high": -0.1}, rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("a_reserved", "b_reserved", "b", "ratio"),
+    [([], [], 400, 0.5), ([900], [900], 400, 0.5), ([], [900], 400, None), ([], [], None, None)],
+)
+def test_peak_memory_is_compared_where_both_sides_mean_the_same_by_it(
+    tmp_path, a_reserved, b_reserved, b, ratio
+):
+    for name, used, reserved in (("a", 800, a_reserved), ("b", b, b_reserved)):
+        case = record(peak_memory_bytes=[used], peak_reserved_bytes=reserved)
+        write(tmp_path / name, document("w1-r0", 1, {"case": case}))
+    made = compare(results(tmp_path / "a"), results(tmp_path / "b"))
+    (point,) = comparison.document(made, ("a", "b"))["points"]
+    assert point["memory_ratio"] == ratio
+    assert (point["a_peak_memory_bytes"], point["b_peak_memory_bytes"]) == (800, b)
+    cells = ["not-enough-evidence", "1", "1 + 1", "1.000", "-", "0.500" if ratio else "-"]
+    lines = compare_wording.text(made, ("a", "b"), as_markdown=True)
+    assert any(line.startswith(f"| {' | '.join(cells)} |") for line in lines)
 
 
 @pytest.mark.parametrize("kind", noise.KINDS)

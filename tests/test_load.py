@@ -100,8 +100,8 @@ def test_a_campaign_becomes_one_row_per_case_and_launch(tmp_path):
 def test_a_row_holds_the_numbers_of_its_rounds(tmp_path):
     # Rounds of 4 steps, the slowest rank counts: 0.4, 0.8, 0.6 s; median 0.6, so 0.15 s a step.
     rounds = [[0.4, 0.8, 0.5], [0.3, 0.2, 0.6]]
-    case = record(world_size=2, rank_round_s=rounds, peak_memory_bytes=[5, None])
-    case |= {"peak_reserved_bytes": [7, 8]}
+    memory = {"peak_memory_bytes": [5, None], "peak_reserved_bytes": [7, 8]}
+    case = record(world_size=2, rank_round_s=rounds, **memory)
     write(tmp_path, document("w2-r0", 2, {CASE: case}))
     (row,) = load([tmp_path]).rows
     assert row.step_s == pytest.approx(0.15)

@@ -35,7 +35,7 @@ CAUTIONS = {
     "not-in-turn": "not measured in turn",
     "one-job": "repeats of one job alone",
 }
-_HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "case"]
+_HEADER = ["verdict", "ranks", "launches", "ratio", "interval", "memory", "case"]
 TIMES_NOTE = (
     "Medians over runs, validation left aside; below 1, {} is quicker. Not corrected for the "
     "number of points."
@@ -54,6 +54,7 @@ def text(made: "Comparison", names: tuple[str, str], as_markdown: bool) -> list[
             [
                 *(f"{side}: {name}" for side, name in zip(made.sides, names, strict=True)),
                 f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
+                f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
             ],
             as_markdown,
         ),
@@ -151,7 +152,14 @@ def _row(pair: "Pair", judged: "Judged") -> list[str]:
     span = "{:.3f} to {:.3f}".format(*judged.interval) if judged.interval else DASH
     ratio = DASH if why else f"{judged.ratio:.3f}"
     launches = f"{len(pair.a)} + {len(pair.b)}"
-    return [judged.verdict, str(pair.world_size), launches, ratio, span, f"{pair.label}{why}"]
+    numbers = [str(pair.world_size), launches, ratio, span, memory(pair, judged)]
+    return [judged.verdict, *numbers, f"{pair.label}{why}"]
+
+
+def memory(pair: "Pair", judged: "Judged") -> str:
+    """Return the ratio of peak memory as a cell; a dash where it is unknown or blocked."""
+    found = None if judged.blocked_by else pair.memory_ratio
+    return DASH if found is None else f"{found:.3f}"
 
 
 def rule(*comparisons: "Comparison") -> list[str]:

@@ -16,7 +16,7 @@ from lockstep.report.compute.scaling import label
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.load import layout
 from lockstep.report.load.layout import Layout
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import FACTORS
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.text import formats
@@ -83,6 +83,21 @@ class Pair:
         """Median rate of B over that of A, as the points of a report are medians."""
         a, b = map(median_rate, self.rates)
         return b / a
+
+    @property
+    def peak_memory_bytes(self) -> tuple[int | None, int | None]:
+        """Peak memory of A and of B, of the rank that needs most."""
+        return largest(self.a, "peak_memory_bytes"), largest(self.b, "peak_memory_bytes")
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory of B over that of A; None where a side does not know it.
+
+        None also where A is of a GPU and B of a CPU: that is memory of tensors, and of a process.
+        """
+        a, b = self.peak_memory_bytes
+        on_gpu = {bool(largest(side, "peak_reserved_bytes")) for side in (self.a, self.b)}
+        return b / a if a and b and len(on_gpu) == 1 else None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.report.compute import diagnosis, replicates
 from lockstep.report.compute.statistics import Interval, log_interval, median_rate, ratio_interval
 from lockstep.report.load import layout
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Row, largest
 from lockstep.report.load.training_runs import USUAL
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.text.formats import counted
@@ -89,12 +89,12 @@ class Point:
     @property
     def peak_memory_bytes(self) -> int | None:
         """Peak memory of the rank that needs most, over all launches; None where unknown."""
-        return max((row.peak_memory_bytes or 0 for row in self.rows), default=0) or None
+        return largest(self.rows, "peak_memory_bytes")
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """Most that the allocator of a GPU held, over ranks and launches; None where unknown."""
-        return max((row.peak_reserved_bytes or 0 for row in self.rows), default=0) or None
+        return largest(self.rows, "peak_reserved_bytes")
 
     @property
     def in_one_job(self) -> bool:

@@ -5,7 +5,7 @@ in well under a second, which per-row data frames would not allow.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,11 @@ class Row:
     def recorded_case(self) -> str:
         """Name of the case in its file."""
         return self.own_case or self.case
+
+
+def largest(rows: Iterable[Row], count: str) -> int | None:
+    """Return the largest of a count over rows, such as bytes; None where no row knows it."""
+    return max((getattr(row, count) or 0 for row in rows), default=0) or None
 
 
 @dataclass

@@ -15,6 +15,7 @@ from lockstep.report.page.panels.parts import MAX_ROWS, Table, table
 from lockstep.vocabulary.text.formats import DASH, counted, number, percent
 
 Ladders = Mapping[str, Sequence[Series]]
+MEMORY = "Peak memory {} / {}"
 MAX_FACT, MOST_IN_FULL = 90, 4
 BASELINE = (
     "Efficiency: of each campaign, relative to its own throughput at the smallest size of the case "
@@ -107,8 +108,8 @@ def _in_full(
     a, b = made.sides
     of = f" ({unit})" if unit else ""
     columns = [
-        f"{a}{of}", f"{b}{of}", "Change (%)", "Interval (%)", "Verdict", "Could show (%)",
-        f"Efficiency {a} (%)", f"Efficiency {b} (%)", "Launches",
+        f"{a}{of}", f"{b}{of}", "Change (%)", "Interval (%)", "Verdict", MEMORY.format(b, a),
+        "Could show (%)", f"Efficiency {a} (%)", f"Efficiency {b} (%)", "Launches",
     ]  # fmt: skip
     rows = []
     for line in lines:
@@ -118,6 +119,7 @@ def _in_full(
         least = None if judged.smallest_change is None else 100 * judged.smallest_change
         rows.append([
             _rate(pair.a, unit), _rate(pair.b, unit), *_change(line.cells[0]),
+            compare_wording.memory(pair, judged),
             DASH if least is None else f"{least:.2g}" if least < 100 else "> 100",
             *map(percent, both or (None, None)), f"{len(pair.a)} + {len(pair.b)}",
         ])  # fmt: skip
@@ -135,13 +137,14 @@ def _beside(
 ) -> tuple[list[str], list[list[str]]]:
     columns = [f"A ({unit})" if unit else "A"]
     # More intervals than these have no room beside each other; the figure has them.
-    chosen = [0, 1, 2] if len(comparisons) <= MOST_IN_FULL else [0, 2]
+    chosen = [0, 1, 2, 3] if len(comparisons) <= MOST_IN_FULL else [0, 2]
     for made in comparisons:
         b = made.sides[1]
-        names = [f"{b} change (%)", f"{b} interval (%)", f"{b} verdict"]
+        names = [f"{b} change (%)", f"{b} interval (%)", f"{b} verdict",
+                 MEMORY.format(b, "A")]  # fmt: skip
         columns += [names[i] for i in chosen]
     rows = [
-        [_rate(line.pair.a, unit), *(_change(cell)[i] for cell in line.cells for i in chosen)]
+        [_rate(line.pair.a, unit), *(_beside_a(cell)[i] for cell in line.cells for i in chosen)]
         for line in lines
     ]
     return columns, rows
@@ -150,6 +153,10 @@ def _beside(
 def _rate(rows: Sequence[Row], unit: str) -> str:
     of = rows[0].sample_unit
     return number(median_rate([row.rate for row in rows])) + ("" if unit or not of else f" {of}/s")
+
+
+def _beside_a(cell: JudgedPair | None) -> list[str]:
+    return [*_change(cell), compare_wording.memory(*cell) if cell else DASH]
 
 
 def _change(cell: JudgedPair | None) -> list[str]:
