@@ -5,7 +5,7 @@ import sys
 from xml.etree import ElementTree as ET
 
 import pytest
-from data.report_samples import full_tree, strong_tree
+from data.report_samples import document, full_tree, record, strong_tree, write
 from matplotlib.figure import Figure
 
 from lockstep.report.compute.scaling import series_of
@@ -98,18 +98,28 @@ def test_colours_are_variables_with_the_palette_behind_them(specs):
     assert not re.search(r"(?:stroke|fill): #(?!ffffff|none)", svg)
 
 
-@pytest.mark.parametrize("study", ["strong", "weak"])
-def test_efficiency_starts_at_zero_and_shows_the_threshold_asked_for(tmp_path, study):
-    spec = specs_of(full_tree(tmp_path), threshold=0.85)[f"{study}-efficiency"]
+@pytest.mark.parametrize(("study", "lines"), [("strong", [1.0, 0.75]), ("weak", [1.0, 0.9, 0.75])])
+def test_efficiency_starts_at_zero_and_shows_what_it_is_held_to(tmp_path, study, lines):
+    spec = specs_of(full_tree(tmp_path), threshold=0.75)[f"{study}-efficiency"]
     found = texts(draw(spec))
-    assert {"0", "100 %", "85 %"} <= set(found)
-    assert [line["y"] for line in spec["lines"]] == [1.0, 0.85]
+    assert {"0", "100 %", "75 %"} <= set(found)
+    assert [line["y"] for line in spec["lines"]] == lines
 
 
-def test_the_weak_step_time_has_its_horizontal_and_ten_per_cent(specs):
-    ideal = specs["weak-step-time"]["series"][0]["ideal"]
-    assert len({y for _, y in ideal}) == 1
-    assert "+10 %" in texts(draw(specs["weak-step-time"]))
+def test_each_curve_of_weak_step_time_has_its_horizontal_and_ten_per_cent(tmp_path):
+    for size in (1, 2):
+        cases = {
+            f"weak[workload={name}]": record("weak", size, step_s * size**0.1)
+            for name, step_s in (("mlp", 0.1), ("gpt", 0.02))
+        }
+        write(tmp_path, document(f"w{size}-r0", size, cases))
+    spec = specs_of(tmp_path)["weak-step-time"]
+    for series in spec["series"]:
+        base = series["y"][0]
+        assert [y for _, y in series["ideal"]] == [base, base]
+        assert [y for _, y in series["limit"]] == pytest.approx([1.1 * base] * 2)
+    assert len(spec["series"]) == 2
+    assert "+10 %" in texts(draw(spec))
 
 
 def test_the_ideal_of_throughput_passes_through_the_baseline(specs):

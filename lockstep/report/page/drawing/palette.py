@@ -20,6 +20,7 @@ TEXT_PT, LABEL_PT, SMALL_PT = 10.0, 9.0, 7.0
 MIN_JOINED = 3
 # Dashed is the ideal and a limit, dotted a model: neither was measured.
 IDEAL: Any = {"linestyle": (0, (5, 3)), "linewidth": 1.1}
+LIMIT: Any = {"linestyle": (0, (2, 2)), "linewidth": 0.9}
 MODEL: Any = {"linestyle": (0, (1, 1.6)), "linewidth": 1.3}
 DOTS: Any = {"linestyle": "none", "marker": ".", "alpha": 0.45, "markersize": 7}
 

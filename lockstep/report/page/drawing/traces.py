@@ -1,8 +1,8 @@
 """Curves over world sizes or message sizes: points, intervals, launches, what is ideal or modelled.
 
 The description has `series`, each with label, x, y, intervals and dots, and perhaps an `ideal`, a
-`model` with its interval or a `fit`; `lines` at one height; `nodes`, pairs of world size and nodes;
-`cap`, the largest value that the axis is made for.
+`limit`, a `model` with its interval or a `fit`; `lines` at one height; `nodes`, pairs of world size
+and nodes; `cap`, the largest value that the axis is made for.
 """
 
 import math
@@ -31,6 +31,7 @@ from lockstep.report.page.drawing.palette import (
     IDEAL,
     INK,
     LABEL_PT,
+    LIMIT,
     MARKERS,
     MIN_JOINED,
     MODEL,
@@ -83,7 +84,7 @@ def curves(spec: dict[str, Any], source: str) -> Canvas:
 def one_curve(axes: Axes, series: dict[str, Any], index: int, high: float = math.inf) -> None:
     """Draw a series; what lies above the axis is a mark at its upper end, with its value."""
     colour, marker = SERIES_COLOURS[index], MARKERS[index]
-    for name, style in (("ideal", IDEAL), ("fit", MODEL)):
+    for name, style in (("ideal", IDEAL), ("limit", LIMIT), ("fit", MODEL)):
         if series.get(name):
             axes.plot(*zip(*series[name], strict=True), **style, color=colour)
     if series["dots"]:
@@ -140,6 +141,8 @@ def _legend(spec: dict[str, Any], high: float) -> list[Line2D]:
     ]  # fmt: skip
     if any(one["ideal"] for one in spec["series"]):
         entries.append(Line2D([], [], color=INK, **IDEAL, label=spec.get("ideal", "ideal")))
+    if any(one.get("limit") for one in spec["series"]):
+        entries.append(Line2D([], [], color=INK, **LIMIT, label=spec["limit"]))
     if any(one.get("fit") for one in spec["series"]):
         entries.append(Line2D([], [], color=INK, **MODEL, label=spec["fit"]))
     if any(one.get("model") for one in spec["series"]):
@@ -168,6 +171,7 @@ def _ends(spec: dict[str, Any]) -> tuple[float, float]:
     points = [y for one in series for y in one["y"]]
     points += [y for one in series if one.get("model") for _, y in one["model"]["points"]]
     points += [line["y"] for line in spec["lines"]]
+    points += [y for one in series for _, y in one.get("limit", ())]
     spread = [y for one in series for _, y in one["dots"]]
     spread += [end for one in series for ends in one["intervals"] if ends for end in ends]
     ideal = [y for one in series for _, y in one["ideal"]]
@@ -218,7 +222,7 @@ def name_of(spec: dict[str, Any], value: float) -> str:
 
 def reference_line(axes: Axes, y: float, label: str) -> None:
     """Draw a height that values are compared with."""
-    axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.axhline(y, color=FAINT, **LIMIT)
     # Beside the axes, where no point can lie under it.
     axes.annotate(
         label, (1, y), xycoords=("axes fraction", "data"), xytext=(3, 0), fontsize=LABEL_PT,

@@ -24,6 +24,8 @@ from lockstep.vocabulary.text.formats import percent, percent_span
 # Units of throughput that have a figure of their own; of further ones the speed-up tells.
 MAX_UNITS = 2
 IDEAL = "ideal, from the baseline"
+# What weak scaling is held to: an efficiency, and a step time over the baseline's.
+WEAK_EFFICIENCY, WEAK_LONGER, LONGER_TEXT = 0.9, 1.1, "+10 %"
 # An efficiency beyond the larger of these is no scaling: it is named at the edge, and the axis is
 # made for the others. The second is times the median of all points.
 CAP, CAP_OF_MEDIAN = 1.5, 1.5
@@ -78,7 +80,7 @@ def speedup(study: str, series: Sequence[Series]) -> Figure:
 def efficiency(
     study: str, series: Sequence[Series], threshold: float, predicted: Mapping[str, Curve]
 ) -> Figure:
-    """Return parallel efficiency over world sizes, with lines at 100 % and the threshold.
+    """Return parallel efficiency over world sizes, with lines at what it is held to.
 
     Args:
         study: The study, or the origin of imported tables.
@@ -101,24 +103,28 @@ def efficiency(
     return curve_figure(
         f"{study}-efficiency", f"{_title(study)}: parallel efficiency", "Parallel efficiency (%)",
         curves, percent=True, cap=max(CAP, CAP_OF_MEDIAN * median(values)),
-        lines=[{"y": 1.0, "label": "100 %"}, {"y": threshold, "label": f"{100 * threshold:.0f} %"}],
+        lines=_efficiency_lines(study, threshold),
         note=f"{_relative(series)}{_modelled_text(curves)}",
     )  # fmt: skip
 
 
+def _efficiency_lines(study: str, threshold: float) -> list[dict[str, Any]]:
+    heights = {1.0, threshold, *([WEAK_EFFICIENCY] if study == "weak" else [])}
+    return [{"y": y, "label": f"{100 * y:.0f} %"} for y in sorted(heights, reverse=True)]
+
+
 def step_time(study: str, series: Sequence[Series]) -> Figure:
-    """Return step time over world sizes, from zero and with the baseline's as the ideal."""
+    """Return step time over world sizes, each with its baseline's as the ideal and +10 %."""
     curves = []
     for one in series[:MAX_CURVES]:
         curve = curve_of(one, step_ms, step_interval_ms, _steps_ms)
-        curve["ideal"] = [[p.world_size, step_ms(one.base)] for p in one.points]
+        for name, factor in (("ideal", 1.0), ("limit", WEAK_LONGER)):
+            curve[name] = [[p.world_size, factor * step_ms(one.base)] for p in one.points]
         curves.append(curve)
-    figure = curve_figure(
-        f"{study}-step-time", f"{_title(study)}: step time", "Step time (ms)", curves, ideal=IDEAL
-    )
-    if len(curves) == 1:
-        figure["lines"] = [{"y": 1.1 * curves[0]["ideal"][0][1], "label": "+10 %"}]
-    return figure
+    return curve_figure(
+        f"{study}-step-time", f"{_title(study)}: step time", "Step time (ms)", curves, ideal=IDEAL,
+        limit=LONGER_TEXT,
+    )  # fmt: skip
 
 
 def _steps_ms(point: Point) -> list[float]:
