@@ -1,15 +1,20 @@
+import csv
+import io
 import json
 from pathlib import Path
 
+import commands
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.report.compute.other_devices import replaced
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.imports import write
 from lockstep.report.load.reading import load
 from lockstep.report.page.panels.cited import imported_panel
+from lockstep.report.report_cli import report
 
 DATA = Path(__file__).parent / "data"
 JOBS = [DATA / f"epochs_{job}.csv" for job in (2644, 2648, 2649)]
@@ -51,6 +56,40 @@ def test_a_time_is_shown_in_the_unit_of_its_table(tmp_path, unit, seconds):
     (table,) = panel["tables"]
     column = [c["unit"] for c in table["columns"]].index(unit)
     assert table["rows"][0][column] == "3.00"
+
+
+def test_the_tutorial_that_ships_goes_from_a_cpu_to_four_gpus(tmp_path):
+    path = imports.built_in()["cyclone"]
+    cpu, gpus = points_of(read([path], 60_000), tmp_path)
+    assert [p.time_s for p in (*cpu.points, *gpus.points)] == pytest.approx(
+        [192.25, 73.48, 42.06, 25.61], abs=5e-3
+    )
+    (found,) = replaced([cpu, gpus])
+    assert found.speedup == pytest.approx(2.616, abs=5e-4)
+    assert [p.speedup for p in gpus.above] == pytest.approx([1.747, 2.869], abs=5e-4)
+    assert [p.parallel_efficiency for p in gpus.above] == pytest.approx([0.873, 0.717], abs=5e-4)
+    assert (cpu.base.device_hours, cpu.above) == (None, [])  # its cores are no GPUs
+    said = " ".join(commands.run(report, tmp_path / "out").stdout.split())
+    for shown in ("2.62x the rate of 10 CPU cores", "1.75 87.3 %", "2.87 71.7 %"):
+        assert shown in said
+
+
+@pytest.mark.parametrize(
+    "changed", ["locator=another page", "model=another", "accelerator=10 CPU cores", "steps=9000"]
+)
+def test_other_work_or_another_source_is_no_replacement(tmp_path, changed):
+    column, value = changed.split("=")
+    with imports.built_in()["cyclone"].open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line in lines:
+        line["accelerator"] = {"cyclone_cpu": "10 CPU cores"}.get(line["table_id"], "a GPU")
+        if line["table_id"] == "cyclone":
+            line[column] = value
+    text = io.StringIO()
+    writer = csv.DictWriter(text, lines[0])
+    writer.writeheader()
+    writer.writerows(lines)
+    assert replaced(points_of(table_of(tmp_path, text.getvalue()), tmp_path)) == []
 
 
 def test_what_was_expected_is_a_target(tmp_path):

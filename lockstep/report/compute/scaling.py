@@ -267,10 +267,12 @@ def device_hours(point: Point) -> tuple[float | None, str | None]:
 
     A cost adds up, so it follows from the mean step, while the median tells the steady state.
     """
+    if point.rows[0].study in WITHOUT_COST:
+        return None, None
     if point.time_s is not None:
         return point.world_size * point.time_s / SECONDS_PER_HOUR, "run"
     samples_per_s = point.throughput_samples_per_s
-    if samples_per_s is None or point.rows[0].study in WITHOUT_COST or point.rows[0].program:
+    if samples_per_s is None or point.rows[0].program:
         return None, None
     hours = SAMPLES_PER_COST / samples_per_s / SECONDS_PER_HOUR * (point.mean_over_median or 1.0)
     return point.world_size * hours, f"1e6 {point.rows[0].sample_unit or 'samples'}"

@@ -20,7 +20,14 @@ from lockstep.report.page.panels import accounts, by_study, losses, training_pan
 from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
-from lockstep.report.words import factor_card, headline, method, recording_label, verdict_card
+from lockstep.report.words import (
+    device_card,
+    factor_card,
+    headline,
+    method,
+    recording_label,
+    verdict_card,
+)
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
 from lockstep.vocabulary.metrics import NOTABLE
@@ -91,6 +98,7 @@ def _top(
         "headlines": [
             *factor_card.headlines(series, threshold),
             *top.lines(headlines),
+            *device_card.headlines(series),
             *training_panel.headlines(series),
         ],
         "tiles": top.tiles(top.first_of(headlines), told),
