@@ -36,7 +36,7 @@ RESULTS = {
     "cpu/rungs": "fp32",
     "gpu/rungs": "bf16",
 }
-IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide"}
+IMPORTED = {"cited": "table.csv", "published": "table.csv", "guide": "guide", "cyclone": "cyclone"}
 # These write results of their own, so they begin in a folder without any.
 WRITERS = ("demo", "run", "diagnose", "import", "train", "render", "plan")
 # These tell a result's truth by their exit code: what was measured may well miss a target.

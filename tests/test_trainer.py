@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from launched import ROOT, environ, inside, until
 
 from lockstep import workloads
 from lockstep.measure import data
+from lockstep.report.load.reading import load
 from lockstep.trainer import epoch_progress as progress
 from lockstep.trainer import epochs, plan, rank, trained, trainer
 from lockstep.trainer import train_cli as cli
@@ -253,6 +255,24 @@ def test_a_run_is_recorded_in_full(tmp_path: Path) -> None:
     assert (final["samples"], final["counted_epochs"]) == (2880, 2)
     assert final["val_accuracy"] == summary["epochs"][-1]["val_accuracy"]
     assert 0.5 < final["val_accuracy"] < 1
+
+
+def test_a_smaller_bucket_gives_more_of_them_and_a_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[float | None, list[int]] = {}
+    for cap in (None, 1.0):
+        options: dict[str, Any] = {"bucket_cap_mb": cap, "name": f"cap{cap}", "epochs": 1}
+        run = config(tmp_path, workload="mlp:width=64,depth=300", max_steps=4, **options)
+        found[cap] = rank.run(run)["bucket_bytes"]
+        (row,) = load([run.folder]).rows
+        assert row.details["bucket_bytes"] == found[cap]
+        assert row.details["gradient_bytes"] == sum(found[cap])
+        named = ", ".join(f"{size / 1e6:.3g}" for size in found[cap])
+        assert f" of {named} MB\n" in capsys.readouterr().out
+    assert len(found[1.0]) > len(found[None])
+    again = rank.run(replace(run, resume=True))  # takes no step, and knows what the run had
+    assert again["bucket_bytes"] == found[1.0]
 
 
 def test_a_seed_fixes_the_losses(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from lockstep.workloads import Workload, trees
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # NVIDIA, CUDA C++ Programming Guide, compute capabilities: Ampere brought TF32 and BF16.
 _AMPERE = (8, 0)
+# Steps after which DDP has its final buckets, see `bucket_bytes`.
+SETTLED_STEPS = 3
 _CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 
@@ -286,7 +288,7 @@ def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     """Return the size of DDP's gradient buckets in bytes, in the order they are reduced.
 
     DDP regroups its buckets in the order gradients became ready after the first backward, and notes
-    it in the third forward: after three steps these are the buckets in use, at any world size.
+    it in the third forward: after `SETTLED_STEPS` these are the buckets in use, at any world size.
     Before that they are the initial guess, one bucket of everything.
     """
     # DDP says this nowhere else.

@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,9 +17,12 @@ from lockstep.trainer.failures import DivergedError, Failure
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
 from lockstep.vocabulary.system import locks
+from lockstep.vocabulary.text.formats import counted, listed
 from lockstep.world import process_group as world
 from lockstep.world.control import Control
 from lockstep.world.placement import placement
+
+MEGA, MOST_SIZES = 1e6, 12
 
 
 def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
@@ -45,6 +48,7 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
                 summary = trainer.train()
                 if place.rank == 0:
                     trainer.files.write_summary(summary)
+                    _report_buckets(summary)
                 return summary
     except Exception as error:
         # Before this rank leaves, which the others will then report as an error of their own.
@@ -102,6 +106,13 @@ def _report(row: EpochRow) -> None:
         f"{row.samples_per_s:,.0f} samples/s\n"
     )
     sys.stdout.flush()
+
+
+def _report_buckets(summary: Mapping[str, Any]) -> None:
+    """Say in how many pieces DDP reduces the gradients; nothing of too short a run."""
+    if sizes := summary.get("bucket_bytes"):
+        named = listed((f"{size / MEGA:.3g}" for size in sizes), MOST_SIZES)
+        sys.stdout.write(f"{counted(len(sizes), 'gradient bucket')} of {named} MB\n")
 
 
 def _nothing(row: EpochRow) -> None:

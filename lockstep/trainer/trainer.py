@@ -25,8 +25,10 @@ from lockstep import content, workloads
 from lockstep.machine import memory, provenance
 from lockstep.measure import data
 from lockstep.measure.train_step import (
+    SETTLED_STEPS,
     StepConfig,
     TrainStep,
+    buckets,
     parameter_checksum,
     unsupported_anywhere,
 )
@@ -64,6 +66,7 @@ class Trainer:
         rows: The epochs so far.
         rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
         step_losses: Of all updates, the mean of all ranks.
+        buckets: Of DDP, as a result holds them; empty before it has settled on them.
 
     Raises:
         ValueError: The configuration cannot be trained, or the run exists and is not resumed, or
@@ -100,10 +103,12 @@ class Trainer:
         self.rows: list[EpochRow] = []
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
+        self.buckets: dict[str, Any] = {}
         self._step_bytes = 0
         self._facts = _facts(config, self.batch, joined)
         if state is not None:
             self._restore(state)
+        self._num_restored = len(self.step_losses)
 
     def train(self) -> dict[str, Any]:
         """Train the epochs that are missing, and return the summary."""
@@ -136,6 +141,7 @@ class Trainer:
         (losses, train_accuracy), rank_s = self.epochs.timed(work)
         (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
         self.step_losses += losses
+        self.buckets = self._settled_buckets()
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
         samples = num_steps * self.epochs.samples_per_step
@@ -184,6 +190,7 @@ class Trainer:
             "rows": [asdict(row) for row in self.rows],
             "rank_s": self.rank_s,
             "step_losses": self.step_losses,
+            "buckets": self.buckets,
             "trajectory": trajectory(self.config, self.batch, self.world),
         }
 
@@ -195,6 +202,7 @@ class Trainer:
         self.step_losses = list(state["step_losses"])
         alike = [[row.train_s] * self.world.world_size for row in self.rows]  # of older runs
         self.rank_s = state.get("rank_s", alike)
+        self.buckets = state.get("buckets", {})
         self._step_bytes = int(state.get(STEP_BYTES, 0))
         self._check_whole_epochs()
 
@@ -228,7 +236,13 @@ class Trainer:
             "epochs": [asdict(row) for row in self.rows],
             "training": asdict(self.record(config.folder)),
             "step_losses": self.step_losses,
+            **self.buckets,
         }
+
+    def _settled_buckets(self) -> dict[str, Any]:
+        """Return DDP's buckets; those of before where it took too few steps here to settle."""
+        taken = len(self.step_losses) - self._num_restored
+        return buckets(self.step.ddp) if taken >= SETTLED_STEPS else self.buckets
 
     @property
     def device_name(self) -> str:

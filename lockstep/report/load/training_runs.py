@@ -18,6 +18,8 @@ from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
 # What the summary of a training run holds, and no other file.
 KEYS = {"config", "epoch_plan", "step_losses"}
 STUDY = "train"
+# What a summary holds of DDP as a result does, in its details.
+BUCKETS = ("bucket_bytes", "gradient_bytes")
 # As training is where nobody says otherwise; what a record does not name was so.
 USUAL: Mapping[str, Any] = {
     "optimizer": "sgd", "lr_scale": "none", "base_batch": 256, "momentum": 0.9, "weight_decay": 0.0,
@@ -85,7 +87,9 @@ def _block(document: Mapping[str, Any]) -> dict[str, Any]:
         "rank_round_s": [[one["train_s"] for one in timed]],
         "peak_memory_bytes": [final.get("peak_memory_bytes")],
         "checks": {"parameters_equal": len(set(document["parameter_checksums"])) == 1},
-        "details": {BASIS: basis.to_dict()} | ({"device_type": kind} if kind else {}),
+        "details": {BASIS: basis.to_dict()}
+        | ({"device_type": kind} if kind else {})
+        | {name: document[name] for name in BUCKETS if name in document},
         "training": document.get("training") or _training(document, most, per_step),
     }
 
