@@ -410,6 +410,24 @@ def test_facts_that_differ_between_launches_name_the_launches(tmp_path):
     assert values["torch"] == "2.7.0"
 
 
+def test_settings_in_force_are_in_the_provenance_with_the_studies_of_each(tmp_path):
+    for study, cap in (("strong", 25), ("bucket", 1)):
+        made = record(study, details={"ddp_settings": {"bucket_cap_mb": cap, "comm_hook": None}})
+        write(tmp_path, document(f"w1-{study}", 1, {study: made}))
+    loader = {"loader_settings": {"num_workers": 4}}
+    write(tmp_path, document("w1-l", 1, {"l": record("loader", details=loader)}))
+    (found,) = (
+        table for table in section(data_of(tmp_path), "provenance")["tables"]
+        if table["caption"] == "Settings of DDP and loaders in force"
+    )  # fmt: skip
+    assert [row[:4] for row in found["rows"]] == [
+        ["DDP", "bucket_cap_mb", "1", "bucket"],
+        ["DDP", "bucket_cap_mb", "25", "strong"],
+        ["DDP", "comm_hook", formats.DASH, "bucket, strong"],
+        ["loader", "num_workers", "4", "loader"],
+    ]
+
+
 def test_the_data_hold_every_point_and_read_back(full):
     assert json.loads(json.dumps(full)) == full
     assert {"step_s", "parallel_efficiency", "flags"} <= set(full["data"]["points"][0])

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from lockstep import workloads
 from lockstep.measure import train_step
@@ -342,3 +344,18 @@ def test_buckets_are_regrouped_at_one_rank_too(one_rank: None) -> None:
     assert sizes[0] == [total]
     assert len(sizes[3]) > 1
     assert sum(sizes[3]) == total
+
+
+def test_the_settings_of_ddp_are_those_in_force(one_rank: None) -> None:
+    found = []
+    for own in ({}, {"ddp": {"static_graph": True}, "comm_hook": bf16_compress_hook}):
+        workload = replace(workloads.make("mlp:width=16,depth=1"), **own)
+        cap = StepConfig(bucket_cap_mb=2 if own else None)
+        step = TrainStep(workload.build(), workload.loss, cap, CPU, workload)
+        found.append(train_step.buckets(step.ddp)["ddp_settings"])
+    defaults = {
+        "bucket_cap_mb": 25, "gradient_as_bucket_view": False, "static_graph": False,
+        "find_unused_parameters": False, "comm_hook": None,
+    }  # fmt: skip
+    changed = {"bucket_cap_mb": 2, "static_graph": True, "comm_hook": "bf16_compress_hook"}
+    assert found == [defaults, defaults | changed]

@@ -268,6 +268,11 @@ def test_a_smaller_bucket_gives_more_of_them_and_a_run_says_so(
         (row,) = load([run.folder]).rows
         assert row.details["bucket_bytes"] == found[cap]
         assert row.details["gradient_bytes"] == sum(found[cap])
+        assert row.details["ddp_settings"]["bucket_cap_mb"] == (cap or 25)
+        assert row.details["loader_settings"] == {
+            "num_workers": 0, "pin_memory": False, "prefetch_factor": None,
+            "persistent_workers": False,
+        }  # fmt: skip
         named = ", ".join(f"{size / 1e6:.3g}" for size in found[cap])
         assert f" of {named} MB\n" in capsys.readouterr().out
     assert len(found[1.0]) > len(found[None])

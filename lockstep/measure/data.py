@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lockstep.measure import download
 from lockstep.measure.download import LOCK_NAME, Archive, locked
@@ -36,6 +36,12 @@ _SPLIT_SEED = 0
 # A crop moves an image of 32 pixels by up to 4, as He et al. (arXiv:1512.03385, 4.2) do on CIFAR.
 _CROP_SHARE = 8
 _MEMMAP_CHUNK = 256
+
+
+def loader_settings(loader: "DataLoader[Any]") -> dict[str, Any]:
+    """Return the settings of a loader in force, defaults among them."""
+    names = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+    return {name: getattr(loader, name) for name in names}
 
 
 @dataclass(frozen=True)

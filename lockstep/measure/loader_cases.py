@@ -24,6 +24,7 @@ from lockstep.measure.harness import Harness
 from lockstep.measure.train_step import StepConfig, TrainStep
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.records.record import LOADER_SETTINGS
 
 # What eats the batches: images of 32 x 32, as the study's are, in ten classes.
 EATER = "resnet18"
@@ -104,7 +105,7 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         sample_unit="images",
         samples_per_step=local_batch * world_size,
         checks=checks,
-        details={"ignored": ignored},
+        details={"ignored": ignored, LOADER_SETTINGS: data.loader_settings(loader)},
         flags=_flags(harness, options["num_workers"]),
     )
 

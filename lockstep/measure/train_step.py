@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.measure import strategies
 from lockstep.measure.phases import unmarked
+from lockstep.vocabulary.records.record import DDP_SETTINGS
 from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
 from lockstep.workloads import Workload, trees
 
@@ -28,6 +29,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AMPERE = (8, 0)
 # Steps after which DDP has its final buckets, see `bucket_bytes`.
 SETTLED_STEPS = 3
+MIB = 2**20
 _CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 
@@ -307,8 +309,24 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def buckets(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return what a record holds of DDP's all-reduce: its buckets and its bytes."""
-    return {"bucket_bytes": bucket_bytes(ddp), "gradient_bytes": gradient_bytes(ddp)}
+    """Return what a record holds of DDP's all-reduce: its buckets, its bytes and its settings."""
+    return {
+        "bucket_bytes": bucket_bytes(ddp),
+        "gradient_bytes": gradient_bytes(ddp),
+        DDP_SETTINGS: ddp_settings(ddp),
+    }
+
+
+def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """Return the settings of DDP in force, defaults among them; None where it does not tell."""
+    facts = ddp._get_ddp_logging_data()  # noqa: SLF001
+    cap_bytes = facts.get("bucket_cap_bytes")
+    switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    return {
+        "bucket_cap_mb": cap_bytes / MIB if cap_bytes else None,
+        **{name: getattr(ddp, name, None) for name in switches},
+        "comm_hook": facts.get("comm_hook") or None,
+    }
 
 
 def unsupported_here(device: torch.device, asked: str) -> dict[str, str]:

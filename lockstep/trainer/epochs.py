@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from lockstep.measure.data import Splits
+from lockstep.measure.data import Splits, loader_settings
 from lockstep.measure.train_step import TrainStep
 from lockstep.trainer import failures
 from lockstep.trainer.epoch_progress import counted
@@ -107,6 +107,11 @@ class EpochRunner:
     step: TrainStep
     score: Score
     rate: Callable[[int, int], float]
+
+    @property
+    def loader_settings(self) -> dict[str, Any]:
+        """Settings of the loaders in force."""
+        return loader_settings(self._loader(self.splits.train))
 
     @property
     def samples_per_step(self) -> int:

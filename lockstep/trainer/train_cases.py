@@ -11,7 +11,6 @@ from lockstep.machine import telemetry
 from lockstep.machine.gpus import nvml
 from lockstep.measure.harness import Harness
 from lockstep.measure.step_cases import facts_of, precision_flags, skip_unless_supported
-from lockstep.measure.train_step import buckets
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trained import epoch_of
 from lockstep.trainer.trainer import Trainer, check_equal_parameters
@@ -97,7 +96,7 @@ def _record(harness: Harness, trainer: Trainer, base: Path) -> None:
         scaling=batch.scaling,
         training=trainer.record(base),
         checks={"parameters_equal": True},
-        details=buckets(trainer.step.ddp) | {BASIS: basis.to_dict()},
+        details=trainer.in_force | {BASIS: basis.to_dict()},
         flags=precision_flags(harness.device, config.precision),
         **facts_of(harness, trainer.workload, config.precision, batch.local_batch),
     )

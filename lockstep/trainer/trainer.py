@@ -46,6 +46,7 @@ from lockstep.trainer.plan import (
 )
 from lockstep.trainer.run_files import STEP_BYTES, STEPS, RunFiles
 from lockstep.vocabulary.records.errors import RankError
+from lockstep.vocabulary.records.record import LOADER_SETTINGS
 from lockstep.vocabulary.records.training_record import Training
 from lockstep.vocabulary.system.host import hostname
 from lockstep.workloads.costs import batch_bytes, model_bytes
@@ -66,7 +67,7 @@ class Trainer:
         rows: The epochs so far.
         rank_s: Seconds of each epoch's updates on each rank, shape (num_epochs, num_ranks).
         step_losses: Of all updates, the mean of all ranks.
-        buckets: Of DDP, as a result holds them; empty before it has settled on them.
+        in_force: Buckets and settings of DDP and of the loader, as a result holds them.
 
     Raises:
         ValueError: The configuration cannot be trained, or the run exists and is not resumed, or
@@ -103,7 +104,7 @@ class Trainer:
         self.rows: list[EpochRow] = []
         self.rank_s: list[list[float]] = []
         self.step_losses: list[float] = []
-        self.buckets: dict[str, Any] = {}
+        self.in_force: dict[str, Any] = {}
         self._step_bytes = 0
         self._facts = _facts(config, self.batch, joined)
         if state is not None:
@@ -141,7 +142,8 @@ class Trainer:
         (losses, train_accuracy), rank_s = self.epochs.timed(work)
         (val_loss, val_accuracy), val_s = self.epochs.timed(self.epochs.validate)
         self.step_losses += losses
-        self.buckets = self._settled_buckets()
+        taken = len(self.step_losses) - self._num_restored
+        self.in_force |= _in_force(self.step, self.epochs, taken)
         self.rank_s.append(rank_s)
         train_s = max(rank_s)
         samples = num_steps * self.epochs.samples_per_step
@@ -190,7 +192,7 @@ class Trainer:
             "rows": [asdict(row) for row in self.rows],
             "rank_s": self.rank_s,
             "step_losses": self.step_losses,
-            "buckets": self.buckets,
+            "in_force": self.in_force,
             "trajectory": trajectory(self.config, self.batch, self.world),
         }
 
@@ -202,19 +204,11 @@ class Trainer:
         self.step_losses = list(state["step_losses"])
         alike = [[row.train_s] * self.world.world_size for row in self.rows]  # of older runs
         self.rank_s = state.get("rank_s", alike)
-        self.buckets = state.get("buckets", {})
+        self.in_force = state.get("in_force", {})
         self._step_bytes = int(state.get(STEP_BYTES, 0))
-        self._check_whole_epochs()
-
-    def _check_whole_epochs(self) -> None:
-        """Refuse to go on after an epoch that --max-steps cut short: its rest would be missing."""
         done = len(self.step_losses)
-        if done % self.plan.steps and self._remaining_steps():
-            raise ValueError(
-                f"{self.config.folder} stopped after {done} updates, within an epoch of "
-                f"{self.plan.steps}, and only whole epochs can be gone on from; choose another "
-                f"--name, or --max-steps {done} to keep it as it is"
-            )
+        if self._remaining_steps():
+            _refuse_part_of_epoch(self.config.folder, done, self.plan.steps)
 
     def _finish(self) -> dict[str, Any]:
         """Return the summary, which all ranks make together."""
@@ -236,13 +230,8 @@ class Trainer:
             "epochs": [asdict(row) for row in self.rows],
             "training": asdict(self.record(config.folder)),
             "step_losses": self.step_losses,
-            **self.buckets,
+            **self.in_force,
         }
-
-    def _settled_buckets(self) -> dict[str, Any]:
-        """Return DDP's buckets; those of before where it took too few steps here to settle."""
-        taken = len(self.step_losses) - self._num_restored
-        return buckets(self.step.ddp) if taken >= SETTLED_STEPS else self.buckets
 
     @property
     def device_name(self) -> str:
@@ -260,6 +249,22 @@ class Trainer:
             device_name=self.device_name,
             checkpoints=self.files.checkpoints(base),
             steps_file=str((self.config.folder / STEPS).relative_to(base)),
+        )
+
+
+def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str, Any]:
+    """Return what the loader does, and DDP once it took enough steps to settle on its buckets."""
+    settled = buckets(step.ddp) if num_taken >= SETTLED_STEPS else {}
+    return settled | {LOADER_SETTINGS: runner.loader_settings}
+
+
+def _refuse_part_of_epoch(folder: Path, done: int, steps: int) -> None:
+    """Refuse to go on after an epoch that --max-steps cut short: its rest would be missing."""
+    if done % steps:
+        raise ValueError(
+            f"{folder} stopped after {done} updates, within an epoch of {steps}, and only whole "
+            f"epochs can be gone on from; choose another --name, or --max-steps {done} to keep it "
+            "as it is"
         )
 
 

@@ -52,6 +52,8 @@ class Details:
         bucket_lead_s: How long before the end of the backward each bucket is ready.
         first_reduce_s: How long after the beginning of the backward the first bucket is ready.
         command: What was run, of any program.
+        ddp_settings: Those in force, by name.
+        loader_settings: Likewise.
     """
 
     message_bytes: Amount | None = None
@@ -66,6 +68,8 @@ class Details:
     bucket_lead_s: list[Amount] | None = None
     first_reduce_s: Amount | None = None
     command: ProgramFacts | None = None
+    ddp_settings: dict[str, Any] | None = None
+    loader_settings: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import Any
 
 from lockstep.report.load.contents import checked
 from lockstep.report.load.results import Row
-from lockstep.vocabulary.records.record import CaseRecord
+from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS, CaseRecord
 from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
 
 # What the summary of a training run holds, and no other file.
 KEYS = {"config", "epoch_plan", "step_losses"}
 STUDY = "train"
-# What a summary holds of DDP as a result does, in its details.
-BUCKETS = ("bucket_bytes", "gradient_bytes")
+# What a summary holds of DDP and the loader as a result does, in its details.
+OF_DETAILS = ("bucket_bytes", "gradient_bytes", DDP_SETTINGS, LOADER_SETTINGS)
 # As training is where nobody says otherwise; what a record does not name was so.
 USUAL: Mapping[str, Any] = {
     "optimizer": "sgd", "lr_scale": "none", "base_batch": 256, "momentum": 0.9, "weight_decay": 0.0,
@@ -89,7 +89,7 @@ def _block(document: Mapping[str, Any]) -> dict[str, Any]:
         "checks": {"parameters_equal": len(set(document["parameter_checksums"])) == 1},
         "details": {BASIS: basis.to_dict()}
         | ({"device_type": kind} if kind else {})
-        | {name: document[name] for name in BUCKETS if name in document},
+        | {name: document[name] for name in OF_DETAILS if name in document},
         "training": document.get("training") or _training(document, most, per_step),
     }
 

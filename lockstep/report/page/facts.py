@@ -7,9 +7,10 @@ from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import OTHER, Launch, Results
+from lockstep.report.load.results import OTHER, Launch, Results, Row
 from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
 from lockstep.report.words.method import timing
+from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import counted
 
@@ -203,6 +204,7 @@ def provenance(results: Results) -> Panel | None:
         return None
     made = panel("provenance", "Provenance")
     made["tables"] = [_launch_table(results.launches), _fact_table(known)]
+    made["tables"] += [found] if (found := _settings_table(results.rows)) else []
     made["tables"] += [_rank_table(known)] if _widest(known).get("ranks") else []
     environment = _widest(known).get("environment") or {}
     if environment:
@@ -262,6 +264,23 @@ def _fact_table(launches: list[Launch]) -> dict[str, Any]:
     told = {row[0]: row[1] for row in rows}
     said = formats.listed(f"{name} {told[name]}" for name in SAID if name in told)
     return table("Software and hardware of the launches", ("Fact", "Value"), rows, 2, finding=said)
+
+
+def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the settings of DDP and of loaders that were in force, with the studies of each."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for row in rows:
+        for part, key in (("DDP", DDP_SETTINGS), ("loader", LOADER_SETTINGS)):
+            for name, value in (row.details.get(key) or {}).items():
+                found.setdefault((part, name, _cell(value)), {})[row.study] = None
+    if not found:
+        return None
+    lines = [[*setting, formats.listed(studies)] for setting, studies in sorted(found.items())]
+    several = len({setting[:2] for setting in found}) < len(found)
+    return table(
+        "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
+        lines[:MAX_ROWS], 4, finding="several values" if several else "one value each",
+    )  # fmt: skip
 
 
 def _widest_name(launches: list[Launch]) -> str:

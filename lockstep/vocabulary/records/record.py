@@ -32,6 +32,8 @@ Study = Literal[
 STUDIES = get_args(Study)
 # What a launch of a user's own tests is asked for; each says itself how it scales.
 OWN = "own"
+# Under these names a case's details have the settings in force of DDP and of its loader.
+DDP_SETTINGS, LOADER_SETTINGS = "ddp_settings", "loader_settings"
 Scaling = Literal["strong", "weak", "fixed-epochs"]
 
 # No round lasts 30,000 years, nor as long as light needs for a third of a millimetre; what is
