@@ -144,8 +144,8 @@ def test_a_headline_is_one_sentence_with_its_baseline_and_its_trust(tmp_path):
     (line,) = data_of(strong_tree(tmp_path))["headlines"]
     assert (line["title"], line["kind"], line["others"]) == ("Strong scaling", "good", [])
     assert line["text"] == (
-        "2 ranks give 1.60\u00d7 the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0); "
-        "trust: 2 launches a size, none of its 2 points flagged."
+        "2 ranks give 1.60\u00d7 the rate of 1 rank at 640 images/s (80.0 % efficiency, 80.0 to "
+        "80.0); trust: 2 launches a size, none of its 2 points flagged."
     )
 
 

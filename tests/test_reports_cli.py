@@ -49,9 +49,10 @@ def test_a_report_is_written_beside_the_results_and_the_points_are_printed(tmp_p
         "  1  baseline    baseline      0.434   640 images/s     100 ms",
         "  2      1.60      80.0 %      0.543  1020 images/s    62.5 ms",
     ]
-    assert done.stdout.splitlines()[-8:] == [
+    assert done.stdout.splitlines()[-9:] == [
         "Strong scaling, mlp, global_batch=64:",
-        "  2 ranks give 1.60x the rate of 1 rank at 640 images/s (80.0 %, 80.0 to 80.0)",
+        "  2 ranks give 1.60x the rate of 1 rank at 640 images/s (80.0 % efficiency, 80.0",
+        "    to 80.0)",
         "  trust: 2 launches a size, none of its 2 points flagged",
         "",
         "next: Measure every point in at least 3 launches, for tight intervals.",

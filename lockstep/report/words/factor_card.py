@@ -29,7 +29,7 @@ def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
     base = f"{ladder.factor}={ladder.base.value:g} at {parts.absolute(ladder.base.point)}"
     given = (
         f"{ladder.factor}={best.value:g} gives {ratio(best.speedup)}{TIMES} the rate of {base} "
-        f"({percent(best.efficiency)} %, {span})"
+        f"({percent(best.efficiency)} % efficiency, {span})"
     )
     goal = f"no value reaches {100 * threshold:.0f} % efficiency; at best "
     text = given if good else goal + given

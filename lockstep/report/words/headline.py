@@ -168,7 +168,7 @@ def achieved(point: Point) -> str:
     """Return a point's efficiency with its interval."""
     interval = point.efficiency_interval
     span = percent_span(interval) if interval else "no interval"
-    return f"{percent(point.parallel_efficiency)} %, {span}"
+    return f"{percent(point.parallel_efficiency)} % efficiency, {span}"
 
 
 def loses(headline: Headline) -> str:
