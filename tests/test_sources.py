@@ -5,7 +5,8 @@ import pytest
 from data.report_samples import CASE, document, one_launch, provenance, record, strong_tree, write
 
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.load.reading import load
+from lockstep.report.load.gaps import gaps
+from lockstep.report.load.reading import gather, load
 from lockstep.report.page.content_of_page import page
 from lockstep.vocabulary.records.journal import Journal, write_result
 from lockstep.vocabulary.records.record import KEY
@@ -148,3 +149,32 @@ def test_a_broken_campaign_file_is_refused(tmp_path, campaign, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         load([tmp_path])
     assert "campaign.json" in str(caught.value)
+
+
+def planned(root, started, *launches):
+    """Write a campaign of one case, planned at two sizes, twice each."""
+    for name in launches:
+        write(root, document(name, int(name[1]), {CASE: record(world_size=int(name[1]))},
+                             started=started))  # fmt: skip
+    names = ("w1-r0", "w1-r1", "w2-r0", "w2-r1")
+    plan = [{"name": name, "world_size": int(name[1])} for name in names]
+    content = {"schema": 1, "name": "demo", "launches": plan}
+    (root / "campaign.json").write_text(json.dumps(content))
+    return root
+
+
+def test_what_one_campaign_lacks_another_does_not_make_up_for(tmp_path):
+    a = planned(tmp_path / "a", "2026-11-20T12:00:00+00:00", "w1-r0", "w1-r1", "w2-r0")
+    b = planned(tmp_path / "b", "2026-11-21T12:00:00+00:00", "w1-r0", "w1-r1", "w2-r0", "w2-r1")
+    (gap,) = gaps(load([a, b]))
+    assert (gap.kind, gap.world_size) == ("not-run", 2)
+    assert gap.launch not in {launch.name for launch in load([a, b]).launches}
+    (gap,) = gaps(load([a, a, a / "launches"]))
+    assert (gap.kind, gap.launch) == ("not-run", "w2-r1")
+    assert load([a, a]).campaign["name"] == "demo"
+
+
+def test_a_copy_of_a_campaign_lacks_nothing(tmp_path):
+    names = ("w1-r0", "w1-r1", "w2-r0", "w2-r1")
+    folders = [planned(tmp_path / one, "2026-11-20T12:00:00+00:00", *names) for one in "ab"]
+    assert gaps(gather(folders)) == []

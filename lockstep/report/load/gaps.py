@@ -1,11 +1,13 @@
 """What was planned or expected and is not there: one record for each launch and case."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.report.load.results import Launch, Results, Row
+from lockstep.report.load import sources
+from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.vocabulary.metrics import best_efficiencies
 from lockstep.vocabulary.records import flags
 
@@ -44,34 +46,44 @@ class Gap:
 
 def gaps(results: Results) -> list[Gap]:
     """Return all that is missing, first world sizes left out and launches that left no result."""
-    there = {str(launch.facts.get("launch", launch.name)) for launch in results.launches}
-    last = _last_size(results)
-    not_run = [
-        Gap(_why_not_run(planned, last), str(planned.get("name")), None, planned.get("world_size"))
-        for planned in results.campaign.get("launches", [])
-        if str(planned.get("name")) not in there
-    ]
     left_out = [
         Gap(_why_left_out(size), "", None, size.get("world_size"), num_gpus=size.get("num_gpus"))
         for size in results.campaign.get("left_out", [])
     ]
     return (
         left_out
-        + not_run
+        + [gap for folder in results.plans for gap in _not_run(folder, results)]
         + [gap for launch in results.launches for gap in _of_launch(launch, results)]
     )
+
+
+def _not_run(folder: Path, results: Results) -> Iterator[Gap]:
+    """Yield the launches of one campaign's plan that left no result in its own folder."""
+    plan = results.plans[folder]
+    own = [one for one in results.launches if sources.campaign_folder(one.path) == folder]
+    there = {str(launch.facts.get("launch", launch.name)) for launch in own} | {
+        one.values[0] for one in results.conflicts
+        if one.fact == COPY and sources.campaign_folder(Path(one.where)) == folder
+    }  # fmt: skip
+    elsewhere = {launch.name for launch in results.launches} - {launch.name for launch in own}
+    last = _last_size(plan, {launch.name for launch in own}, results.rows)
+    for planned in plan.get("launches", []):
+        name = str(planned.get("name"))
+        if name not in there:
+            shown = f"{name} ({folder / sources.LAUNCHES / name})" if name in elsewhere else name
+            yield Gap(_why_not_run(planned, last), shown, None, planned.get("world_size"))
 
 
 def _why_not_run(planned: Mapping[str, Any], last: float) -> Kind:
     return "below-floor" if (planned.get("world_size") or 0) > last else "not-run"
 
 
-def _last_size(results: Results) -> float:
+def _last_size(plan: Mapping[str, Any], launches: Collection[str], rows: Sequence[Row]) -> float:
     """Return the world size at which a job ended its ladder; infinite where none did."""
-    floor = results.campaign.get("until_efficiency")
+    floor = plan.get("until_efficiency")
     if not isinstance(floor, float):
         return math.inf
-    best = efficiencies(results.rows)
+    best = efficiencies(row for row in rows if row.launch in launches)
     return min((size for size, value in best.items() if value < floor), default=math.inf)
 
 

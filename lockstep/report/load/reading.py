@@ -45,7 +45,8 @@ def gather(paths: Iterable[Path]) -> Results:
     results = Results()
     seen: set[Path] = set()
     for path in map(Path, paths):
-        results.campaign = sources.read_campaign(path, results.campaign)
+        if plan := sources.read_campaign(path):
+            results.plans[path.resolve()] = plan
         for source in sources.find_files(path):
             if source.resolve() not in seen:
                 seen.add(source.resolve())

@@ -17,6 +17,8 @@ from lockstep.vocabulary.records.training_record import Training
 ORIGINS = ("measured", "cited", "target")
 # A pytest-benchmark file of someone else's tests: timed in one process, with no samples.
 OTHER = "other"
+# What a campaign's plan lists.
+PLANNED = ("launches", "left_out")
 # The fact of a conflict between a launch and its copy.
 COPY = "copy"
 
@@ -226,7 +228,7 @@ class Results:
     """Everything a report is made from.
 
     Attributes:
-        campaign: What `campaign.json` holds; empty without one.
+        plans: What `campaign.json` holds, by its folder.
         launches: The launches found, in order of their path.
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
@@ -234,7 +236,7 @@ class Results:
         conflicts: What may not be pooled with the rest; empty after `load`.
     """
 
-    campaign: dict[str, Any] = field(default_factory=dict)
+    plans: dict[Path, dict[str, Any]] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -256,6 +258,15 @@ class Results:
         for row in self.rows:
             (left_out if id(row) in odd or row.point in lost else free).append(row)
         return free, left_out
+
+    @property
+    def campaign(self) -> dict[str, Any]:
+        """The plan, that of several campaigns in one; empty without any."""
+        plans = list(self.plans.values())
+        if len(plans) < 2:
+            return dict(*plans)
+        both = {key: [x for one in plans for x in one.get(key, [])] for key in PLANNED}
+        return plans[0] | {"name": " + ".join(str(one.get("name", "?")) for one in plans)} | both
 
     @property
     def provenance(self) -> dict[str, Any]:

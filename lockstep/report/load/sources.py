@@ -26,15 +26,21 @@ LAUNCHES = "launches"
 SUMMARY = "summary.json"
 
 
-def read_campaign(path: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of the campaign, with what a folder's own file says, if it has one.
+def read_campaign(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its campaign; empty where it has no such file.
 
     Raises:
         ValueError: The file is broken or of another schema.
     """
-    if not (path / CAMPAIGN).exists():
-        return known
-    return _merged_campaign(known, path / CAMPAIGN)
+    path = folder / CAMPAIGN
+    if not path.exists():
+        return {}
+    own = read_json(path)
+    if not isinstance(own, dict):
+        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
+    record.check_schema(own, str(path))
+    checked(CampaignFile, own, str(path))
+    return own
 
 
 def find_files(path: Path) -> Iterator[Path]:
@@ -95,19 +101,6 @@ def _inside_launch(folder: Path) -> list[Path]:
     return found[:1]
 
 
-def _merged_campaign(known: dict[str, Any], path: Path) -> dict[str, Any]:
-    own = read_json(path)
-    if not isinstance(own, dict):
-        raise ValueError(f"{path}: holds no campaign; it must be one JSON object")
-    record.check_schema(own, str(path))
-    checked(CampaignFile, own, str(path))
-    if not known:
-        return own
-    both = {key: [*known.get(key, []), *own.get(key, [])] for key in ("launches", "left_out")}
-    name = " + ".join(str(c.get("name", "?")) for c in (known, own))
-    return known | {"name": name} | both
-
-
 def read(source: Path) -> tuple[Path, Any]:
     """Return which file was read, the source or that which may stand for it, and what it holds.
 
@@ -141,6 +134,11 @@ def _newest(path: Path, result: Any) -> tuple[Path, Any]:
 def in_campaign(source: Path) -> bool:
     """Tell whether a file is that of one of a campaign's launches."""
     return source.parent.parent.name == LAUNCHES
+
+
+def campaign_folder(source: Path) -> Path:
+    """Return the folder whose plan a launch's file would be in."""
+    return (source.parents[2] if in_campaign(source) else source.parent).resolve()
 
 
 def _either(source: Path) -> Iterator[Path]:

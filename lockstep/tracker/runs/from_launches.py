@@ -129,7 +129,7 @@ def of_campaign(folder: Path) -> Found:
         EmptyError: The folder holds none.
         ValueError: `campaign.json` is broken.
     """
-    campaign = sources.read_campaign(folder, {})
+    campaign = sources.read_campaign(folder)
     launches, unread = [], []
     try:
         found = list(sources.find_files(folder))

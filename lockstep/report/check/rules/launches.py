@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, difference, hit
 from lockstep.report.compute.scaling import Point
-from lockstep.report.load import gaps, training_runs
+from lockstep.report.load import gaps, sources, training_runs
 from lockstep.report.load.conflicts import BATCHES
 from lockstep.report.load.gaps import Gap
-from lockstep.report.load.results import COPY, Launch, Row
+from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.report.load.sources import JOURNAL
 
 # Steps of a launch in all its timed rounds: of fewer, one late step moves the mean by a tenth.
@@ -232,17 +233,22 @@ def journal_only(evidence: Evidence) -> Iterator[Hit]:
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
     """A launch of the campaign, or a case of a launch, cannot be read."""
     results = evidence.results
-    planned = results.campaign.get("launches", [])
-    sizes = {str(one.get("name")): one.get("world_size") for one in planned}
     launches = {launch.path.parent: launch for launch in results.launches}
     for one in results.unread:
         launch = launches.get(one.path.parent) if one.case else None
-        size = launch.facts.get("world_size") if launch else sizes.get(one.path.parent.name)
+        size = launch.facts.get("world_size") if launch else _planned_size(one.path, results)
         yield Hit(
             "unread", {"reason": one.reason}, (one.case,) if one.case else (),
             (size,) if size else (), (launch.name,) if launch else (),
             path="" if launch else str(one.path),
         )  # fmt: skip
+
+
+def _planned_size(path: Path, results: Results) -> int | None:
+    """Return the world size that a campaign planned for a launch that cannot be read."""
+    planned = results.plans.get(sources.campaign_folder(path), {}).get("launches", [])
+    sizes = {str(one.get("name")): one.get("world_size") for one in planned}
+    return sizes.get(path.parent.name)
 
 
 def failed(evidence: Evidence) -> Iterator[Hit]:
