@@ -558,6 +558,25 @@ def test_a_regression_limit_is_said_in_clear_words(tree, tmp_path, file):
     assert run(slower, "--targets", limit, "--against", tree).return_value == 1
 
 
+def test_an_error_of_the_check_blocks_a_gain_over_a_table_of_another_name(tmp_path, file):
+    def table(name, rate, ratio=2):
+        lines = (f"{name},{n},{n * rate * x},throughput,images/s,weak,{s}"
+                 for n, s in ((1, 1), (2, ratio)) for x in STEADY)  # fmt: skip
+        text = "\n".join(["table_id,n,value,metric,unit,scaling,speedup", *lines])
+        commands.run(import_table, file(text, f"{name}.csv"), "--to", tmp_path / name)
+        return tmp_path / name
+
+    base, wrong = table("a", 100), table("b", 120, ratio=1.2)
+    limit = file("schema = 1\nthroughput_gain = 0.1\n")
+    for results, against in ((wrong, base), (base, wrong)):
+        done = run(results, "--targets", limit, "--against", against, "--json")
+        assert done.return_value == 1
+        blocked = {
+            one["world_size"]: one["blocked_by"] for one in json.loads(done.stdout)["verdicts"]
+        }
+        assert blocked == {1: [], 2: ["published-ratio"]}
+
+
 def test_every_kind_of_reason_has_a_sentence_and_every_line_fits(tree):
     used = {reason.kind for one in judged(load([tree]), mfu=0.1) for reason in one.reasons}
     assert used <= set(gate_wording.REASONS)

@@ -55,7 +55,7 @@ def gate(
     target is blocked where lockstep check finds an error in the results behind it.
     """
     from lockstep.report.check import checker, terminal
-    from lockstep.report.compare.comparison import compare
+    from lockstep.report.compare.comparison import compare, renamed
     from lockstep.report.gate import gates, verdicts
     from lockstep.report.gate.targets import load
     from lockstep.report.load import reading
@@ -63,7 +63,7 @@ def gate(
     wanted = load(targets)
     results = reading.gather([path])
     findings = checker.check(results)
-    base = None if against is None else reading.gather([against])
+    base = None if against is None else renamed(results, reading.gather([against]))
     compared = None if base is None else compare(base, results, allowed=allowed)
     judged = gates.verdicts(wanted, results, compared, findings)
     judged = verdicts.block(judged, results, findings)
