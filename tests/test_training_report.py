@@ -9,7 +9,7 @@ from data.training_samples import run, seeds, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.report.check.checker import check
+from lockstep.report.check.checker import check, errors
 from lockstep.report.compare import compare_wording
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
@@ -245,6 +245,35 @@ def test_a_broken_summary_is_refused(tmp_path, name):
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: []}))
     with pytest.raises(ValueError, match=r"summary\.json: training run"):
         load([tmp_path])
+
+
+EPOCHS = "epoch,world_size,train_s\n1,1,1.0\n"
+
+
+@pytest.mark.parametrize("left", [{}, {"summary.json": '{"config": {'}])
+def test_a_run_that_was_killed_is_named_and_its_size_has_no_verdict(tmp_path, left):
+    seeds(tmp_path, world_size=1)
+    seeds(tmp_path / "two", world_size=2)
+    for name, text in {"epochs.csv": EPOCHS, **left}.items():
+        (tmp_path / "s3").mkdir(exist_ok=True)
+        (tmp_path / "s3" / name).write_text(text)
+    results = load([tmp_path, tmp_path / "two"])
+    (lost,) = results.unread
+    assert (lost.path.parent, lost.world_size) == (tmp_path / "s3", 1)
+    (error,) = errors(check(results))
+    assert {row.world_size for row in results.rows if error.touches(row)} == {1}
+    with pytest.raises(ValueError, match="s3"):
+        load([tmp_path / "s3"])
+
+
+def test_what_a_tracker_keeps_beside_runs_is_no_result(tmp_path):
+    seeds(tmp_path)
+    for folder in (tmp_path, tmp_path / "s0"):
+        (folder / "tracker").mkdir()
+        (folder / "tracker" / "target.json").write_text('{"uri": "http://x"}')
+    (tmp_path / "s0" / "epochs.csv").write_text(EPOCHS)
+    assert len(load([tmp_path]).rows) == 3
+    assert len(load([tmp_path / "s0"]).rows) == 1
 
 
 def test_every_epoch_of_every_run_is_a_row_of_a_frame(tmp_path):

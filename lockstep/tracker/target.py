@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep import content
+from lockstep.report.load import sources
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.text import inputs
 
@@ -16,7 +17,7 @@ SITE_VARIABLE = "LOCKSTEP_SITE"
 SITE_FILE = "site.toml"
 KEY_VARIABLE = "LOCKSTEP_TRACKER_KEY"
 # Of a results folder: what its trackers have confirmed, and where they are.
-FOLDER = "tracker"
+FOLDER = sources.TRACKER
 TARGET = "target.json"
 DATABASE = "mlflow.db"
 

@@ -81,9 +81,11 @@ def _read_one(source: Path, results: Results) -> None:
     try:
         path, document = sources.read(source)
     except ValueError as error:
-        if not sources.in_campaign(source):
+        is_run = sources.in_training(source)
+        if not is_run and not sources.in_campaign(source):
             raise
-        results.unread.append(Unread(str(error), source))
+        size = training_runs.world_size(source.with_name(sources.EPOCHS)) if is_run else None
+        results.unread.append(Unread(str(error), source, world_size=size))
         return
     _take(path, document, results)
 

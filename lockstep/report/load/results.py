@@ -207,17 +207,19 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Unread:
-    """A launch of a campaign, or one case of a launch, that cannot be read and is left out.
+    """A launch of a campaign, a case of a launch or a training run that is not read but left out.
 
     Attributes:
         reason: The whole sentence, which begins with the file.
         path: The file.
         case: The case; None where the whole launch is meant.
+        world_size: Of a training run, where it is known.
     """
 
     reason: str
     path: Path
     case: str | None = None
+    world_size: int | None = None
 
     def __str__(self) -> str:
         return self.reason
@@ -232,7 +234,7 @@ class Results:
         launches: The launches found, in order of their path.
         rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
-        unread: Launches of a campaign, and cases of a launch, that cannot be read.
+        unread: Launches of a campaign, cases of a launch and trainings that cannot be read.
         conflicts: What may not be pooled with the rest; empty after `load`.
     """
 

@@ -24,6 +24,9 @@ RESULT = "result.json"
 JOURNAL = "journal.jsonl"
 LAUNCHES = "launches"
 SUMMARY = "summary.json"
+EPOCHS = "epochs.csv"
+# What trackers have confirmed of a folder's results, which are no results.
+TRACKER = "tracker"
 
 
 def read_campaign(folder: Path) -> dict[str, Any]:
@@ -80,11 +83,25 @@ def _inside(folder: Path) -> list[Path]:
     launches = (d for d in sorted(folder.glob(f"{LAUNCHES}/*")) if d.is_dir())
     found = [p for d in (folder, *launches) for p in _inside_launch(d)]
     imported = [folder / IMPORTED] if (folder / IMPORTED).exists() else []
-    runs = [p for p in sorted({*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")}) if _is_run(p)]
+    below = (each for each in sorted(folder.iterdir()) if each.is_dir())
+    runs = [path for each in (folder, *below) for path in _run_of(each)]
     # A folder with jobs/ holds records of jobs, and no file of pytest-benchmark's.
     if not found and not imported and not (folder / JOBS).is_dir():
-        found = [p for p in sorted(folder.rglob("*.json")) if p.name not in (CAMPAIGN, IMPORTED)]
+        found = [p for p in sorted(folder.rglob("*.json")) if _may_be_others(p.relative_to(folder))]
     return list(dict.fromkeys(found + imported + runs))
+
+
+def _may_be_others(path: Path) -> bool:
+    """Tell whether a file in a folder may be pytest-benchmark's, and is not known to be none."""
+    return path.name not in (CAMPAIGN, IMPORTED) and TRACKER not in path.parts[:-1]
+
+
+def _run_of(folder: Path) -> list[Path]:
+    """Return the summary of a folder's training run, or its epochs where it left no summary."""
+    summary, epochs = folder / SUMMARY, folder / EPOCHS
+    if training_runs.is_begun(epochs):
+        return [summary if summary.exists() else epochs]
+    return [summary] if _is_run(summary) else []
 
 
 def _is_run(path: Path) -> bool:
@@ -107,6 +124,11 @@ def read(source: Path) -> tuple[Path, Any]:
     Raises:
         ValueError: None of them can be read.
     """
+    if source.name == EPOCHS:
+        raise ValueError(
+            f"{source.parent}: this training run has no {SUMMARY}: it was ended early, or goes on; "
+            "train it to its end with --resume"
+        )
     problems = []
     for path in _either(source):
         try:
@@ -134,6 +156,11 @@ def _newest(path: Path, result: Any) -> tuple[Path, Any]:
 def in_campaign(source: Path) -> bool:
     """Tell whether a file is that of one of a campaign's launches."""
     return source.parent.parent.name == LAUNCHES
+
+
+def in_training(source: Path) -> bool:
+    """Tell whether a file is that of a training run whose epochs are known."""
+    return source.name in (SUMMARY, EPOCHS) and source.with_name(EPOCHS).exists()
 
 
 def campaign_folder(source: Path) -> Path:

@@ -5,6 +5,8 @@ factors but the seed and the accuracy to reach, the device, and, as everywhere, 
 they are placed. Such rows get one name; a campaign's case keeps its own beside it.
 """
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ from lockstep.report.load.contents import checked
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS, CaseRecord
 from lockstep.vocabulary.records.step_basis import BASIS, Basis, Data
+from lockstep.vocabulary.system import files
 
 # What the summary of a training run holds, and no other file.
 KEYS = {"config", "epoch_plan", "step_losses"}
@@ -39,6 +42,18 @@ OF_A_RUN = ("seed", "target_accuracy", "checkpoint_every")
 def is_summary(document: Any) -> bool:
     """Tell whether a file holds the summary of a training run."""
     return isinstance(document, dict) and document.keys() >= KEYS
+
+
+def is_begun(path: Path) -> bool:
+    """Tell whether a file holds the epochs of a training run, and not another program's."""
+    return path.is_file() and world_size(path) is not None
+
+
+def world_size(path: Path) -> int | None:
+    """Return the number of ranks that a run's epochs name; None where they name none."""
+    first = next(csv.DictReader(io.StringIO(files.text(path))), {})
+    size = str(first.get("world_size"))
+    return int(size) if size.isdecimal() else None
 
 
 def read(path: Path, document: Mapping[str, Any]) -> CaseRecord:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from lockstep.report.load.sources import EPOCHS, SUMMARY
 from lockstep.tracker.runs.tracked import (
     Artifact,
     EmptyError,
@@ -19,8 +20,6 @@ from lockstep.tracker.runs.tracked import (
 )
 from lockstep.vocabulary.system import files, locks
 
-SUMMARY = "summary.json"
-EPOCHS = "epochs.csv"
 STEPS = "steps.jsonl"
 ARTIFACTS = (SUMMARY, EPOCHS, "final.csv")
 EXPERIMENT = "train"

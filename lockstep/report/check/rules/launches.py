@@ -231,12 +231,13 @@ def journal_only(evidence: Evidence) -> Iterator[Hit]:
 
 
 def unreadable(evidence: Evidence) -> Iterator[Hit]:
-    """A launch of the campaign, or a case of a launch, cannot be read."""
+    """A launch of the campaign, a case of a launch or a training run cannot be read."""
     results = evidence.results
     launches = {launch.path.parent: launch for launch in results.launches}
     for one in results.unread:
         launch = launches.get(one.path.parent) if one.case else None
-        size = launch.facts.get("world_size") if launch else _planned_size(one.path, results)
+        planned = one.world_size or _planned_size(one.path, results)
+        size = launch.facts.get("world_size") if launch else planned
         yield Hit(
             "unread", {"reason": one.reason}, (one.case,) if one.case else (),
             (size,) if size else (), (launch.name,) if launch else (),
