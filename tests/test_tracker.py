@@ -1,5 +1,6 @@
 """What a tracker is told of results: each thing once, whatever fails, and no key in a file."""
 
+import csv
 import fcntl
 import json
 import os
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
+from lockstep.report.load.reading import load
 from lockstep.tracker import live, other_formats, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
@@ -230,6 +233,31 @@ def test_results_that_cannot_be_read_are_said_and_none_yet_are_not(folder):
     live._report(sending.send(folder, tracker), folder, said.append)
     assert len(said) == 1
     assert "campaign.json" in said[0]
+
+
+def test_a_folder_of_trainings_is_a_run_of_each(folder, tmp_path):
+    runs = seeds(tmp_path / "runs")
+    for seed in range(3):
+        rows = json.loads((runs / f"s{seed}" / "summary.json").read_text())["epochs"]
+        with (runs / f"s{seed}" / "epochs.csv").open("w") as file:
+            writer = csv.DictWriter(file, ["seed", *rows[0]])
+            writer.writeheader()
+            writer.writerows(row | {"seed": seed} for row in rows)
+    assert [run.name for run in sending.found(runs).runs] == ["s0", "s1", "s2"]
+    (runs / "s1" / "epochs.csv").write_text("epoch\n1\n")
+    with serving() as tracker:
+        sent = send(runs, tracker)
+        assert (sent.kind, sent.num_new, len(sent.unread)) == ("sent", 2, 1)
+        assert len(load([runs]).rows) == 3  # what it keeps beside them is no result
+
+
+def test_a_folder_without_a_run_is_not_called_sent(folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x.json").write_text('{"benchmarks": []}')
+    with serving() as tracker:
+        sent = send(tmp_path / "other", tracker)
+    assert (sent.kind, sent.num_runs) == ("unreadable", 0)
+    assert not (tmp_path / "other" / "tracker").exists()
 
 
 def test_a_campaign_is_one_run_whichever_launch_is_readable(folder):

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lockstep.report.load.sources import LAUNCHES
 from lockstep.tracker import confirmed
 from lockstep.tracker.apis import stores
 from lockstep.tracker.apis.stores import OutOfReachError, RefusedError, Store
 from lockstep.tracker.runs.from_launches import of_campaign
-from lockstep.tracker.runs.from_trainings import is_training, of_training
+from lockstep.tracker.runs.from_trainings import is_training, of_training, of_trainings
 from lockstep.tracker.runs.tracked import EmptyError, Found, Run
 from lockstep.tracker.target import Tracker
 
@@ -61,13 +62,18 @@ class Sent:
 
 
 def found(folder: Path) -> Found:
-    """Return the runs of a results folder: a campaign's, or the one of a training run.
+    """Return the runs of a results folder: a campaign's, or of training runs, it or right below.
 
     Raises:
         EmptyError: It holds neither.
         ValueError: What it holds cannot be read.
     """
-    return of_training(folder) if is_training(folder) else of_campaign(folder)
+    if is_training(folder):
+        return of_training(folder)
+    trainings = [each for each in sorted(folder.iterdir()) if is_training(each)]
+    if trainings and not (folder / LAUNCHES).exists():
+        return of_trainings(trainings)
+    return of_campaign(folder)
 
 
 def send(
@@ -96,6 +102,9 @@ def send(
     except ValueError as error:
         sent.kind = "empty" if isinstance(error, EmptyError) else "unreadable"
         sent.why = str(error)
+        return sent
+    if not there.runs:
+        sent.kind, sent.why = "unreadable", there.unread[0]
         return sent
     sent.unread = there.unread
     with _noting_what_stops(sent), confirmed.only_writer(folder, tracker, wait_s):

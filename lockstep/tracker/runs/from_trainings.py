@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,18 @@ def of_training(folder: Path) -> Found:
         raise ValueError(
             f"{folder}: {EPOCHS} and {SUMMARY} are not those of a training run ({error!r})"
         ) from error
+
+
+def of_trainings(folders: Iterable[Path]) -> Found:
+    """Return the runs of several such folders, and why some gave none."""
+    runs: list[Run] = []
+    unread = []
+    for folder in folders:
+        try:
+            runs += of_training(folder).runs
+        except ValueError as error:
+            unread.append(str(error))
+    return Found(tuple(runs), tuple(unread))
 
 
 def _run(folder: Path, rows: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> Run:
