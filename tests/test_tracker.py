@@ -106,6 +106,21 @@ def test_a_launch_is_a_run_with_its_rounds_and_its_efficiency(folder):
     assert "gpu_type" not in run.facts  # CPUs are none
 
 
+@pytest.mark.parametrize("name", ["w1-r0", "w2-r0"])
+def test_what_was_measured_at_a_smaller_batch_has_no_efficiency(folder, name):
+    path = folder / "launches" / name / "result.json"
+    document = json.loads(path.read_text())
+    for entry in document["benchmarks"]:
+        entry["extra_info"][RECORD]["flags"] = [{"kind": "smaller-batch", "asked": 32}]
+    path.write_text(json.dumps(document))
+
+    def efficiencies(name):
+        return [m for m in launch(folder, name).metrics if m.name.endswith("efficiency")]
+
+    assert efficiencies("w2-r0") == []
+    assert len(efficiencies("w2-r1")) > 0
+
+
 def test_a_launch_ends_as_its_journal_says(folder):
     entries, write = lines(folder)
     begin, case = entries[3:5]

@@ -87,8 +87,7 @@ def efficiencies(launches: Path) -> dict[int, float]:
         devices = (document[KEY].get("provenance") or {}).get("device_names") or []
         for entry in document["benchmarks"]:
             block = entry["extra_info"][KEY]
-            is_halved = flags.has(map(flags.read, block.get("flags", ())), "smaller-batch")
-            if block["scaling"] is not None and not is_halved:
+            if block["scaling"] is not None and not flags.says_smaller_batch(block):
                 own = rates.setdefault(" ".join([case_name(entry), *devices]), {})
                 own.setdefault(block["world_size"], []).append(_rate(entry, block))
     return best_efficiencies(rates)

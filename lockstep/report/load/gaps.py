@@ -9,7 +9,6 @@ from typing import Any, Literal
 from lockstep.report.load import sources
 from lockstep.report.load.results import COPY, Launch, Results, Row
 from lockstep.vocabulary.metrics import best_efficiencies
-from lockstep.vocabulary.records import flags
 
 Kind = Literal["failed", "skipped", "no-result", "not-run", "too-few-gpus", "below-floor"]
 
@@ -91,8 +90,7 @@ def efficiencies(rows: Iterable[Row]) -> dict[int, float]:
     """Return world size -> the best parallel efficiency of any case measured there."""
     rates: dict[str, dict[int, list[float]]] = {}
     for row in rows:
-        is_halved = flags.has(row.flags, "smaller-batch")
-        if row.origin == "measured" and row.scaling is not None and not is_halved:
+        if row.origin == "measured" and row.scaling is not None and not row.has_smaller_batch:
             rates.setdefault(row.case, {}).setdefault(row.world_size, []).append(row.rate)
     return best_efficiencies(rates)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.vocabulary.records import flags
 from lockstep.vocabulary.records.described import Amount, Count, Positive, Whole
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.training_record import Training
@@ -106,7 +107,7 @@ class Row:
     @property
     def has_smaller_batch(self) -> bool:
         """Whether it was measured at less than the batch asked for, so nothing compares it."""
-        return any(one.kind == "smaller-batch" for one in self.flags)
+        return flags.has(self.flags, "smaller-batch")
 
     @property
     def point(self) -> tuple[str, str, int]:

@@ -24,7 +24,7 @@ from lockstep.tracker.runs.tracked import (
     texts,
 )
 from lockstep.vocabulary import metrics
-from lockstep.vocabulary.records import journal
+from lockstep.vocabulary.records import flags, journal
 from lockstep.vocabulary.records.record import KEY, case_name
 from lockstep.vocabulary.system import locks
 
@@ -236,7 +236,7 @@ class _Campaign:
         """Return X(p) / X(p0) / (p / p0) to the same repeat's launch of the smallest world size.
 
         The page divides medians over repeats; a run of a tracker is one launch, and its number must
-        not change when others follow.
+        not change when others follow. At a smaller batch than asked for, nothing is compared.
         """
         sizes = self.facts.get("world_sizes") or [
             one.block.get("world_size") or 1 for one in self.launches
@@ -246,6 +246,8 @@ class _Campaign:
             is_base = other.block.get("world_size") == smallest
             base = other.measured.get(case) if is_base else None
             if base and block["scaling"] and other.block.get("repeat") == repeat:
+                if any(map(flags.says_smaller_batch, (block, base))):
+                    return None
                 speedup = _throughput(block) / _throughput(base)
                 return float(speedup / (block["world_size"] / smallest))
         return None
