@@ -46,6 +46,20 @@ def test_a_table_of_hours_gives_speedups_and_gpu_hours(tmp_path):
     assert series.row.origin == "cited"
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "tables"),
+    [("strategy", ("ddp", "fsdp"), 2), ("bucket_cap_mb", (1, 25), 2), ("tuned", ("yes", ""), 2),
+     ("seed", (0, 1), 1), ("host", ("n1", "n2"), 1), ("loss", (0.3, 0.4), 1),
+     ("speedup", ("1.8x", "1.9x"), 1), ("accelerator", ("A100", "A100"), 1)],
+)  # fmt: skip
+def test_lines_of_one_size_that_differ_in_a_factor_are_no_repeats(tmp_path, column, values, tables):
+    lines = [f"{n},{100 * n},throughput,images/s,{value}" for n in (1, 2) for value in values]
+    imported = table_of(tmp_path, "\n".join([f"n,value,metric,unit,{column}", *lines]))
+    assert len(imported.tables) == tables
+    assert {len(table["rows"]) for table in imported.tables.values()} == {4 // tables}
+    assert len(points_of(imported, tmp_path)) == tables
+
+
 @pytest.mark.parametrize(("unit", "seconds"), [("sec", 1.0), ("hours", 3600.0), ("d", 86400.0)])
 def test_a_time_is_shown_in_the_unit_of_its_table(tmp_path, unit, seconds):
     imported = table_of(tmp_path, f"n,value,metric,unit\n1,3,time,{unit}\n")

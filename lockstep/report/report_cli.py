@@ -51,7 +51,8 @@ global_batch, local_batch, steps, samples, precision, model, nodes and note:
   metric   time, time_to_train, epoch_time, step_time or throughput
   unit     ms, s, min, h, d, or something per second: samples/s, images/s, tokens/s
   scaling  strong, weak or fixed-epochs
-Further columns are kept: lockstep report --json and --csv print them as details.
+Further columns are kept: lockstep report --json and --csv print them as details. One that names
+what was varied at a size, such as strategy, makes a table of each of its values.
 """
 
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lockstep import content
+from lockstep.report.load import table_parts
 from lockstep.report.load.sources import IMPORTED
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import SCHEMA_VERSION, Scaling
 from lockstep.vocabulary.system import files
 from lockstep.vocabulary.system.files import write_atomically
 from lockstep.vocabulary.text.durations import TIME_UNITS
-from lockstep.vocabulary.text.formats import counted
+from lockstep.vocabulary.text.formats import counted, listed
 
 EPOCH_COLUMNS = ("jobid", "epoch", "world_size", "global_batch", "epoch_time_s", "images_per_sec")
 # The header names under which tables give the number of ranks.
@@ -85,6 +86,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
             epochs.append((path, lines))
         else:
             _read_plain(path, lines, imported)
+    _part(imported)
     for path, lines in epochs:
         _read_epochs(path, lines, dataset_size, imported)
     imported.warnings += _uneven_work(imported)
@@ -92,6 +94,16 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
         detail = f": {imported.warnings[0]}" if imported.warnings else ""
         raise ValueError(f"no line can be used{detail}")
     return imported
+
+
+def _part(imported: Imported) -> None:
+    """Part tables of several experiments, and say so."""
+    whole, imported.tables = imported.tables, {}
+    for name, table in whole.items():
+        parts = table_parts.parted(name, table)
+        imported.tables |= parts
+        if len(parts) > 1:
+            imported.facts.append(f"table {name} holds several experiments: {listed(parts)}")
 
 
 def write(imported: Imported, paths: Iterable[Path], folder: Path, force: bool = False) -> Path:
