@@ -249,6 +249,17 @@ def test_the_first_epoch_warms_up(tmp_path):
     assert table["rows"][0]["throughput_samples_per_s"] == pytest.approx(50.0)
 
 
+def test_a_job_is_one_launch_over_however_many_files(tmp_path):
+    header, *lines = JOBS[0].read_text().splitlines()
+    parts = [csv_file(tmp_path / f"{name}.csv", "\n".join([header, *own, ""]))
+             for name, own in (("later", lines[4:]), ("first", lines[:4]))]  # fmt: skip
+    (whole,), (both,) = (
+        [row for table in read(paths).tables.values() for row in table["rows"]]
+        for paths in (JOBS[:1], parts)
+    )
+    assert both == whole
+
+
 def test_a_single_epoch_is_kept_apart_and_flagged(tmp_path):
     head = "jobid,epoch,world_size,global_batch,epoch_time_s,images_per_sec\n"
     path = csv_file(tmp_path / "e.csv", head + "7,1,1,10,10,5000\n")

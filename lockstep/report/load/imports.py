@@ -87,8 +87,7 @@ def read(paths: Iterable[Path], dataset_size: int) -> Imported:
         else:
             _read_plain(path, lines, imported)
     _part(imported)
-    for path, lines in epochs:
-        _read_epochs(path, lines, dataset_size, imported)
+    _read_epochs(epochs, dataset_size, imported)
     imported.warnings += _uneven_work(imported)
     if not imported.tables:
         detail = f": {imported.warnings[0]}" if imported.warnings else ""
@@ -338,14 +337,16 @@ def _measurable(value: float) -> bool:
 
 
 def _read_epochs(
-    path: Path, lines: list[dict[str, str]], dataset_size: int, imported: Imported
+    logs: Iterable[tuple[Path, list[dict[str, str]]]], dataset_size: int, imported: Imported
 ) -> None:
-    jobs: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for line in lines:
+    """Add each job, whose epochs may be in several files."""
+    jobs: dict[tuple[str, str, str], tuple[Path, list[dict[str, str]]]] = {}
+    for path, line in ((path, line) for path, lines in logs for line in lines):
         key = (line["jobid"], line["world_size"], line["global_batch"])
-        jobs.setdefault(key, []).append(line)
-    for job in jobs.values():
+        jobs.setdefault(key, (path, []))[1].append(line)
+    for path, job in jobs.values():
         try:
+            job.sort(key=lambda line: _number(line["epoch"], "epoch"))
             _read_job(path, job, dataset_size, imported)
         except ValueError as error:
             raise ValueError(f"{path}: job {job[0]['jobid']}: {error}") from error
