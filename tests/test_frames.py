@@ -72,6 +72,14 @@ def test_a_launch_that_cannot_be_read_is_told(tmp_path):
     assert set(rounds.launch) == {"w1-r0"}
 
 
+@pytest.mark.parametrize("kind", ["failed", "skipped"])
+def test_a_campaign_without_a_measured_case_is_an_empty_frame(tmp_path, kind):
+    lost = {kind: [{"case": "strong[a]", "reason": "it broke"}]}
+    write(tmp_path, document("w1-r0", 1, {}, expected=["strong[a]"], **lost))
+    frame = lockstep.read(tmp_path)
+    assert (len(frame), list(frame.columns)) == (0, list(columns.POINTS))
+
+
 def test_the_notebook_draws_a_curve(folder, tmp_path):
     notebook = json.loads((ROOT / "examples" / "scaling_curve.ipynb").read_text())
     cells = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]

@@ -85,9 +85,7 @@ def _points(results: Results, baseline: int | None) -> list[dict[str, Any]]:
     from lockstep.report.check import checker
     from lockstep.report.page import checked
 
-    free, left_out = results.split()
-    if not free:
-        raise ValueError(results.conflicts[0].message)
+    free, left_out = results.pooled()
     if left_out:
         warnings.warn(checked.not_pooled(left_out), stacklevel=3)
     series = series_of(free, baseline)

@@ -101,7 +101,7 @@ def report(
 
     _refuse_options(as_csv and as_json, threshold, cost_per_gpu_hour)
     results = gather(paths)
-    free, left_out = _pooled(results)
+    free, left_out = results.pooled()
     series = series_of(free, baseline, cost_per_gpu_hour)
     redact = export_options.redactor(results, more)
     findings = checker.check(results, None if results.conflicts or baseline else series)
@@ -122,14 +122,6 @@ def report(
     _publish(page, terminal.counts(findings), target)
     export_options.write_figures(page, target.parent, more)
     return code
-
-
-def _pooled(results: "Results") -> "tuple[list[Row], list[Row]]":
-    """Return the rows that may be pooled, and those left out; refuse where none may."""
-    free, left_out = results.split()
-    if left_out and not free:
-        raise ValueError(results.conflicts[0].message)
-    return free, left_out
 
 
 def _refuse_options(both: bool, threshold: float, cost_per_gpu_hour: float | None) -> None:

@@ -262,6 +262,17 @@ class Results:
             (left_out if id(row) in odd or row.point in lost else free).append(row)
         return free, left_out
 
+    def pooled(self) -> tuple[list[Row], list[Row]]:
+        """Return as `split` does.
+
+        Raises:
+            ValueError: Conflicts leave nothing that may be pooled.
+        """
+        free, left_out = self.split()
+        if left_out and not free:
+            raise ValueError(self.conflicts[0].message)
+        return free, left_out
+
     @property
     def campaign(self) -> dict[str, Any]:
         """The plan, that of several campaigns in one; empty without any."""
