@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from data.training_samples import seeds
 from launched import environ
 
 from lockstep.cli import lockstep
@@ -137,6 +138,13 @@ def test_one_point_is_cut_out_under_a_megabyte(measured, tmp_path):
         run("bundle", measured / "fp32", "--point", "bucket@2", "--to", tmp_path / "x.tar.gz")
     with pytest.raises(ValueError, match="strong was measured at world size 1, 2, not at 8"):
         run("bundle", measured / "fp32", "--point", "strong@8", "--to", tmp_path / "x.tar.gz")
+
+
+def test_no_point_is_cut_out_of_training_runs(tmp_path):
+    seeds(tmp_path / "runs")
+    with pytest.raises(ValueError, match="no launch"):
+        run("bundle", tmp_path / "runs", "--point", "train@1", "--to", tmp_path / "x.tar.gz")
+    assert not (tmp_path / "x.tar.gz").exists()
 
 
 def packed(path, *members, sums=True):

@@ -24,24 +24,29 @@ def find(results: Results, wanted: str) -> list[Row]:
         wanted: A part of a case's name, an @, and a world size.
 
     Raises:
-        ValueError: No case is meant by it, or several are.
+        ValueError: No case of a launch is meant by it, or several are.
     """
     name, _, size = wanted.rpartition("@")
-    rows = [
-        row for row in results.rows
-        if row.origin == "measured" and str(row.world_size) == size and name in row.recorded_case
-    ]  # fmt: skip
+    launches = {launch.name for launch in results.launches}
+    measured = [row for row in results.rows if row.launch in launches and row.origin == "measured"]
+    if not measured:
+        raise ValueError(
+            f"--point {wanted}: no launch has measured a case here, and training runs and tables "
+            "hold none to cut out; leave --point out to bundle all"
+        )
+    named = [row for row in measured if name in row.recorded_case]
+    rows = [row for row in named if str(row.world_size) == size]
     # A whole name means its own case, also where others begin with it.
     rows = [row for row in rows if row.recorded_case == name] or rows
     cases = list(dict.fromkeys(row.recorded_case for row in rows))
     if len(cases) != 1:
-        near = rows or [row for row in results.rows if name in row.recorded_case] or results.rows
-        if name and not rows and near is not results.rows:
-            sizes = sorted({row.world_size for row in near if row.origin == "measured"})
+        if name and named and not rows:
+            sizes = sorted({row.world_size for row in named})
             raise ValueError(
                 f"--point {wanted}: {name} was measured at world size "
-                f"{listed(sizes, MAX_LISTED) or 'none'}, not at {size or 'an unnamed one'}"
+                f"{listed(sizes, MAX_LISTED)}, not at {size or 'an unnamed one'}"
             )
+        near = rows or named or measured
         known = dict.fromkeys(f"{one.recorded_case}@{one.world_size}" for one in near)
         shown = "; ".join(list(known)[:MAX_LISTED])
         raise ValueError(
