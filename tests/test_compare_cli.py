@@ -86,6 +86,19 @@ def test_markdown_is_a_table(sides):
     assert lines[head + 2].startswith("| slower | 1 | 5 + 5 | 0.909 |")
 
 
+def test_markdown_shows_strangers_text_as_it_is_and_leaves_out_names_before(tmp_path):
+    hostile = "x <!-- | @octocat **b**"
+    for side, step_s in (("a", 0.1), ("b_side", 0.2)):
+        facts = {"provenance": provenance(1, hostname="gpu_node") | {"torch": f"{step_s} @octocat"}}
+        flags = [f"on gpu_node, {hostile}"]
+        case = record("weak", step_s=step_s, factors={}, flags=flags)
+        write(tmp_path / side, document("w1-r0", 1, {hostile: case}, **facts))
+    done = run(tmp_path / "a", tmp_path / "b_side", "--markdown", "--redact")
+    assert not re.search(r"<|@o|\*\*|gpu|(?<!\\)_|<path>", done.stdout)
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in done.stdout.splitlines()}
+    assert columns == {0, 7}
+
+
 def test_a_wider_margin_makes_more_the_same(sides):
     trees = sides(tuple(1.04 * seconds for seconds in STEADY))
     verdicts = [

@@ -236,7 +236,7 @@ def test_a_comparison_of_runs_has_times_and_the_difference_in_accuracy(tmp_path)
     accuracy = one["quantities"]["validation_accuracy"]
     assert accuracy["difference"] == pytest.approx(0.1)
     assert 0 < accuracy["low"] < 0.1 < accuracy["high"]
-    assert "to 80 %" in "\n".join(compare_wording.text(made, ("a", "b"), False))
+    assert "to 80 %" in "\n".join(compare_wording.text(made, ("a", "b"), compare_wording.Form()))
 
 
 @pytest.mark.parametrize("name", ["epochs", "final", "step_losses", "lr_rule"])

@@ -137,8 +137,7 @@ def _lines(
     if as_json:
         document = redacted(comparison.document_of_all(made, names))
         return [json.dumps(document, indent=1, allow_nan=False)]
-    lines: list[str] = redacted(compare_wording.several(made, names, as_markdown))
-    return lines
+    return compare_wording.several(made, names, compare_wording.Form(as_markdown, redacted))
 
 
 def _names(paths: Sequence[Path], is_redacted: bool) -> list[str]:

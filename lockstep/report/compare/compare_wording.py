@@ -1,15 +1,16 @@
 """The text of `lockstep compare`: from the records of a comparison to English and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.report.check.wording import blocked
 from lockstep.report.compare import outcome, outcome_wording
 from lockstep.report.compare.judging import MOST_LAUNCHES, UNKNOWN, launches_needed
 from lockstep.report.compare.outcome_wording import MOST_CHANGE, SHORT, values
 from lockstep.report.compare.pairing import ambiguity
-from lockstep.report.words import lines
+from lockstep.report.words import escapes, lines
 from lockstep.vocabulary.text.formats import (
     DASH,
     counted,
@@ -43,57 +44,74 @@ TIMES_NOTE = (
 QUANTITIES_NOTE = "The intervals of these quantities are not corrected for the number of points."
 
 
-def text(made: "Comparison", names: tuple[str, str], as_markdown: bool) -> list[str]:
+@dataclass(frozen=True)
+class Form:
+    """What a comparison is written as.
+
+    Attributes:
+        is_markdown: Markdown, or text for a terminal.
+        redacted: What takes names out of texts, before any is wrapped or escaped.
+    """
+
+    is_markdown: bool = False
+    redacted: Callable[[Any], Any] = list
+
+    def table(self, rows: Sequence[Sequence[str]]) -> list[str]:
+        """Return rows, the header first, as lines."""
+        return (lines.markdown if self.is_markdown else lines.table)(self.redacted(rows))
+
+    def listed(self, texts: Sequence[str]) -> list[str]:
+        """Return sentences as lines, in Markdown as a list."""
+        if self.is_markdown:
+            return [f"- {escapes.markdown(text)}" for text in self.redacted(texts)]
+        return [line for text in self.redacted(texts) for line in lines.sentence(text)]
+
+
+def text(made: "Comparison", names: tuple[str, str], form: Form) -> list[str]:
     """Return the comparison as lines: what surrounds it first, then the points and their notes."""
-    table = lines.markdown if as_markdown else lines.table
     a, b = made.sides
     quantities = quantity_rows(made)
     found = outcome.outcome(made.points)
     parts = [
-        _listed(
+        form.listed(
             [
                 *(f"{side}: {name}" for side, name in zip(made.sides, names, strict=True)),
                 f"ratio: rate of {b} / rate of {a}; above 1, {b} is faster",
                 f"memory: peak of {b} / peak of {a}, of the rank that needs most; not judged",
             ],
-            as_markdown,
         ),
-        _listed(
+        form.listed(
             [f"{outcome_wording.difference(made)}: {outcome_wording.sentence(found, made.margin)}"],
-            as_markdown,
         ),
-        _listed(_circumstances(made), as_markdown),
-        table([_HEADER, *(_row(*point) for point in made.points)]),
-        _listed(rule(made), as_markdown),
+        form.listed(_circumstances(made)),
+        form.table([_HEADER, *(_row(*point) for point in made.points)]),
+        form.listed(rule(made)),
     ]
     if quantities:
         head = ["quantity, %", "ranks", a, b, f"{b} - {a}", "95 % interval", "case"]
-        parts.append(table([head, *quantities]))
-        parts.append(_listed([QUANTITIES_NOTE], as_markdown))
+        parts.append(form.table([head, *quantities]))
+        parts.append(form.listed([QUANTITIES_NOTE]))
     if times := time_rows(made):
         head = ["training time, s", "ranks", a, b, f"{b} / {a}", "95 % interval", "case"]
-        parts.append(table([head, *times]))
-        parts.append(_listed([TIMES_NOTE.format(b)], as_markdown))
-    parts.append(_listed([*judging_notes(made), *flag_notes(made), *left_out(made)], as_markdown))
+        parts.append(form.table([head, *times]))
+        parts.append(form.listed([TIMES_NOTE.format(b)]))
+    parts.append(form.listed([*judging_notes(made), *flag_notes(made), *left_out(made)]))
     return [lines.plain(line) for part in parts if part for line in (*part, "")][:-1]
 
 
-def several(
-    comparisons: Sequence["Comparison"], names: Sequence[str], as_markdown: bool
-) -> list[str]:
+def several(comparisons: Sequence["Comparison"], names: Sequence[str], form: Form) -> list[str]:
     """Return comparisons with one base as lines: all side by side, then each of them as `text`."""
     if len(comparisons) == 1:
-        return text(comparisons[0], (names[0], names[1]), as_markdown)
+        return text(comparisons[0], (names[0], names[1]), form)
     others = [made.sides[1] for made in comparisons]
     rows = [
         [str(line.pair.world_size), *map(_cell, line.cells), line.pair.name]
         for line in outcome.lines(comparisons)
     ]
-    side_by_side = lines.markdown if as_markdown else lines.table
-    head = _listed(["ratio of each to A; below, each beside A with its intervals"], as_markdown)
-    parts = [[*side_by_side([["ranks", *others, "case"], *rows]), ""], [*head, ""]]
+    head = form.listed(["ratio of each to A; below, each beside A with its intervals"])
+    parts = [[*form.table([["ranks", *others, "case"], *rows]), ""], [*head, ""]]
     for made, name in zip(comparisons, names[1:], strict=True):
-        parts.append([*text(made, (names[0], name), as_markdown), ""])
+        parts.append([*text(made, (names[0], name), form), ""])
     return [lines.plain(line) for line in chain.from_iterable(parts)][:-1]
 
 
@@ -102,13 +120,6 @@ def _cell(cell: "outcome.JudgedPair | None") -> str:
         return DASH
     verdict = SHORT[outcome.counted_as(cell[1])]
     return verdict if cell[1].blocked_by else f"{cell[1].ratio:.3f} {verdict}"
-
-
-def _listed(texts: Sequence[str], as_markdown: bool) -> list[str]:
-    """Return sentences as lines, in Markdown as a list."""
-    if as_markdown:
-        return [f"- {text}" for text in texts]
-    return [line for text in texts for line in lines.sentence(text)]
 
 
 def caution(one: "Caution", sides: tuple[str, str] = ("A", "B")) -> str:

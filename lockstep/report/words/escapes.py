@@ -49,9 +49,13 @@ def _letter(letter: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return text that Markdown shows as it is, in a paragraph or a cell of a table."""
+    """Return text that Markdown shows as it is, in a paragraph or a cell of a table.
+
+    A space without width keeps a name after an @ from being notified where it is posted.
+    """
     escaped = "".join(f"\\{one}" if one in _MARKDOWN else one for one in str(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("@", "@&#8203;")
 
 
 def csv_text(text: str) -> str:

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
+from lockstep.report.words import escapes
 from lockstep.vocabulary.text import formats
 
 WIDTH = 100
@@ -44,8 +45,8 @@ def sentence(text: str, width: int = WIDTH) -> list[str]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows, the header first, as a Markdown table."""
-    head, *body = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    """Return rows, the header first, as a Markdown table that shows each cell as it is."""
+    head, *body = [[escapes.markdown(cell) for cell in row] for row in rows]
     lines = [head, ["---"] * len(head), *body]
     return [f"| {' | '.join(line)} |" for line in lines]
 
