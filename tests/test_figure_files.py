@@ -4,7 +4,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from data.report_samples import full_tree, provenance, strong_tree
+from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
 from lockstep import content
 from lockstep.cli import lockstep
@@ -37,6 +37,24 @@ def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes
     assert "lockstep report DIR" in svg
     assert "H100" in svg
     assert "var(--" not in svg
+
+
+def test_no_factor_s_name_leads_out_of_the_folder(tmp_path):
+    factor = "../../../out"
+    known = {"metrics": {}, "over": [factor]}
+    cases = {
+        f"program[{value}]": record(
+            step_s=0.1 / value, details={"command": known},
+            factors={"workload": "own", factor: value},
+        )
+        for value in (1, 2, 4)
+    }  # fmt: skip
+    write(tmp_path / "tree", document("w1-r0", 1, cases))
+    figures = tmp_path / "a" / "b" / "figures"
+    made = figure_files.write(page_of(tmp_path / "tree"), figures, ["svg"])
+    assert any("speedup" in path.name for path in made)
+    assert {path.resolve().parent for path in made} == {figures}
+    assert {path.name for path in tmp_path.iterdir()} == {"tree", "a"}
 
 
 def luminance(colour):

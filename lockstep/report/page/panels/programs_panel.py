@@ -1,5 +1,6 @@
 """The panels of programs: speed-up over a factor such as threads, and what else they printed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -49,16 +50,21 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
 
 
 def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
-    made = panel(f"over-{factor}", f"Scaling over {factor}")
+    made = panel(_id(factor), f"Scaling over {factor}")
     made["figures"] = [_figure(factor, ladders[:MAX_CURVES])]
     made["tables"] = [_table(one) for one in ladders]
     return made
 
 
+def _id(factor: str) -> str:
+    """Return what names a factor's panel and files, whatever a stranger called the factor."""
+    return f"over-{re.sub(r'[^A-Za-z0-9_]+', '-', factor)}"
+
+
 def _figure(factor: str, ladders: Sequence[FactorLadder]) -> Figure:
     curves = [_curve(one) for one in ladders]
     figure = curve_figure(
-        f"over-{factor}-speedup", f"Speed-up over {factor}", "Speed-up", curves, ylog=True,
+        f"{_id(factor)}-speedup", f"Speed-up over {factor}", "Speed-up", curves, ylog=True,
         xlabel=factor, ideal=IDEAL, nodes=[],
     )  # fmt: skip
     # A figure of curves is one over ranks, if nothing else is said.
