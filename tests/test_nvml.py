@@ -86,8 +86,9 @@ def test_gauges_have_what_the_device_supports(library):
 
     answers = {
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=93, memory=20),
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=2**30),
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=2**30, total=2**34),
         "nvmlDeviceGetPowerUsage": lambda handle: 251_000,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 400_000,
         "nvmlDeviceGetClockInfo": lambda handle, which: {1: 1410, 2: 1215}[which],
         "nvmlDeviceGetTemperature": unsupported,
         "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1_500_000,
@@ -97,9 +98,12 @@ def test_gauges_have_what_the_device_supports(library):
     library.bits = 0x40
     with nvml.opened(CUDA) as gauges:
         assert gauges.sample() == {
-            "gpu_utilisation": 0.93, "gpu_memory_bytes": 2**30, "power_w": 251.0,
-            "sm_clock_mhz": 1410.0, "memory_clock_mhz": 1215.0, "clocks_held_back": 1.0,
+            "gpu_utilisation": 0.93, "memory_utilisation": 0.2, "gpu_memory_bytes": 2**30,
+            "power_w": 251.0, "sm_clock_mhz": 1410.0, "memory_clock_mhz": 1215.0,
+            "clocks_held_back": 1.0,
         }  # fmt: skip
+        assert {*gauges.sample()} | {"temperature_c"} == {*gauges.gauges}
+        assert gauges.sample_apart() == {"gpu_memory_total_bytes": 2**34, "power_limit_w": 400.0}
         assert gauges.totals() == {"energy_j": 1500.0}
         library.nvmlDeviceGetTotalEnergyConsumption = unsupported
         assert gauges.totals() == {}

@@ -1,14 +1,18 @@
 """What a rank's device and host do while its rounds run: sampled, counted, and put side by side."""
 
+import csv
+import json
 import os
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 import torch
 
-from lockstep.machine import cgroup, telemetry
+from lockstep.machine import cgroup, telemetry, timeline
 from lockstep.machine.telemetry import Host, Telemetry
+from lockstep.vocabulary.records.record import KEY
 
 BUSY_S = 0.6
 CPU = torch.device("cpu")
@@ -16,6 +20,8 @@ CPU = torch.device("cpu")
 
 class Scripted:
     """A source whose gauge and counter are told."""
+
+    gauges = ("power_w",)
 
     def __init__(self) -> None:
         self.counter = 0.0
@@ -46,6 +52,7 @@ def test_gauges_are_spans_and_counters_grow_over_all_that_was_watched() -> None:
     assert facts["power_w"] == [pytest.approx((1 + number) / 2), 1.0, number]
     assert facts["energy_j"] == 10.0
     assert 0.2 <= facts["elapsed_s"] < 1.0
+    assert [row for _, row in watch.timeline.rows] == [{"power_w": 1}], "a row a second"
     assert len(source.threads) >= 2, "a thread's of its own, and the rank's at the end"
     assert not [one for one in threading.enumerate() if one.name == "telemetry"]
 
@@ -100,3 +107,46 @@ def test_time_that_a_quota_took_of_two_cores(
     assert telemetry.throttled() == seconds
     monkeypatch.setattr(cgroup, "CGROUP", tmp_path / "none")
     assert telemetry.throttled() is None
+
+
+def test_a_file_has_a_row_a_second_and_the_columns_names_once(tmp_path) -> None:
+    path = timeline.file_of(tmp_path / "journal.jsonl", 3)
+    for case in ("weak[a]", "weak[b]"):
+        kept = timeline.Timeline(["power_w", "temperature_c"])
+        for quarter in range(120):  # 30 seconds
+            kept.add(1000 + quarter / 4, {"power_w": 250 + quarter / 1000})
+        kept.append_to(path, case)
+    lines = path.read_text().splitlines()
+    assert path.relative_to(tmp_path).as_posix() == "telemetry/journal-rank-3.csv"
+    assert lines[0] == "time_s,case,power_w,temperature_c"
+    assert len(lines) == 1 + 2 * 30
+    assert lines[1:3] == ["1000.000,weak[a],250,", "1001.000,weak[a],250,"]
+    assert lines[31].startswith("1000.000,weak[b],")
+
+
+def test_a_long_case_keeps_fewer_rows_over_all_of_its_time() -> None:
+    kept = timeline.Timeline(["power_w"])
+    for second in range(5 * timeline.MOST_ROWS):
+        kept.add(second, {"power_w": 250.0})
+    assert timeline.MOST_ROWS / 2 <= len(kept.rows) <= timeline.MOST_ROWS
+    between = [later[0] - row[0] for row, later in pairwise(kept.rows)]
+    assert set(between) == {8}
+
+
+def test_a_file_that_cannot_be_written_costs_no_result(tmp_path) -> None:
+    (tmp_path / "telemetry").write_text("in the way")
+    kept = timeline.Timeline(["power_w"], [(1.0, {"power_w": 2.0})])
+    kept.append_to(timeline.file_of(tmp_path / "journal.jsonl", 0), "weak")
+
+
+def test_each_rank_leaves_its_samples_beside_the_journal(measured) -> None:
+    launches = sorted((measured / "bf16" / "launches").iterdir())
+    for launch in launches:
+        files = sorted((launch / "telemetry").iterdir())
+        ranks = json.loads((launch / "result.json").read_text())[KEY]["world_size"]
+        assert [file.name for file in files] == [f"journal-rank-{n}.csv" for n in range(ranks)]
+        for file in files:
+            rows = list(csv.DictReader(file.read_text().splitlines()))
+            assert rows
+            assert set(rows[0]) == {"time_s", "case", "process_cores", "rss_bytes"}
+            assert all(float(row["rss_bytes"]) > 1e7 for row in rows)

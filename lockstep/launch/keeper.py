@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.launch.options import Settings
+from lockstep.machine import timeline
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.errors import AgreedError, RankError
 from lockstep.vocabulary.records.flags import flag
@@ -30,6 +31,7 @@ class Keeper:
         journal: Open on rank 0, once the ranks have agreed on it.
         broken: Why rank 0 could not write the journal; empty while it can.
         folder: Of the journal, as this host sees it; None where nothing is kept.
+        telemetry_file: Where this rank's samples go; None where nothing is kept.
     """
 
     settings: Settings
@@ -38,6 +40,7 @@ class Keeper:
     journal: Journal | None = None
     broken: str = ""
     folder: Path | None = None
+    telemetry_file: Path | None = None
 
     @property
     def is_voice(self) -> bool:
@@ -65,6 +68,7 @@ class Keeper:
         seen: list[Path] = []
         self._agree("stacks beside --journal", path, lambda: seen.append(self._shared(path, there)))
         self.folder = seen[0].parent
+        self.telemetry_file = timeline.file_of(seen[0], self.control.rank)
         return stacks_file(seen[0], self.control.rank)
 
     def begin(

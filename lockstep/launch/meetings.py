@@ -72,12 +72,15 @@ class Cases:
         if self.number == 2:
             _freeze_imports()
         self.name = name
-        self.current = Case(folder=self.launch.keeper.folder, go_on=self.go_on)
+        keeper = self.launch.keeper
+        self.current = Case(
+            folder=keeper.folder, telemetry_file=keeper.telemetry_file, go_on=self.go_on
+        )
         self.has_failed = self.is_in_step = False
-        self._kept = CaseEnd(self.launch.keeper, name)
+        self._kept = CaseEnd(keeper, name)
         self._give_time()
         self._state = State(is_first=self.number == 1)
-        self.launch.keeper.note_begin(name)
+        keeper.note_begin(name)
 
     def _give_time(self) -> None:
         """Give the case all of its time, from now."""

@@ -4,10 +4,13 @@ A thread sleeps and now and then takes a sample; what only grows, such as energy
 after. On a GPU the numbers are NVML's, of the rank's own device, and those of a CPU beside them:
 
     gpu_utilisation         share of NVML's last sample period in which a kernel ran
+    memory_utilisation      and in which the device's memory was read or written
     gpu_memory_bytes        in use on the device, other processes' included
+    gpu_memory_total_bytes  of the device, before and after the rounds
     sm_clock_mhz            and memory_clock_mhz
     clocks_held_back        1 where a fault or heat held the clocks back, see `nvml.SLOWDOWNS`
     power_w                 of the whole board
+    power_limit_w           that the driver enforces on it, before and after the rounds
     temperature_c           of the chip
     energy_j                of the whole board, by its own counter
     process_cores           cores that this process kept busy
@@ -18,6 +21,9 @@ after. On a GPU the numbers are NVML's, of the rank's own device, and those of a
     throttled_s             time that the control group's CPU quota held its tasks back, the mean
                             over the cores that this rank may run on
     elapsed_s               what was watched
+
+The record has a mean, the least and the most of each. `timeline` keeps a row a second of what the
+thread samples, in a file that is written once the rounds are over.
 """
 
 import contextlib
@@ -33,14 +39,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lockstep.machine import cgroup
 from lockstep.machine.gpus import nvml
+from lockstep.machine.timeline import Timeline, rounded
 
 if TYPE_CHECKING:
     import torch
 
 INTERVAL_S = 0.25
 MICRO, NANO = 1e-6, 1e-9
-# Of a number in a record: telemetry is not more exact.
-DIGITS = 4
 # One value a rank; of the others each rank has the mean, the least and the most of its samples.
 TOTALS = ("elapsed_s", "energy_j", "cpu_s", "core_utilisation", "throttled_s")
 
@@ -49,6 +54,10 @@ Numbers = dict[str, float]
 
 class Source(Protocol):
     """Where samples come from."""
+
+    @property
+    def gauges(self) -> Sequence[str]:
+        """Names of what `sample` may return."""
 
     def sample(self) -> Numbers:
         """Return what is so at this moment, name -> value; called by the thread that sleeps."""
@@ -62,6 +71,8 @@ class Source(Protocol):
 
 class Host:
     """This process and its cores, as psutil and the control group tell of them."""
+
+    gauges: Sequence[str] = ("process_cores", "rss_bytes")
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), time.process_time())
@@ -102,15 +113,20 @@ class Telemetry:
         interval_s: Between two samples.
         samples: What was sampled, name -> values.
         grown: How much what only grows has grown, name -> sum.
+        timeline: What was sampled, in the order of time.
     """
 
     sources: Sequence[Source]
     interval_s: float = INTERVAL_S
     samples: dict[str, list[float]] = field(default_factory=dict)
     grown: Numbers = field(default_factory=dict)
+    timeline: Timeline = field(init=False)
     _begun: Numbers = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline([name for source in self.sources for name in source.gauges])
 
     def __enter__(self) -> Self:
         if not self.sources:
@@ -143,22 +159,25 @@ class Telemetry:
     def facts(self) -> dict[str, Any]:
         """Return what was seen: name -> [mean, least, most], or one number of `TOTALS`."""
         spans = {
-            name: [_rounded(of(values)) for of in (fmean, min, max)]
+            name: [rounded(of(values)) for of in (fmean, min, max)]
             for name, values in self.samples.items()
         }
         grown = dict(self.grown)
         busy_s, all_s = grown.pop("core_busy_s", 0.0), grown.pop("core_s", 0.0)
         if all_s > 0:
             grown["core_utilisation"] = busy_s / all_s
-        return spans | {name: _rounded(value) for name, value in grown.items()}
+        return spans | {name: rounded(value) for name, value in grown.items()}
 
     def _watch(self) -> None:
         while not self._over.wait(self.interval_s):
             self._sample()
 
     def _sample(self) -> None:
+        found: Numbers = {}
         for source in self.sources:
-            self._keep(source.sample())
+            found |= source.sample()
+        self._keep(found)
+        self.timeline.add(time.time(), found)
 
     def _keep(self, found: Numbers) -> None:
         for name, value in found.items():
@@ -253,7 +272,3 @@ def _cores_s() -> tuple[float, float]:
     # Guests' time is in that of the user already (proc_stat(5)).
     all_s = sum(sum(core[:8]) for core in allowed)
     return all_s - idle_s, all_s
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

@@ -1,5 +1,6 @@
 """What a test measures with: timed rounds, and a place for what they gave."""
 
+import contextlib
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +15,16 @@ from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
-from lockstep.vocabulary.sizes import Size
+from lockstep.vocabulary.sizes import Size, case_id
 from lockstep.world.process_group import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import torch
 
+    from lockstep.machine.telemetry import Telemetry
     from lockstep.measure.loop_variants import Loop
 
 NO_BATCH = "batches holds no batch; give a loader that does"
@@ -106,10 +108,20 @@ class Harness:
         Returns:
             This rank's seconds per round, shape (num_rounds,); every rank has as many rounds.
         """
+        with self.watched() as watch:
+            return replace(self.rounds, watch=watch).time(step)
+
+    @contextlib.contextmanager
+    def watched(self) -> "Iterator[Telemetry]":
+        """Give what samples device and host while it is entered, and keep what it saw."""
         with telemetry.of(self.device, self.watches and self.measures) as watch:
-            round_s = replace(self.rounds, watch=watch).time(step)
-        self.case.telemetry = watch.facts()
-        return round_s
+            try:
+                yield watch
+            finally:
+                self.case.telemetry = watch.facts()
+                if self.case.telemetry_file:
+                    name = f"{self.name}[{case_id(self.factors)}]"
+                    watch.timeline.append_to(self.case.telemetry_file, name)
 
     def refuse_alike(self, problem: str) -> None:
         """Refuse on all ranks what one of them cannot measure, or the others would wait for it.

@@ -60,6 +60,7 @@ class Case:
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
         folder: Where it may keep files of its own; None where nothing is kept.
+        telemetry_file: Where this rank's samples go; None where nothing is kept.
         go_on: Notes how far a long case has come, and gives it its time again: every rank calls it
             with the same, as JSON can hold it.
     """
@@ -71,6 +72,7 @@ class Case:
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
     folder: Path | None = None
+    telemetry_file: Path | None = None
     go_on: Callable[[Mapping[str, Any]], None] | None = None
 
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine import telemetry
 from lockstep.machine.gpus import nvml
 from lockstep.measure.harness import Harness
 from lockstep.measure.step_cases import facts_of, precision_flags, skip_unless_supported
@@ -45,11 +44,10 @@ def train(
         folder = base / FOLDER / case_digest(f"{harness.name}[{case_id(harness.factors)}]")
         config = _config(harness, folder, seed, options | {"workers": num_workers})
         trainer = Trainer(config, harness.world, lambda row: _note(harness, row))
-        with telemetry.of(harness.device, harness.watches and harness.measures) as watch:
+        with harness.watched() as watch:
             with watch:
                 summary = trainer.train()
             harness.case.slowdowns.update(nvml.slowdowns(harness.device))
-        harness.case.telemetry = watch.facts()
         check_equal_parameters(summary["parameter_checksums"])
         _record(harness, trainer, base)
 

@@ -1,6 +1,6 @@
 """What NVIDIA's management library says of driver and devices; nothing where it is not there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,12 @@ SLOWDOWNS = {
     0x40: "thermal slowdown by the hardware",
     0x80: "power brake",
 }
+
+# What `Gauges.sample` may return.
+GAUGES = (
+    *("gpu_utilisation", "memory_utilisation", "gpu_memory_bytes", "sm_clock_mhz"),
+    *("memory_clock_mhz", "power_w", "temperature_c", "clocks_held_back"),
+)
 
 
 @contextmanager
@@ -82,10 +88,12 @@ class Gauges:
     Attributes:
         library: pynvml.
         handle: The device.
+        gauges: Names of what `sample` may return.
     """
 
     library: Any
     handle: Any
+    gauges: Sequence[str] = GAUGES
 
     def held_back(self) -> int | None:
         """Return NVML's bits of why the clocks are held back right now."""
@@ -101,6 +109,7 @@ class Gauges:
         milliwatt = self._ask("nvmlDeviceGetPowerUsage")
         found = {
             "gpu_utilisation": None if rates is None else rates.gpu / 100,
+            "memory_utilisation": None if rates is None else rates.memory / 100,
             "gpu_memory_bytes": None if memory is None else memory.used,
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
@@ -111,8 +120,11 @@ class Gauges:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def sample_apart(self) -> dict[str, float]:
-        """Return nothing: no reading takes long."""
-        return {}
+        """Return what hardly changes: the memory there is, and the limit of the board's power."""
+        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        milliwatt = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        found = {} if memory is None else {"gpu_memory_total_bytes": float(memory.total)}
+        return found if milliwatt is None else found | {"power_limit_w": milliwatt / 1e3}
 
     def totals(self) -> dict[str, float]:
         """Return the energy used since the driver was loaded, where the device counts it."""

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.report.compute import device_use
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import OTHER, Launch, Results, Row
-from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.page.panels.parts import GIGA, MAX_ROWS, Panel, panel, table
 from lockstep.report.words.method import timing
 from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.vocabulary.text import formats
@@ -22,6 +23,19 @@ FIRST_FACTS = (
 )  # fmt: skip
 # Those that the closed table names.
 SAID = ("torch", "cuda", "nccl", "driver", "device_names")
+# Column -> gauge of `lockstep.machine.telemetry`, and what makes the column's unit of it.
+MEANS = {
+    "GPU in use (%)": ("gpu_utilisation", 100),
+    "GPU memory in use (GB)": ("gpu_memory_bytes", 1 / GIGA),
+    "Power (W)": ("power_w", 1),
+    "Temperature (\u00b0C)": ("temperature_c", 1),
+    "Cores kept busy": ("process_cores", 1),
+    "Resident (GB)": ("rss_bytes", 1 / GIGA),
+}
+MEANT = (
+    "What device and process did are means over the timed rounds of the launch's cases; the rows "
+    "that they are made of are in telemetry/ beside the launch's journal."
+)
 
 PROGRAM = (
     "A program is run whole, after runs that do not count. Its wall time lasts from the call of "
@@ -205,7 +219,7 @@ def provenance(results: Results) -> Panel | None:
     made = panel("provenance", "Provenance")
     made["tables"] = [_launch_table(results.launches), _fact_table(known)]
     made["tables"] += [found] if (found := _settings_table(results.rows)) else []
-    made["tables"] += [_rank_table(known)] if _widest(known).get("ranks") else []
+    made["tables"] += [_rank_table(known, results.rows)] if _widest(known).get("ranks") else []
     environment = _widest(known).get("environment") or {}
     if environment:
         rows = [[name, str(value)] for name, value in sorted(environment.items())]
@@ -292,15 +306,27 @@ def _widest(launches: list[Launch]) -> dict[str, Any]:
     return next(one.provenance for one in launches if one.name == name)
 
 
-def _rank_table(launches: list[Launch]) -> dict[str, Any]:
+def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
     keys = ("rank", "local_rank", "host", "device", "device_name", "cores")
     columns = ("Rank", "Local rank", "Host", "Device", "Device name", "Cores")
     ranks = _widest(launches).get("ranks") or []
-    rows = [[_cell(rank.get(key)) for key in keys] for rank in ranks[:MAX_ROWS]]
+    name = _widest_name(launches)
+    own = [row for row in rows if row.launch == name]
+    cells = [
+        [*(_cell(rank.get(key)) for key in keys), *_means(own, number)]
+        for number, rank in enumerate(ranks[:MAX_ROWS])
+    ]
     hosts = len({rank.get("host") for rank in ranks})
     said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
-    caption = f"Ranks of launch {_widest_name(launches)}"
-    return table(caption, columns, rows, len(keys), finding=said)
+    made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), finding=said)
+    is_watched = len(made["columns"]) > sum(column["text"] for column in made["columns"])
+    return made | ({"note": MEANT} if is_watched else {})
+
+
+def _means(rows: Sequence[Row], rank: int) -> list[str]:
+    """Return what telemetry has of a rank as cells, a dash where it has nothing."""
+    found = [(device_use.rank_mean(rows, gauge, rank), scale) for gauge, scale in MEANS.values()]
+    return [formats.DASH if mean is None else formats.number(mean * scale) for mean, scale in found]
 
 
 def _fact(name: str, value: object) -> str:
