@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
 from data.report_samples import document, record, write
 
+from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.page import facts
+from lockstep.report.page.content_of_page import page
+from lockstep.report.page.panels import health_panel
 
 STEP = "test_weak_scaling[workload=mlp]"
 
@@ -36,3 +40,95 @@ def test_a_launch_that_was_not_watched_has_no_such_column(tmp_path):
     table = facts.provenance(gather([tmp_path]))["tables"][-2]
     assert [column["label"] for column in table["columns"]][-1] == "Device name"
     assert "note" not in table
+
+
+def gpu_ladder(folder: Any, **gauges: Any) -> Any:
+    """Write a ladder over one and two GPUs, of which the larger has what is given."""
+    write(folder, document("w1-r0", 1, {STEP: watched(1, gpu_utilisation=gauge(0.1))}))
+    write(folder, document("w2-r0", 2, {STEP: watched(**gauges)}))
+    return gather([folder])
+
+
+def health(results: Any) -> dict[str, list[str]]:
+    made = health_panel.panel_of(results, series_of(results.rows))
+    return {row[0]: row[1:] for row in made["tables"][0]["rows"]} if made else {}
+
+
+def test_what_is_near_its_limit_passes_and_the_rest_is_warned_of(tmp_path):
+    found = health(
+        gpu_ladder(
+            tmp_path,
+            gpu_utilisation=gauge(0.95, 0.91),
+            power_w=gauge(390, 350),
+            power_limit_w=gauge(400, 400),
+            gpu_memory_bytes=gauge(8e9, 8e9),
+            gpu_memory_total_bytes=gauge(80e9, 80e9),
+        )
+    )
+    assert {name: (row[0], row[2], row[3]) for name, row in found.items()} == {
+        "GPU in use": ("pass", "from 90.0 %", "93.0 %"),
+        "power, of the board's limit": ("pass", "from 90.0 %", "92.5 %"),
+        "GPU memory in use, of what there is": ("warn", "from 90.0 %", "10.0 %"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gauges", "verdict"),
+    [
+        ({"gpu_utilisation": gauge(0.9, 0.9)}, {"GPU in use": "pass"}),
+        ({"gpu_utilisation": gauge(0.9, 0.899)}, {"GPU in use": "warn"}),
+        ({"power_w": gauge(390, 390)}, {}),  # of a board that tells no limit
+        ({"gpu_utilisation": gauge(0.9, None)}, {}),  # of one rank
+        ({}, {}),
+    ],
+)
+def test_a_row_is_there_only_where_all_of_it_was_measured(tmp_path, gauges, verdict):
+    found = health(gpu_ladder(tmp_path, **gauges))
+    assert {name: row[0] for name, row in found.items()} == verdict
+
+
+@pytest.mark.parametrize(("idle", "verdict"), [(0.049, "pass"), (0.05, "warn")])
+def test_the_best_loader_setting_may_leave_a_step_waiting_for_less_than_5_per_cent(
+    tmp_path, idle, verdict
+):
+    cases = {
+        f"test_loader[num_workers={n}]": record("loader", 1, details={"loader_idle": share})
+        for n, share in enumerate((0.4, idle))
+    }
+    write(tmp_path, document("w1-r0", 1, cases))
+    ((name, row),) = health(gather([tmp_path])).items()
+    assert (row[0], row[2]) == (verdict, "below 5.0 %")
+    assert name == "step that waits for the best loader setting"
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "gb_per_s", "verdict"), [(2, 13.0, "pass"), (2, 12.0, "warn"), (1, 13.0, None)]
+)
+def test_an_all_reduce_between_nodes_reaches_100_gigabits(tmp_path, num_nodes, gb_per_s, verdict):
+    # Of two ranks busbw is algbw: what is sent is the message.
+    cases = {
+        f"test_collectives[collective=all_reduce-message_bytes={size}]": record(
+            "collective", 2, 1e-5 + size / (gb_per_s * 1e9), workload="all_reduce",
+            num_nodes=num_nodes, factors={"collective": "all_reduce", "message_bytes": size},
+            rank_hosts=["a", "b"][:num_nodes] * (2 // num_nodes),
+        )
+        for size in (2**20, 2**24, 2**28)
+    }  # fmt: skip
+    write(tmp_path, document("w2-r0", 2, cases, num_nodes=num_nodes))
+    found = health(gather([tmp_path])).get("all_reduce between nodes, busbw")
+    assert (found and found[0]) == verdict
+
+
+def test_a_result_of_cpus_has_no_such_section(measured):
+    results = gather([measured / "fp32"])
+    assert health_panel.panel_of(results, series_of(results.rows)) is None
+    assert "health" not in [
+        one["id"] for one in page(results, series_of(results.rows), 0.7)["sections"]
+    ]
+
+
+def test_the_section_stands_on_the_page(tmp_path):
+    results = gpu_ladder(tmp_path, gpu_utilisation=gauge(0.2, 0.2))
+    made = page(results, series_of(results.rows), 0.7)
+    (section,) = [one for one in made["sections"] if one["id"] == "health"]
+    assert section["tables"][0]["finding"] == "0 of 1 check passed"

@@ -74,7 +74,7 @@ def share_interval(found: Sequence[float]) -> Interval | None:
 
 def joules_per_sample(row: Row) -> float | None:
     """Return the energy of a sample; None unless every rank's board told its energy."""
-    energy_j, elapsed_s = (_of_ranks(row, name) for name in ("energy_j", "elapsed_s"))
+    energy_j, elapsed_s = (of_ranks(row, name) for name in ("energy_j", "elapsed_s"))
     if not energy_j or not all(elapsed_s or [0.0]) or not row.throughput_samples_per_s:
         return None
     powers = [energy / seconds for energy, seconds in zip(energy_j, elapsed_s, strict=True)]
@@ -82,11 +82,11 @@ def joules_per_sample(row: Row) -> float | None:
 
 
 def _gpu_utilisation(row: Row) -> float | None:
-    shares = _of_ranks(row, "gpu_utilisation", "mean")
+    shares = of_ranks(row, "gpu_utilisation", "mean")
     return fmean(shares) if shares else None
 
 
-def _of_ranks(row: Row, *path: str) -> list[float]:
+def of_ranks(row: Row, *path: str) -> list[float]:
     """Return what telemetry has of every rank; empty where a rank's is unknown."""
     found: Any = row.details.get("telemetry")
     for name in path:

@@ -16,7 +16,7 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED
 from lockstep.report.load.results import Results, Row
 from lockstep.report.page import checked, facts, folding, top
-from lockstep.report.page.panels import accounts, by_study, losses, training_panel
+from lockstep.report.page.panels import accounts, by_study, health_panel, losses, training_panel
 from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
@@ -127,6 +127,7 @@ def _around(
     around = (
         checked.findings_panel(findings),
         facts.flags(series),
+        health_panel.panel_of(results, series),
         facts.not_measured(results),
         accounts.jobs(results, hours),
         facts.method(results, series, threshold),
