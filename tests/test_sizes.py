@@ -66,6 +66,22 @@ def test_what_the_other_studies_vary():
     assert len(column("collective", "collective")) == 5 * 4
 
 
+def loader_rows(**factors):
+    size = sizes.adapt(sizes.find("laptop"), factors=tuple(factors.items()))
+    return sizes.rows("loader", size)
+
+
+def test_a_cache_is_asked_about_for_files_alone_and_its_values_are_cases_of_their_own():
+    rows = loader_rows(cache=("warm", "cold"), num_workers=(0,))
+    assert [row["dataset"] for row in rows] == ["files", "files"]
+    assert [row["cache"] for row in rows] == ["warm", "cold"]
+    assert len({sizes.case_id(row) for row in rows}) == 2
+    rows = loader_rows(cache=("cold",), dataset=("tensor", "files"))
+    assert {row["dataset"] for row in rows} == {"files"}
+    with pytest.raises(ValueError, match=r"^no case of the study loader is left with .*=files"):
+        loader_rows(dataset=("tensor",), cache=("cold",))
+
+
 @pytest.mark.parametrize(
     ("factors", "batches"),
     [

@@ -4,12 +4,26 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.vocabulary.system import commands
+
+STRIPING_S = 10.0
+MAX_STRIPING = 200
+
 
 def file_system(folder: Path) -> str | None:
     """Return the type of the file system a folder lies on, such as ext4, lustre or nfs4."""
     where = folder.resolve()
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounts[path] for path in (where, *where.parents) if path in mounts), None)
+
+
+def striping(folder: Path) -> str | None:
+    """Return how Lustre spreads a folder's new files over its servers; None elsewhere."""
+    try:
+        ended = commands.run(["lfs", "getstripe", "-d", str(folder.resolve())], STRIPING_S)
+    except commands.CommandError:
+        return None
+    return " ".join(ended.output.split())[:MAX_STRIPING] or None if ended.code == 0 else None
 
 
 def read_text(path: str | Path) -> str | None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -52,11 +52,22 @@ class Splits:
     validation: "Dataset[tuple[torch.Tensor, Any]]"
 
 
+class Images(Protocol):
+    """What is indexed as an array of images is."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all of them, (N, C, H, W)."""
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Return one, (C, H, W)."""
+
+
 class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
     """Images of eight bits and their classes, as tensors between -1 and 1.
 
     Args:
-        images: uint8, shape (N, C, H, W); an array in memory or a mapped file.
+        images: uint8, shape (N, C, H, W); an array in memory, a mapped file, or files.
         labels: Integers, shape (N,).
         shape: The shape of an item; the image's own by default, (C*H*W,) flattens it, and three
             channels repeat a grey one.
@@ -68,7 +79,7 @@ class ImageDataset(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: "np.ndarray | Images",
         labels: np.ndarray,
         shape: tuple[int, ...] | None = None,
         augment: bool = False,

@@ -6,6 +6,7 @@ Epochs follow each other in one endless stream, so that no round contains the st
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from statistics import median
@@ -17,14 +18,16 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep import workloads
-from lockstep.machine import memory
+from lockstep.machine import memory, storage
 from lockstep.measure import data, timing
 from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
+from lockstep.measure.image_files import image_files
 from lockstep.measure.train_step import StepConfig, TrainStep
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import LOADER_SETTINGS
+from lockstep.vocabulary.sizes import CACHES
 
 # What eats the batches: images of 32 x 32, as the study's are, in ten classes.
 EATER = "resnet18"
@@ -72,7 +75,9 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
 
     Args:
         harness: The case's view of the launch.
-        dataset: `tensor` for images in memory, `memmap` for images in a mapped file.
+        dataset: `tensor` for images in memory, `memmap` for images in a mapped file, `files` for
+            one file an image, read from a warm page cache or, where the case's factor `cache` is
+            cold, from below it.
         local_batch: Samples per rank and batch.
         options: num_workers, pin_memory, persistent_workers and prefetch_factor of DataLoader.
 
@@ -80,7 +85,13 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         ValueError: There are more ranks than samples.
         RuntimeError: A sample was delivered twice in an epoch.
     """
-    images = Numbered(_images(harness, dataset), harness.size.loader_samples)
+    with _images(harness, dataset) as found:
+        _measure(harness, Numbered(found, len(found)), dataset, local_batch, options)
+
+
+def _measure(
+    harness: Harness, images: Numbered, dataset: str, local_batch: int, options: dict[str, Any]
+) -> None:
     world_size = harness.world.world_size
     share = _share(len(images), world_size, harness.world.rank, harness.seed)
     ignored = _ignored(options, harness.device)
@@ -105,7 +116,11 @@ def measure_loading(harness: Harness, *, dataset: str, local_batch: int, **optio
         sample_unit="images",
         samples_per_step=local_batch * world_size,
         checks=checks,
-        details={"ignored": ignored, LOADER_SETTINGS: data.loader_settings(loader)},
+        details={
+            "ignored": ignored,
+            LOADER_SETTINGS: data.loader_settings(loader),
+            **_storage(harness, dataset),
+        },
         flags=_flags(harness, options["num_workers"]),
     )
 
@@ -119,12 +134,30 @@ def _share(num_images: int, world_size: int, rank: int, seed: int) -> "Distribut
     return DistributedSampler(range(num_images), world_size, rank, seed=seed, drop_last=True)  # type: ignore[arg-type]
 
 
-def _images(harness: Harness, dataset: str) -> data.ImageDataset:
+@contextmanager
+def _images(harness: Harness, dataset: str) -> Iterator[data.ImageDataset]:
     num_images = harness.size.loader_samples
-    if dataset == "memmap":
+    if dataset == "files":
+        with image_files(harness, _cache(harness)) as images:
+            yield images
+    elif dataset == "memmap":
         folder = harness.data_root / f"generated-{num_images}"
-        return data.MemmapImages(data.write_memmap(folder, num_images), augment=True)
-    return data.ImageDataset(*data.generated(num_images), augment=True)
+        yield data.MemmapImages(data.write_memmap(folder, num_images), augment=True)
+    else:
+        yield data.ImageDataset(*data.generated(num_images), augment=True)
+
+
+def _cache(harness: Harness) -> str:
+    return str(harness.factors.get("cache", CACHES[0]))
+
+
+def _storage(harness: Harness, dataset: str) -> dict[str, Any]:
+    """Return where files lie and how they are read; nothing of images in memory."""
+    if dataset != "files":
+        return {}
+    kind = storage.file_system(harness.data_root)
+    striping = storage.striping(harness.data_root)
+    return {"cache": _cache(harness), "file_system": kind, "striping": striping}
 
 
 def _ignored(options: dict[str, Any], device: torch.device) -> dict[str, str]:

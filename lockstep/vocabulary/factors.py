@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lockstep.vocabulary import sizes
 from lockstep.vocabulary.sizes import Factors, Size, Value
 
-DATASETS = ("tensor", "memmap")
+DATASETS = ("tensor", "memmap", "files")
 # A comma before `name=` belongs to a workload's options, as in mlp:width=64,depth=2.
 _BETWEEN = re.compile(r",(?!\w+=)")
 _WORDS: dict[str, Value] = {"true": True, "false": False}
@@ -43,6 +43,7 @@ KNOWN: dict[str, tuple[str, Callable[[Value], bool]]] = {
     "strategy": _one_of(*sizes.STRATEGIES),
     "activation_checkpointing": _SWITCH,
     "dataset": _one_of(*DATASETS),
+    "cache": _one_of(*sizes.CACHES),
     "num_workers": _WHOLE,
     "pin_memory": _SWITCH,
     "persistent_workers": _SWITCH,

@@ -28,6 +28,7 @@ STRATEGIES = ("ddp", "fsdp")
 # What a step may do otherwise, too: factors of these studies only where a user sets them.
 ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
 WITH_REQUESTS = ("strong", "weak", "precision")
+CACHES = ("warm", "cold")
 KIB, MIB = 1024, 1024**2
 # Most rounds, steps, batches and ranks: a larger number is a typing error.
 MAX_COUNT = 1_000_000
@@ -182,29 +183,44 @@ def adapt(size: Size, **changes: Any) -> Size:
 
 
 def rows(study: str, size: Size) -> list[Row]:
-    """Return the cases of a study at a size, in the order in which a report lists them."""
+    """Return the cases of a study at a size, in the order in which a report lists them.
+
+    Raises:
+        ValueError: The factors do not go together.
+    """
     found = _ROWS[study](size)
     for name, values in size.factors:
         if name in found[0] or name in on_request(study):
             found = _with_values(found, name, values)
+            if not found:
+                shown = ",".join(map(str, values))
+                raise ValueError(
+                    f"no case of the study {study} is left with {name}={shown}; cache needs "
+                    "dataset=files, prefetch_factor and persistent_workers need workers"
+                )
     return found
 
 
 def on_request(study: str) -> tuple[str, ...]:
     """Return the factors that a study's cases have only where they are set."""
+    if study == "loader":
+        return ("cache",)
     return ON_REQUEST if study in WITH_REQUESTS else ()
 
 
 def _with_values(found: list[Row], name: str, values: Sequence[Value]) -> list[Row]:
     """Return each row with each of the values, once."""
     rows = {case_id(row | {name: value}): row | {name: value} for row in found for value in values}
+    return [row for row in rows.values() if _is_possible(row)]
+
+
+def _is_possible(row: Row) -> bool:
+    """Return whether a case's factors go together."""
+    if "cache" in row and row["dataset"] != "files":  # the others' pages are mapped, or no file's
+        return False
     # DataLoader refuses these two without workers.
-    return [
-        row
-        for row in rows.values()
-        if row.get("num_workers") != 0
-        or not (row.get("persistent_workers") or row.get("prefetch_factor"))
-    ]
+    has_workers = row.get("num_workers") != 0
+    return has_workers or not (row.get("persistent_workers") or row.get("prefetch_factor"))
 
 
 def shuffled(items: Sequence[Item], name_of: Callable[[Item], str], seed: int) -> list[Item]:
@@ -274,6 +290,8 @@ def _loader(size: Size) -> list[Row]:
     most = max(size.num_workers)
     settings = [("tensor", n, plain) for n in size.num_workers]
     settings += [("tensor", most, piped), ("memmap", 0, plain), ("memmap", most, piped)]
+    if "cache" in dict(size.factors):  # which matters to files alone
+        settings = [("files", n, plain) for n in size.num_workers]
     return [
         {"dataset": dataset, "num_workers": n, **options, "local_batch": size.local_batch}
         for dataset, n, options in settings

@@ -13,7 +13,10 @@ from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
 
 # Where a data set of the loader study lies.
-PLACES = {"tensor": "images in memory", "memmap": "images in a file"}
+PLACES = {"tensor": "images in memory", "memmap": "images in a file", "files": "a file an image"}
+
+# Factors of the study that are no options of a DataLoader.
+NOT_OPTIONS = ("dataset", "cache")
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,12 @@ def _row(setting: Setting) -> str:
 
 def _text(setting: Setting) -> str:
     place = PLACES.get(str(setting.factors.get("dataset")), "")
+    place += f", {setting.factors['cache']}" if setting.factors.get("cache") else ""
     return _options_text(setting) + (f" ({place})" if place else "")
 
 
 def _options_text(setting: Setting) -> str:
-    options = {name: value for name, value in setting.factors.items() if name != "dataset"}
+    options = {name: value for name, value in setting.factors.items() if name not in NOT_OPTIONS}
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
