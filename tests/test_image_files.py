@@ -79,7 +79,7 @@ def test_both_caches_are_measured_as_cases_of_their_own_and_leave_no_file(tmp_pa
     ]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environ(ROOT),
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     document = json.loads((tmp_path / "result.json").read_text())
