@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,28 @@ def test_without_torch_one_sentence_comes_before_anything_starts(machine, tmp_pa
         ended.stderr,
     )
     assert not (tmp_path / "results").exists()
+
+
+RANKS = "torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m"
+TRAIN = "train --workload mlp:width=8,depth=1 --data synthetic --num-synthetic=64 --global-batch 32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lockstep run campaign.toml --dry-run",
+        f"lockstep {TRAIN} --world-size 2",
+        f"{RANKS} pytest {ROOT / 'bench' / 'test_weak_scaling.py'} -q --size=smoke",
+    ],
+    ids=["run", "train", "pytest"],
+)
+def test_that_there_is_no_gpu_is_said_once_where_no_device_was_asked_for(
+    machine, command, tmp_path
+):
+    for options, times in (([], 1), (["--device=cpu"], 0)):
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        start = [sys.executable, "-m", *command.split(), *options]
+        ended = machine("", *start, CUDA_VISIBLE_DEVICES="")
+        assert ended.returncode == 0, ended.stderr
+        assert (ended.stdout + ended.stderr).count("torch sees no GPU here") == times

@@ -197,11 +197,14 @@ def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
     from lockstep.campaign.campaign import within_gpus
     from lockstep.campaign.launcher import num_gpus
+    from lockstep.world.process_group import NO_GPU
 
-    # torch takes seconds to load: not where the answer changes nothing.
-    if campaign.device == "cpu" or (campaign.device is None and max(campaign.world_sizes) == 1):
+    if campaign.device == "cpu":  # torch takes seconds to load: not where it is not asked
         return campaign, []
-    chosen, left_out = within_gpus(campaign, num_gpus())
+    seen = num_gpus()
+    if campaign.device is None and not seen:
+        click.echo(NO_GPU, err=True)
+    chosen, left_out = within_gpus(campaign, seen)
     for size in left_out:
         click.echo(
             f"Left out: world size {size.world_size}, which needs as many GPUs, and ranks see "

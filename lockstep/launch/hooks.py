@@ -29,6 +29,7 @@ from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY, STUDIES, sized_name
 from lockstep.vocabulary.system.host import hostname
 from lockstep.world.placement import placement
+from lockstep.world.process_group import NO_GPU
 
 # True where these hooks came after the command line was read.
 CAME_LATE = pytest.StashKey[bool]()
@@ -209,6 +210,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         f"lockstep: size {settings.size_name} ({settings.size.rounds} rounds of "
         f"{settings.size.steps_per_round} steps), journal {settings.journal_path or '-'}",
     ]
+    if w.device.type == "cpu" and settings.device is None:
+        lines.append(f"lockstep: {NO_GPU}")
     return lines + [f"lockstep: flag: {flag}" for flag in launch.flags]
 
 

@@ -43,6 +43,8 @@ def run(config: TrainConfig, error_file: Path | None = None) -> dict[str, Any]:
             joined = world.join(
                 config.timeout_s, device=config.device, threads_per_rank=config.threads_per_rank
             )
+            if place.rank == 0 and joined.device.type == "cpu" and config.device is None:
+                _say(world.NO_GPU)
             with _only_run(config.folder, joined.control):
                 trainer = Trainer(config, joined, _report if place.rank == 0 else _nothing)
                 summary = trainer.train()
@@ -100,11 +102,15 @@ def _take(lock: IO[str]) -> bool:
 
 def _report(row: EpochRow) -> None:
     accuracy = "-" if row.val_accuracy is None else f"{row.val_accuracy:.4f}"
-    sys.stdout.write(
+    _say(
         f"epoch {row.epoch}/{row.epochs}  train loss {row.train_loss:.4f}  "
         f"validation loss {row.val_loss:.4f}  accuracy {accuracy}  "
-        f"{row.samples_per_s:,.0f} samples/s\n"
+        f"{row.samples_per_s:,.0f} samples/s"
     )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 PORTS = range(1, 2**16)
+# Said once, by rank 0 or who starts the ranks, where the CPU is taken and no device was asked for.
+NO_GPU = (
+    "torch sees no GPU here, so the CPU is measured; --device cpu says that this is meant, and "
+    "--device cuda refuses it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
