@@ -62,6 +62,10 @@ COMMANDS = {
         "Gather what a campaign's jobs have measured.",
     ),
     "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
+    "nodes": (
+        "lockstep.slurm.any_job.any_job_cli:nodes",
+        "Say what each node does, for whom, or why it is drained.",
+    ),
     "why": (
         "lockstep.slurm.any_job.any_job_cli:why",
         "Say why a job waits, when it may start, or how it ended.",

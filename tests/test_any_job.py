@@ -10,7 +10,7 @@ import stand_ins
 from stand_ins import sacct
 
 from examples import collected
-from lockstep.slurm.any_job import nodes_now
+from lockstep.slurm.any_job import inventory, nodes_now
 from lockstep.slurm.any_job.held import FORMAT
 
 GIB = 1024**3
@@ -213,6 +213,69 @@ def test_a_shell_has_the_allocation_of_a_point(slurm):
     assert step.endswith("/path/to/lockstep.sif bash\n")
 
 
+CLUSTER = """NodeName=n1 Arch=x86_64 CoresPerSocket=32
+   CPUAlloc=24 CPUEfctv=64 CPUTot=64 CPULoad=3.20
+   Gres=gpu:h100:4(S:0-1)
+   GresUsed=gpu:h100:3(IDX:0-2)
+   RealMemory=65536 AllocMem=1024 FreeMem=500 Sockets=2 Boards=1
+   State=MIXED ThreadsPerCore=1 TmpDisk=0 Weight=1
+   Partitions=gpu,debug
+   CfgTRES=cpu=64,mem=64G,billing=64
+
+NodeName=n02 Arch=x86_64
+   CPUAlloc=0 CPUTot=8
+   Gres=(null)
+   GresUsed=
+   RealMemory=1000 AllocMem=0
+   State=IDLE+DRAIN
+   Partitions=gpu
+   Reason=a disk is bad, see ticket=4711 [root@1700000000]
+"""
+
+
+def test_each_node_has_its_state_its_use_and_whose_jobs_run_there(slurm):
+    slurm.say("scontrol", CLUSTER)
+    slurm.say("squeue", "7_3|alice|n[1,09-11]|train|x\n8|bob|n1|shell\n9|bob||waits\n")
+    mixed, drained = asked("nodes", slurm)["nodes"]
+    assert [mixed[key] for key in ("used_cpus", "num_cpus", "used_gpus", "num_gpus")] == [
+        *(24, 64, 3, 4),
+    ]
+    assert (mixed["used_bytes"], mixed["memory_bytes"]) == (GIB, 64 * GIB)
+    assert [(one["job_id"], one["user"], one["name"]) for one in mixed["jobs"]] == [
+        *(("7_3", "alice", "train|x"), ("8", "bob", "shell")),
+    ]
+    assert (drained["state"], drained["jobs"], drained["num_gpus"]) == ("IDLE+DRAIN", [], 0)
+    why = {"text": "a disk is bad, see ticket=4711", "user": "root", "since": 1700000000}
+    assert drained["reason"] == why
+    said = ask("nodes", slurm).stdout.splitlines()
+    assert said[0].endswith("3 of 4 GPUs; 7_3 of alice, 8 of bob")
+    assert said[2].startswith("  reason: a disk is bad, see ticket=4711, by root, since 2023-11-1")
+
+
+def test_hosts_are_read_as_slurm_writes_them():
+    written = "n[1-3,07],r[0-1]c[08-09]-ib,gpu4"
+    racks = ("r0c08-ib", "r0c09-ib", "r1c08-ib", "r1c09-ib")
+    assert [*inventory.hosts(written)] == ["n1", "n2", "n3", "n07", *racks, "gpu4"]
+    assert len([*inventory.hosts("n[1-999999999]")]) == inventory.MAX_HOSTS
+
+
+def test_any_job_is_cancelled_once_it_is_said_whose_it_is(slurm):
+    slurm.say("squeue", squeue(RUNS | {"user": "alice"}))
+    slurm.say("scancel", rc=1, error="scancel: error: Kill job error: Access/permission denied")
+    planned = ask("cancel 4711 --dry-run", slurm)
+    whose = "4711 train|x: runs since 2 min on n1; 58 min left; of alice\n"
+    assert (planned.stdout, slurm.calls("scancel")) == (f"{whose}scancel 4711\n", [])
+    refused = ask("cancel 4711", slurm)
+    assert (refused.returncode, refused.stdout) == (3, whose)
+    assert "ask alice, whose jobs these are" in refused.stderr
+    slurm.say("scancel")
+    assert ask("cancel 4711_3", slurm).stdout.endswith("cancelled: job 4711_3\n")
+    assert slurm.calls("scancel")[-1] == "scancel 4711_3"
+    slurm.say("squeue", rc=1, error="slurm_load_jobs error: Invalid job id specified")
+    assert ask("cancel 4711", slurm).returncode == 2
+    assert len(slurm.calls("scancel")) == 2
+
+
 def test_a_plan_says_how_full_the_partition_is_and_when_it_would_start(slurm):
     text = "sbatch: Job 9 to start at 1800000000 using 4 processors on nodes n1 in partition gpu"
     slurm.say("sbatch", error=text)
@@ -228,7 +291,10 @@ def test_a_plan_says_how_full_the_partition_is_and_when_it_would_start(slurm):
 CONFIG = "ClusterName = c\nAccountingStorageType = (null)\n"
 PARTITION = "PartitionName=gpu Default=YES State=UP MaxTime=1-00:00:00 MaxNodes=UNLIMITED\n"
 NODE = "NodeName=n1 CPUTot=64 RealMemory=1000 Gres=gpu:h100:4 State=IDLE Partitions=gpu\n"
-ASKED = ("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell")
+ASKED = (
+    *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
+    *("lockstep nodes", "lockstep cancel 4711"),
+)
 
 
 @pytest.mark.parametrize("line", sorted({one for _, one in collected() if one.startswith(ASKED)}))
@@ -237,6 +303,7 @@ def test_an_example_runs_as_it_is_given(slurm, line):
     slurm.say("squeue", squeue(RUNS))
     slurm.say("sacct", sacct(ENDED, STEP, elements))
     slurm.say("srun", NOW)
+    slurm.say("scontrol", CLUSTER)
     if "--every" in line:
         slurm.say("squeue", squeue(RUNS), "")
         line = line.replace("--every 10", "--every 2")

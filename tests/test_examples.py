@@ -46,6 +46,7 @@ ELSEWHERE = (
     *("lockstep init", "lockstep doctor", "lockstep submit", "lockstep status"),
     *("lockstep resume", "lockstep cancel", "lockstep collect"),
     *("lockstep jobs", "lockstep why", "lockstep eff", "lockstep top", "lockstep shell"),
+    "lockstep nodes",
     "lockstep compare results/campaign results/spread",
     "lockstep data fetch",  # needs the internet; tests fetch from a server of their own
     *("lockstep image hash", "lockstep image verify", "lockstep image inspect"),

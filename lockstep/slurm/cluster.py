@@ -156,14 +156,14 @@ def parse(config: str, partitions: str, nodes: str) -> Cluster:
     settings = dict(_settings(config))
     array = settings.get("MaxArraySize", "")
     storage = settings.get("AccountingStorageType", "")
-    described = [_node(record) for record in _records(nodes, "NodeName")]
+    described = [_node(record) for record in records(nodes, "NodeName")]
     return Cluster(
         name=settings.get("ClusterName", "cluster"),
         version=settings.get("SLURM_VERSION"),
         max_array_size=slurm.count(array),
         # It reads accounting_storage/none, or (null) since 23.02, where accounting is off.
         keeps_accounts=storage.endswith("slurmdbd"),
-        partitions=tuple(_partition(r, described) for r in _records(partitions, "PartitionName")),
+        partitions=tuple(_partition(r, described) for r in records(partitions, "PartitionName")),
         # It reads associations,limits,qos; "safe" brings "limits" with it (slurm.conf(5)).
         enforces_limits="limits" in settings.get("AccountingStorageEnforce", ""),
     )
@@ -176,8 +176,13 @@ def _settings(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip()
 
 
-def _records(text: str, first: str) -> list[dict[str, str]]:
-    """Return the `Key=Value` records of a text, on one line each or on several."""
+def records(text: str, first: str) -> list[dict[str, str]]:
+    """Return the `Key=Value` records of a text of `scontrol show`, on one line each or on several.
+
+    Args:
+        text: What it says.
+        first: The key that begins a record, such as `NodeName`.
+    """
     starts = re.split(rf"^(?={first}=)", text, flags=re.MULTILINE)
     return [_record(part) for part in starts if part.startswith(f"{first}=")]
 
@@ -185,31 +190,38 @@ def _records(text: str, first: str) -> list[dict[str, str]]:
 def _record(text: str) -> dict[str, str]:
     """Return one record; a word without = belongs to the value before it.
 
-    The first of two equal keys counts: what comes last is an administrator's comment.
+    The first of two equal keys counts: what comes last is an administrator's comment. A line that
+    begins with what an administrator wrote holds nothing else, whatever looks like a key in it.
     """
     pairs: list[list[str]] = []
-    for word in text.split():
-        if re.match(r"[A-Za-z][\w/:]*=", word):
-            pairs.append(word.split("=", 1))
-        elif pairs:
-            pairs[-1][1] += f" {word}"
+    for line in text.splitlines():
+        is_written = re.match(r"\s+(Reason|Comment|Extra)=", line)
+        for word in [line.strip()] if is_written else line.split():
+            if re.match(r"[A-Za-z][\w/:]*=", word):
+                pairs.append(word.split("=", 1))
+            elif pairs:
+                pairs[-1][1] += f" {word}"
     return {name: value.strip() for name, value in reversed(pairs)}
 
 
-def _node(record: Mapping[str, str]) -> Node:
-    gpu_type, num_gpus = parse_gres(record.get("Gres", ""))
-    kind = Kind(
-        num_gpus=num_gpus,
+def kind(record: Mapping[str, str]) -> Kind:
+    """Return what a record of a node says that it has."""
+    gpu_type, of_type = parse_gres(record.get("Gres", ""))
+    return Kind(
+        num_gpus=of_type,
         gpu_type=gpu_type,
         # CPUEfctv, since 22.05, leaves out the CPUs that are kept from jobs.
         num_cpus=slurm.count(record.get("CPUEfctv")) or slurm.count(record.get("CPUTot")) or 1,
         num_sockets=slurm.count(record.get("Sockets")) or 1,
         memory_mib=slurm.count(record.get("RealMemory")) or 0,
     )
+
+
+def _node(record: Mapping[str, str]) -> Node:
     features = record.get("AvailableFeatures") or record.get("Features")
     return Node(
         name=record["NodeName"],
-        kind=kind,
+        kind=kind(record),
         features=frozenset(_listed(features) or ()),
         partitions=frozenset(_listed(record.get("Partitions")) or ()),
         # Such as IDLE+CLOUD+POWERED_DOWN, or DOWN*: words, and signs of flags.
@@ -223,8 +235,16 @@ def parse_gres(text: str) -> tuple[str | None, int]:
     `gpu:a100:2(S:0-1),nvme:1` is `("a100", 2)`: a name, perhaps a type, perhaps a number, and in
     brackets the sockets (gres.conf(5)). Of several types the most numerous is returned.
     """
-    kinds = [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
-    return max(kinds, key=lambda gpu: gpu[1], default=(None, 0))
+    return max(_gpus_by_type(text), key=lambda gpu: gpu[1], default=(None, 0))
+
+
+def num_gpus(text: str) -> int:
+    """Return how many GPUs there are in a node's generic resources, of all types."""
+    return sum(number for _, number in _gpus_by_type(text))
+
+
+def _gpus_by_type(text: str) -> list[tuple[str | None, int]]:
+    return [_gpus(item) for item in re.sub(r"\([^)]*\)", "", text).split(",")]
 
 
 def _gpus(item: str) -> tuple[str | None, int]:

@@ -76,11 +76,12 @@ def folder():
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_runs_as_it_is_given(folder, request, line):
-    if line.startswith(SENDERS):
+    if line.startswith(SENDERS) and not JOB.search(line):
         request.getfixturevalue("down")
     _prepare(folder, line)
     if JOB.search(line):
-        line = JOB.sub(_a_job(folder, runs="lockstep top" in line), line)
+        runs = line.startswith(("lockstep top", "lockstep cancel"))
+        line = JOB.sub(_a_job(folder, runs=runs), line)
     ended = _typed(folder, line.replace(SCRATCH, str(SHARED)))
     said = ended.stdout + ended.stderr
     allowed = next((codes for judge, codes in JUDGES.items() if line.startswith(judge)), (0,))
@@ -105,7 +106,7 @@ def _prepare(folder, line):
     if line.startswith(LOOKERS):
         _copy_finished(folder)
     subprocess.run(["chown", "--recursive", "--no-dereference", "lockstep", folder], check=True)
-    if line.startswith("lockstep cancel"):
+    if line.startswith("lockstep cancel results"):
         _done(folder, "lockstep submit campaign.toml --site site.toml")
     if line.startswith("sbatch"):
         _done(folder, "lockstep render campaign.toml --site site.toml")

@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.any_job.held import Held, Wait
+from lockstep.slurm.any_job.inventory import NodeUse, Reason
 from lockstep.slurm.any_job.nodes_now import Gpu, NodeNow, StepNow
 from lockstep.slurm.any_job.occupancy import Occupancy, Start
 from lockstep.slurm.any_job.used import Hint, hints
@@ -62,7 +63,11 @@ def _moment(at: int) -> str:
     """Return a time as the clock here has it, and how far it is."""
     ahead_s = at - time.time()
     far = f"in {in_words(ahead_s)}" if ahead_s > 0 else "now"
-    return f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}, {far}"
+    return f"{_date(at)}, {far}"
+
+
+def _date(at: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def wait_lines(job: Held, wait: Wait) -> Iterator[str]:
@@ -167,6 +172,26 @@ def step_line(step: StepNow) -> str:
         f"step {step.step_id}: {step.num_tasks or DASH} tasks, CPU time {in_words(step.cpu_s)} "
         f"each, at most {_size(step.rss_bytes)} in one, on {step.node or DASH}"
     )
+
+
+def use_of_node(node: NodeUse) -> Iterator[str]:
+    """Yield the state of a node, what of it jobs have, whose they are, and why it takes none."""
+    taken = [f"{node.used_cpus} of {node.num_cpus} CPUs"]
+    taken += [f"{_size(node.used_bytes)} of {_size(node.memory_bytes)}"]
+    if node.num_gpus:
+        taken += [f"{DASH if node.used_gpus is None else node.used_gpus} of {node.num_gpus} GPUs"]
+    whose = listed(f"{job.job_id} of {job.user}" for job in node.jobs)
+    if node.used_cpus and not node.jobs:
+        whose = "of jobs that Slurm does not show you"
+    yield f"{node.name} {node.state}: {', '.join(taken)}{f'; {whose}' if whose else ''}"
+    if node.reason:
+        yield f"  {_given(node.reason)}"
+
+
+def _given(reason: Reason) -> str:
+    by = f", by {reason.user}" if reason.user else ""
+    since = "" if reason.since is None else f", since {_date(reason.since)}"
+    return f"reason: {reason.text}{by}{since}"
 
 
 def occupancy_lines(found: Sequence[Occupancy]) -> Iterator[str]:

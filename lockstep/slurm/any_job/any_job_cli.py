@@ -1,4 +1,4 @@
-"""The commands about any job: jobs, why, eff, top and shell."""
+"""The commands about any job and its nodes: jobs, nodes, why, eff, top and shell."""
 
 import json
 import os
@@ -63,6 +63,28 @@ def jobs(user: str | None, ended: float | None, *, as_json: bool) -> None:
     waiting = next((job for job in found if job.is_waiting), None)
     if waiting is not None:
         click.echo(f"Next: lockstep why {waiting.job_id.partition('_')[0]}")
+
+
+@click.command()
+@as_json_option
+def nodes(*, as_json: bool) -> None:
+    """Say of each node its state, what jobs have of it, whose they are, and why it is drained.
+
+    \b
+    Examples:
+      lockstep nodes
+      lockstep nodes --json
+    """
+    from lockstep.slurm.any_job import answers, inventory
+
+    found = inventory.nodes()
+    if as_json:
+        click.echo(json.dumps({"nodes": [asdict(node) for node in found]}, indent=1))
+        return
+    for node in found:
+        click.echo("\n".join(answers.use_of_node(node)))
+    if not found:
+        click.echo("Slurm shows you no node; lockstep doctor says what it shows.")
 
 
 @click.command()

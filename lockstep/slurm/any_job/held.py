@@ -86,13 +86,18 @@ class Wait:
     num_ahead: int | None
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text may be the id of a job, or of an array's element."""
+    return _JOB.fullmatch(text) is not None
+
+
 def checked(job_id: str) -> str:
     """Return a job's id as it was typed.
 
     Raises:
         ValueError: It is no id of a job.
     """
-    if not _JOB.fullmatch(job_id):
+    if not is_id(job_id):
         raise ValueError(
             f"{job_id[:80]!r} is no id of a job; give one such as 4711, of an array's element "
             "4711_3; lockstep jobs lists yours"

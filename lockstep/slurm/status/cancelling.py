@@ -112,14 +112,8 @@ def cancel(
         RuntimeError: scancel fails, as it does for jobs of another user.
         OSError: They are cancelled, but this cannot be noted.
     """
-    try:
-        slurm.scancel(ids(opened, point), only_waiting=below_floor is not None)
-    except FailedError as error:
-        others = sorted({job.held.user for job in opened} - {slurm.own_name()})
-        if not others:
-            raise
-        whose = " and ".join(others)
-        raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
+    users = {job.held.user for job in opened}
+    scancel(ids(opened, point), users, only_waiting=below_floor is not None)
     if below_floor is not None:
         opened = _gone(opened, _open(results))
     ended: dict[str, list[int]] = {}
@@ -132,6 +126,22 @@ def cancel(
         why = {"below_floor": dict(below_floor)} if below_floor else {}
         results.set_down({"uuid": uuid, "cancelled": cancelled, "cancelled_at": now, **why})
     return list(opened)
+
+
+def scancel(job_ids: Iterable[str], users: Iterable[str], *, only_waiting: bool = False) -> None:
+    """Cancel jobs by their ids, as `scheduler.scancel` does.
+
+    Raises:
+        RuntimeError: scancel fails, as it does for jobs of another user, who is named then.
+    """
+    try:
+        slurm.scancel(job_ids, only_waiting=only_waiting)
+    except FailedError as error:
+        others = sorted({*users} - {slurm.own_name()})
+        if not others:
+            raise
+        whose = " and ".join(others)
+        raise RuntimeError(f"{error}; ask {whose}, whose jobs these are, to cancel them") from None
 
 
 def _gone(before: Iterable[Open], now: Iterable[Open]) -> list[Open]:

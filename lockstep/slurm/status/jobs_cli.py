@@ -51,21 +51,50 @@ def results_of(folder: str) -> "Results":
 
 
 @click.command()
-@click.argument("folder")
-@click.option("--job", "name", metavar="NAME", help="Only the job of this name.")
+@click.argument("folder", metavar="FOLDER|JOB")
+@click.option("--job", "name", metavar="NAME", help="Only the folder's job of this name.")
 @click.option(
-    "--point", type=click.IntRange(min=0), metavar="K", help="Only element K of an array."
+    "--point", type=click.IntRange(min=0), metavar="K", help="Only element K of the folder's array."
 )
 @dry_run_option
 def cancel(folder: str, *, name: str | None, point: int | None, dry_run: bool) -> None:
-    """Cancel the jobs of a campaign's FOLDER that have not ended.
+    """Cancel the jobs of a campaign's FOLDER that have not ended, or any JOB by its id.
 
     \b
     Examples:
       lockstep cancel results/campaign --dry-run
       lockstep cancel results/campaign --job campaign-w8-r0
       lockstep cancel results/campaign --point 3
+      lockstep cancel 4711 --dry-run
     """
+    from lockstep.slurm.any_job import held
+
+    if name is None and point is None and held.is_id(folder) and not Path(folder).exists():
+        _cancel_one(folder, dry_run=dry_run)
+    else:
+        _cancel_in(folder, name, point, dry_run=dry_run)
+
+
+def _cancel_one(job: str, *, dry_run: bool) -> None:
+    """Cancel a job by its id, whose it is and what it does said first."""
+    from lockstep.slurm import scheduler as slurm
+    from lockstep.slurm.any_job import answers, held
+    from lockstep.slurm.status import cancelling
+
+    found = held.of_job(job)
+    if not found:
+        raise ValueError(f"squeue does not hold job {job}; lockstep why {job} says how it ended")
+    for one in found:
+        click.echo(f"{answers.job_line(one)}; of {one.user}")
+    if dry_run:
+        click.echo(shlex.join(["scancel", *slurm.cluster_options(), job]))
+        return
+    cancelling.scancel([job], {one.user for one in found})
+    click.echo(f"cancelled: job {job}")
+
+
+def _cancel_in(folder: str, name: str | None, point: int | None, *, dry_run: bool) -> None:
+    """Cancel jobs of a campaign's folder, and say what follows."""
     from lockstep.slurm import scheduler as slurm
     from lockstep.slurm.status import cancelling
 
