@@ -1,9 +1,10 @@
 """Why a job ended badly, and what must be mended: facts by what Slurm, a record and a log say."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from stand_ins import keep, send
+from stand_ins import keep, leave, send
 
 from lockstep.slurm.programs.log_lines import read_end
 from lockstep.slurm.scheduler import State
@@ -91,6 +92,26 @@ def test_a_job_that_its_nodes_did_not_start_is_told_from_one_that_was_cancelled(
     line = "Error running slurm prolog: 1"  # as slurmd 22.05.8 says it
     write_log(results, f"{line}\n", "jobs/slurm-17.out")
     assert find_cause(standing, results) == Cause("not_started", "node[1-2]", line=line)
+
+
+def test_a_stage_that_never_began_names_the_job_that_it_waited_for(results):
+    standing = ended(results, "CANCELLED", elapsed_s=0.0)
+    assert find_cause(standing, results) is None  # somebody cancelled it
+    scripts = {
+        name: {"kind": "stage", "launches": [], "after": [{"job": before, "how": "afterok"}]}
+        for name, before in (("x", "y"), ("y", "w"))
+    }
+    results.scripts_file.write_text(json.dumps({"jobs": scripts}))
+    standing = replace(standing, job=replace(standing.job, name="x"))
+    leave(results.path, "16", 3, job="w")
+    assert find_cause(standing, results) == Cause("dependency", line="w")
+    assert "for w did not end as it needs (DependencyNeverSatisfied)" in advise(
+        standing, results, "results/x", is_last=True
+    )
+    began = replace(standing, account={"elapsed_s": 5.0})
+    assert find_cause(began, results) is None
+    said = replace(began, state=State("CANCELLED", "DependencyNeverSatisfied"))
+    assert find_cause(said, results).kind == "dependency"
 
 
 def test_the_node_that_failed_is_the_one_that_srun_or_the_job_names(results):

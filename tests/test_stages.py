@@ -67,6 +67,13 @@ def waits(campaign, site=None, launches=None, done=()):
                 "publish": ["afterok ladder", "afterok evaluate"],
             },
         ),
+        (  # beside what measures
+            [
+                stage("serve", dependency="after"),
+                stage("watch", when="after", dependency="after"),
+            ],
+            {"serve": [], "ladder": ["after serve"], "watch": ["after ladder"]},
+        ),
         (
             [stage("tidy", when="after", dependency="singleton")],
             {"ladder": [], "tidy": ["afterany ladder", "singleton tidy"]},
@@ -91,6 +98,25 @@ def test_stages_a_preflight_and_a_chain_together():
             "prepare", "preflight", "ladder", "c2", "c3", "evaluate",
         )],
     }  # fmt: skip
+
+
+def test_what_runs_beside_a_chain_begins_with_its_first_job_and_is_sent_each_time():
+    asked = [
+        stage("serve", dependency="after"), stage("watch", when="after", dependency="after"),
+    ]  # fmt: skip
+    found = waits(campaign_of(jobs={"stage": asked, "chain": 2}), done={"serve", "watch"})
+    assert found == {
+        "serve": [],
+        "ladder": ["after serve"],
+        "c2": ["after serve", "afterany ladder"],
+        "watch": ["after ladder"],
+    }
+
+
+def test_a_stage_beside_what_measures_needs_jobs(tmp_path):
+    beside = Stage.model_validate(stage("serve", dependency="after"))
+    with pytest.raises(ValueError, match="submit it"):
+        Stages((beside,), Folder(tmp_path), print)
 
 
 def test_what_has_ended_well_is_not_sent_again():
@@ -195,6 +221,7 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
         ("b-r0", Path("/j/my b.sh"), [("a", "afterok")]),
         ("c", Path("/j/c.sh"), [("a", "afternotok"), ("b-r0", "afternotok")]),
         ("d", Path("/j/d.sh"), [("a", "afterany"), ("b-r0", "afterany"), ("d", "singleton")]),
+        ("e", Path("/j/e.sh"), [("a", "after")]),
     ]
     stubs = tmp_path / "bin"
     stubs.mkdir()
@@ -210,6 +237,7 @@ def test_scripts_are_sent_with_the_ids_of_those_that_they_wait_for(tmp_path):
         f"--parsable --dependency=afterok:1 {end} /j/my b.sh",
         f"--parsable --dependency=afternotok:1?afternotok:2 {end} /j/c.sh",
         f"--parsable --dependency=afterany:1:2,singleton {end} /j/d.sh",
+        f"--parsable --dependency=after:1 {end} /j/e.sh",
     ]
 
 
@@ -257,6 +285,7 @@ def test_one_rank_is_not_screened_and_a_screening_needs_a_preflight():
          "MEASURED y"),
         ([("y", "false", {"when": "after"}),
           ("z", "true", {"when": "after", "dependency": "afterany"})], True, "MEASURED y z"),
+        ([("z", "true", {"when": "after", "dependency": "after"})], False, "MEASURED z"),
         ([("a", "true", {"tasks_per_node": 2})], True, "a a MEASURED"),
     ],
 )  # fmt: skip

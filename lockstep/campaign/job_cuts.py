@@ -65,11 +65,11 @@ class Stage(BaseModel):
     when: Literal["before", "after"] = Field(
         default="before", description="before the jobs that measure, or after them"
     )
-    dependency: Literal["afterok", "afternotok", "afterany", "singleton"] = Field(
+    dependency: Literal["afterok", "afternotok", "afterany", "after", "singleton"] = Field(
         default="afterok",
-        description="before: the others begin once it has ended well, or ended at all (afterany); "
-        "after: it begins once the others have ended well, one of them badly, or at all; "
-        "singleton: not beside an earlier job of its name",
+        description="before: the others begin once it has ended well, ended at all (afterany) or "
+        "begun (after); after: it begins once the others have ended well, one of them badly, ended "
+        "at all, or begun; singleton: not beside an earlier job of its name",
     )
     time: Duration | None = Field(
         default=None, description="its limit, [days-]HH:MM:SS; the site's by default"

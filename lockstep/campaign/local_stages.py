@@ -41,6 +41,19 @@ class Stages:
     folder: Folder
     say: Say
 
+    def __post_init__(self) -> None:
+        """Refuse what only jobs can do.
+
+        Raises:
+            ValueError: A stage is to run beside the launches.
+        """
+        beside = (stage.name for stage in self.of("before") if stage.dependency == "after")
+        if name := next(beside, None):
+            raise ValueError(
+                f'stage {name}: with dependency = "after" it runs beside what measures, and here '
+                'stages run one at a time; submit it, or choose "afterok" or "afterany"'
+            )
+
     def of(self, when: str) -> list[Stage]:
         """Return the stages before the launches, or those after them."""
         return [stage for stage in self.stages if stage.when == when]

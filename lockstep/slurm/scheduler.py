@@ -68,12 +68,13 @@ MEANINGS = {
     "LOST": "neither squeue nor sacct knows it, and it left no record of its end",
     "unknown": "Slurm gave no answer about it; ask again later",
 }
+NEVER_SATISFIED = "DependencyNeverSatisfied"
 # why a pending job waits -> in plain words, and what to change
 REASONS = {
     "None": "until Slurm has looked at it",
     "Priority": "jobs of a higher priority come first",
     "Resources": "until enough nodes are free",
-    "DependencyNeverSatisfied": "for ever: the job it waits for failed; cancel it, then resume",
+    NEVER_SATISFIED: "for ever: the job it waits for failed; cancel it, then resume",
     "Dependency": "for another job",
     "BeginTime": "until the time it may begin",
     "JobArrayTaskLimit": "as many elements of the array run as max_running allows",
@@ -142,6 +143,8 @@ class State:
         if self.name in ("LOST", "unknown") and self.reason:
             return self.reason
         meant = MEANINGS.get(self.name, f"Slurm calls it {self.name}")
+        if self.name == "CANCELLED" and self.reason == NEVER_SATISFIED:
+            return f"{meant}, for the job it waited for did not end as it needs ({self.reason})"
         if self.name != "PENDING" or not self.reason:
             return meant
         return f"{meant}: {plain(self.reason)}"

@@ -25,7 +25,7 @@ FACTORS = {
 # Reasons with which a job waits for others that Slurm would rather start.
 IN_LINE = ("Priority", "Resources", "None")
 _JOB = re.compile(r"([0-9]{1,12})(?:_([0-9]{1,7}))?", re.ASCII)
-_DEPENDENCY = re.compile(r"(after\w+|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
+_DEPENDENCY = re.compile(r"(after\w*|singleton)(?::([0-9]+(?:_[0-9*]+)?))?", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import shlex
 
+from lockstep.slurm.scheduler import NEVER_SATISFIED
 from lockstep.slurm.status.causes import Cause, find_cause, key_to_mend, waits_for_ever
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
@@ -78,6 +79,9 @@ def in_words(cause: Cause, results: Results) -> str:
                 f"exit code 0:53: {nodes} could not open {cause.log}, so choose by --to a folder "
                 "that every node sees and where you may write"
             )
+        case "dependency":
+            other = cause.line or "a job that it waited for"
+            return f"it never began, for {other} did not end as it needs ({NEVER_SATISFIED})"
         case "not_started":
             return f"{nodes} did not start it ({cause.line}); sinfo -R says more"
     return {

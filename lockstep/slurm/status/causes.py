@@ -1,11 +1,13 @@
 """Why a job ended badly, and what must change before it can end well: facts, no sentences."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.slurm.programs.log_lines import MAX_LINE, read_end
+from lockstep.slurm.scheduler import NEVER_SATISFIED
 from lockstep.slurm.site import INTERFACE_NAMES
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
@@ -14,7 +16,7 @@ from lockstep.vocabulary.text.printable import one_line
 
 Kind = Literal[
     "stopped", "time", "memory", "killed", "no_output", "log", "not_started", "never_began", "lost",
-    "node_silent", "node_failed", "node_unknown",
+    "node_silent", "node_failed", "node_unknown", "dependency",
 ]  # fmt: skip
 # A peak this near to the request is what the limit let it have.
 NEAR = 0.9
@@ -41,10 +43,10 @@ class Cause:
             Slurm ended it for that; `killed`, by hand or for memory; `no_output`, its node could
             not open its output; `log`, what its log says; `not_started` by its nodes; `never_began`
             and `lost`, Slurm does not say; `node_silent`, `node_failed`, and `node_unknown` where
-            it is one of several.
+            it is one of several; `dependency`, a job that it waited for did not end as it needs.
         nodes: The node, or the nodes of the job.
         log: Its log.
-        line: What the log says.
+        line: What the log says; of a dependency, the job that it waited for, if it is known.
         used_bytes: The most memory that a step used.
         requested_bytes: Its memory.
     """
@@ -88,9 +90,34 @@ def find_cause(standing: Standing, results: Results) -> Cause | None:
         case "CANCELLED":
             # Slurm cancels a job that may not be requeued where a prolog fails (slurm.conf(5)).
             end = read_end(results.output(standing.job))
-            return Cause("not_started", nodes, line=end.line) if end.prolog_failed else None
+            if end.prolog_failed:
+                return Cause("not_started", nodes, line=end.line)
+            return _unsatisfied(standing, results)
         case "LOST":
             return Cause("lost" if results.output(standing.job).exists() else "never_began")
+    return None
+
+
+def _unsatisfied(standing: Standing, results: Results) -> Cause | None:
+    """Return that Slurm cancelled a job whose dependency can never be satisfied, if it did."""
+    ends = {str(one.get("job")): one["exit_code"] for one in results.exits().values()}
+    failed = _failed_before(standing.job.name, results.scripts(), ends)
+    has_begun = bool(standing.record or (standing.account or {}).get("elapsed_s"))
+    is_said = standing.state.reason == NEVER_SATISFIED
+    return Cause("dependency", line=failed) if is_said or (failed and not has_begun) else None
+
+
+def _failed_before(
+    name: str, scripts: Mapping[str, Mapping[str, Any]], ends: Mapping[str, int]
+) -> str | None:
+    """Return the job that failed of those whose good end a job needs, or the ones before them."""
+    after = scripts.get(name, {}).get("after", ())
+    for other in (str(wait.get("job")) for wait in after if wait.get("how") == "afterok"):
+        if other in ends:
+            if ends[other]:
+                return other
+        elif first := _failed_before(other, scripts, ends):
+            return first
     return None
 
 

@@ -12,7 +12,7 @@ Kind = Literal[
     "ladder", "job", "array", "preflight", "profile", "collect", "stage", "fallback",
 ]  # fmt: skip
 Profiler = Literal["nsys", "ncu"]
-How = Literal["afterok", "afternotok", "afterany", "singleton"]
+How = Literal["afterok", "afternotok", "afterany", "after", "singleton"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Dependency:
 
     Attributes:
         job: Name of the other job; with `singleton` its own.
-        how: Whether that must have succeeded (`afterok`), failed (`afternotok`, one of several) or
-            only ended (`afterany`), or no earlier job of its name may be there (`singleton`).
+        how: Whether that must have succeeded (`afterok`), failed (`afternotok`, one of several),
+            only ended (`afterany`) or only begun (`after`), or no earlier job of its name may be there (`singleton`).
     """
 
     job: str

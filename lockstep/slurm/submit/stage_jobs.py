@@ -47,9 +47,11 @@ class Stages:
         stages: list[JobSpec] = []
         waits: list[Dependency] = []
         for stage in self.campaign.jobs.stage if specs else ():
-            if stage.when == "before" and stage.name not in self.done:
+            # What the others only need to have begun runs beside them, each time anew.
+            is_left = stage.name not in self.done or stage.dependency == "after"
+            if stage.when == "before" and is_left:
                 stages.append(self._job(stage, waits[-1:]))
-                how: How = "afterany" if stage.dependency == "afterany" else "afterok"
+                how: How = "afterok" if stage.dependency == "singleton" else stage.dependency
                 waits.append(Dependency(stages[-1].name, how))
         return [*stages, *(behind(waits, job) for job in specs)]
 
@@ -59,14 +61,19 @@ class Stages:
         Without jobs that measure, only those that have not ended well yet.
         """
         went_on = {job.continues for job in specs}
-        last = [job for job in specs if job.name not in went_on]
+        ends = [job for job in specs if job.name not in went_on]
+        begins = [job for job in specs if not job.continues]
         stages: list[JobSpec] = []
         for stage in self.campaign.jobs.stage:
             is_left = stage.name not in self.done and stage.dependency != "afternotok"
             if stage.when == "before" or not (specs or is_left):
                 continue
             how: How = "afterany" if stage.dependency == "singleton" else stage.dependency
-            others = [*last, *(one for one in stages if one.kind == "stage" and how == "afterok")]
+            measuring = begins if how == "after" else ends
+            others = [
+                *measuring,
+                *(one for one in stages if one.kind == "stage" and how == "afterok"),
+            ]
             stages.append(self._job(stage, [Dependency(job.name, how) for job in others]))
         return stages
 
