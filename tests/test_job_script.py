@@ -122,6 +122,17 @@ def test_a_profiler_is_around_the_rank_and_not_around_srun(job, tool):
     assert not (job.results / "launches").exists()
 
 
+def test_traces_of_torch_are_pytest_s_own_and_leave_no_journal(job):
+    spec = profile(small(), plain(), job.results, "torch")
+    ended = job.execute(render(spec, plain()))
+    assert is_well(ended)
+    folder = job.results / "profiles" / "torch-7" / "w1-r0"
+    words = job.seen("arguments")
+    assert f"--torch-trace={folder}" in words
+    assert not [word for word in words if word.startswith("--journal")]
+    assert f"its traces are in {folder}" in ended.stdout
+
+
 def test_torchrun_is_one_task_of_a_node_and_meets_where_its_ranks_do(job):
     campaign, site = small(world_sizes=[8]), plain(launcher="torchrun")
     assert is_well(job.run(campaign, site))

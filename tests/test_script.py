@@ -66,6 +66,7 @@ GOLDENS = {
     "stage-gpu-container": ({}, {"jobs": {"stage": [PREPARE]}}, None, 0),
     "profile-nsys": ({}, {}, "nsys", 0),
     "profile-ncu": ({}, {}, "ncu", 0),
+    "profile-torch": ({}, {}, "torch", 0),
 }
 
 

@@ -41,7 +41,7 @@ def test_every_rank_leaves_a_trace_of_three_steps_and_no_result(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "3 steps of " in ended.stdout
     assert not (tmp_path / "results").exists()
-    paths = sorted((tmp_path / "traces").iterdir())
+    paths = sorted((tmp_path / "traces").glob("*.gz"))
     assert [path.name[-14:] for path in paths] == ["-w2-r0.json.gz", "-w2-r1.json.gz"]
     for path in paths:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -49,12 +49,31 @@ def test_every_rank_leaves_a_trace_of_three_steps_and_no_result(tmp_path):
         steps = {name for name in names if name.startswith("ProfilerStep#")}
         assert len(steps) == 3
         assert {"DistributedDataParallel.forward", "gloo:all_reduce"} <= names
+    kept = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("traces/*.shares.json"))]
+    assert [(one["world_size"], one["rank"], one["num_steps"]) for one in kept] == [
+        *((2, 0, 3), (2, 1, 3)),
+    ]
+    assert all(0 < one["parts"]["forward"] < 1 for one in kept)
 
 
 def test_a_traced_session_takes_no_file_for_results(tmp_path):
     ended = traced(tmp_path, "--journal=here.jsonl", num_ranks=1)
     assert ended.returncode == 4
     assert "--torch-trace slows" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_campaign_is_traced_at_each_size_and_measures_nothing(tmp_path):
+    options = "--device cpu --studies weak --world-sizes 1,2 --torch-trace traces"
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "smoke", *options.split()],
+        cwd=tmp_path, env=environ(ROOT), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not (tmp_path / "results").exists()
+    names = sorted(path.name for path in tmp_path.glob("traces/*.shares.json"))
+    ranks = ("-w1-r0", "-w2-r0", "-w2-r1")
+    assert [name[name.rindex("-w") :] for name in names] == [f"{one}.shares.json" for one in ranks]
 
 
 def traced(folder, *options, num_ranks=2):

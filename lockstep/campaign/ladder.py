@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,14 +124,9 @@ class Ladder:
             launch: Which one.
             options: Further options of pytest, to leave out what failed before.
         """
-        measured = self.campaign.tests or [str(content.ROOT / "bench")]
-        pytest = [*torchrun(launch.world_size), "-m", "pytest", *measured]
+        start = program_driver if self.campaign.command else partial(pytest_command, self.campaign)
         return [
-            *(
-                program_driver(launch.world_size)
-                if self.campaign.command
-                else [*pytest, "-p", "lockstep.launch.hooks"]
-            ),
+            *start(launch.world_size),
             *common_options(self.campaign),
             *own_options(launch),
             *("--resume", "--journal", str(self.results.journal(launch.name))),
@@ -216,6 +212,12 @@ class Ladder:
             if time.monotonic() - seen > (limit_s := self._limit_s(outcome)):
                 ranks = left_ranks(process.pid)
                 return Hang(_where_it_hangs(outcome), limit_s, ranks, outcome.in_flight)
+
+
+def pytest_command(campaign: Campaign, world_size: int) -> list[str]:
+    """Return the start of a command: what measures a campaign's tests at so many ranks."""
+    measured = campaign.tests or [str(content.ROOT / "bench")]
+    return [*torchrun(world_size), "-m", "pytest", *measured, "-p", "lockstep.launch.hooks"]
 
 
 def _where_it_hangs(outcome: Outcome) -> Literal["start", "case", "between", "end"]:

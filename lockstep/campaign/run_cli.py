@@ -102,6 +102,13 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     "--order-seed", type=int, help="Seed of the order of cases; drawn for each launch by default."
 )
 @click.option("--name", help="Name of the results folder.")
+@click.option(
+    "--torch-trace",
+    "traces",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Trace three steps of each case by torch.profiler into this folder; measures nothing.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Print the launches without starting them.")
 @click.option("--json", "as_json", is_flag=True, help="Print how each launch ended, as JSON.")
 def run(
@@ -109,6 +116,7 @@ def run(
     root: Path,
     *,
     factors: tuple[str, ...],
+    traces: Path | None,
     dry_run: bool,
     as_json: bool,
     **changes: Any,
@@ -129,13 +137,29 @@ def run(
       lockstep run --until-efficiency 0.6 --world-sizes 1,2,4,8,16  double while it pays
       lockstep run --tests benchmarks --world-sizes 1,2,4  a ladder of your own tests
       lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder
+      lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
     from lockstep.campaign.sweep import load_with
     from lockstep.vocabulary.factors import parse
 
     sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
     chosen = load_with(campaign, parse(factors), **_with_tests(changes))
+    if traces is not None:
+        return _trace(chosen, traces, dry_run=dry_run)
     return measure(chosen, root, dry_run=dry_run, as_json=as_json)
+
+
+def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
+    """Trace a campaign's cases, and return the command's exit code."""
+    from lockstep.campaign import launcher, traced_run
+    from lockstep.campaign.campaign import with_threads
+    from lockstep.world.process_group import usable_cores
+
+    traced_run.refuse_program(chosen)
+    if absent := launcher.missing_packages():
+        raise RuntimeError(absent)
+    chosen, _ = _within_gpus(with_threads(chosen, None, usable_cores()))
+    return traced_run.trace(chosen, folder, click.echo, dry_run=dry_run)
 
 
 def measure(

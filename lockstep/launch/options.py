@@ -161,7 +161,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": Path,
         "metavar": "FOLDER",
         "help": "trace three steps of each case by torch.profiler into this folder, and say what "
-        "of them forward, backward, communication and data take; keeps no result",
+        "of them forward, backward, communication and data take, also as JSON; keeps no result",
     },
     "--label": {
         "action": "append",

@@ -4,10 +4,11 @@ A profiler slows what it sees, so a session that traces keeps no result. A step 
 two updates: it begins with the first forward pass after one.
 """
 
+import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,8 @@ class Tracing:
     def _keep(self, name: str, profiler: Any) -> None:
         place = placement()
         stem = re.sub(r"[^\w.=,-]+", "_", name)[:MAX_NAME].strip("_")
-        path = self.folder / f"{stem}-w{place.world_size}-r{place.rank}.json.gz"
+        stem = f"{stem}-w{place.world_size}-r{place.rank}"
+        path = self.folder / f"{stem}.json.gz"
         self.folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
         events = list(profiler.events())
@@ -171,4 +173,7 @@ class Tracing:
         if not any("cuda" in str(event.device_type).lower() for event in events):
             spans = ((e.name, e.time_range.start, e.time_range.end) for e in events)
             if found := shares(spans):
+                facts = {"case": name, "world_size": place.world_size, "rank": place.rank}
+                text = json.dumps(facts | asdict(found), indent=1)
+                path.with_name(f"{stem}.shares.json").write_text(text, encoding="utf-8")
                 self.lines.append(f"  {in_words(found)}")

@@ -411,7 +411,12 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
     lockstep_profiled "$folder"
     measure=("${tool[@]}" python3 -m pytest "${tests[@]}")
     [ "${#driver[@]}" -eq 0 ] || measure=("${driver[@]}" --world-size="$2")
-    measure+=("${options[@]}" --label=launch="$name" --label=repeat="$3" ${4:+"--part=$4"} --journal="$journal")
+    measure+=("${options[@]}" --label=launch="$name" --label=repeat="$3" ${4:+"--part=$4"})
+    if [ "${profiler:-}" = torch ]; then
+        lockstep_trace "$folder" "${measure[@]}"
+        return
+    fi
+    measure+=(--journal="$journal")
     # However srun's step ends, another session follows where cases are left that it may measure.
     while [ "${follows[0]}" = again ]; do
         rc=0
@@ -433,6 +438,13 @@ lockstep_launch() { # lockstep_launch NAME WORLD_SIZE REPEAT [PART]: the next on
         [ -z "$stopping" ] || break
     done
     failed=1
+}
+
+lockstep_trace() { # lockstep_trace FOLDER COMMAND...: it keeps no journal, so that no session follows
+    local rc=0
+    lockstep_step "$1/log.txt" "${@:2}" --torch-trace="$1" || rc=$?
+    lockstep_say "${1##*/}: srun ended with $rc; its traces are in $1"
+    [ "$rc" -eq 0 ] || failed=1
 }
 
 lockstep_above_floor() { # lockstep_above_floor WORLD_SIZE: no smaller size has missed until_efficiency

@@ -14,7 +14,7 @@ from lockstep.campaign import completing
 from lockstep.slurm.submit.budget import UNITS, Budget
 
 if TYPE_CHECKING:
-    from lockstep.slurm.submit.job_spec import JobSpec
+    from lockstep.slurm.submit.job_spec import JobSpec, Profiler
     from lockstep.slurm.submit.submission import Work
 
 Command = Callable[..., Any]
@@ -154,7 +154,7 @@ script_options = with_options(
     click.option(
         "--profile",
         "profiler",
-        type=click.Choice(["nsys", "ncu"]),
+        type=click.Choice(["nsys", "ncu", "torch"]),
         help="Profile a few steps in place of measuring.",
     ),
     click.option("--debug-comm", is_flag=True, help="Let NCCL say all that it does; it is slow."),
@@ -167,7 +167,7 @@ def work_of(
     root: Path,
     partition: str | None = None,
     budget: Budget | None = None,
-    profiler: Literal["nsys", "ncu"] | None = None,
+    profiler: "Profiler | None" = None,
     debug_comm: bool = False,
     *,
     is_draft: bool = False,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.launch_options import common_options
+from lockstep.campaign.traced_run import FEW_STEPS, refuse_program
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s
@@ -21,8 +22,6 @@ from lockstep.vocabulary.text.durations import parse_limit
 PREFLIGHT_S = 900
 COLLECT_S = 1800
 COLLECT_CPUS = 4  # where it has no node of its own
-# A profile is a window of a few steps: a whole run's would be gigabytes.
-PROFILED = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3}
 
 
 def settle(campaign: Campaign, site: Site) -> Campaign:
@@ -78,8 +77,9 @@ def profile(campaign: Campaign, site: Site, folder: Path, profiler: Profiler) ->
     """
     # While ncu replays a kernel of one rank the others would wait for it for ever.
     world_sizes = (1,) if profiler == "ncu" else campaign.world_sizes
-    changes = PROFILED | {"world_sizes": world_sizes, "repeats": 1}
-    campaign = campaign.model_copy(update=changes)
+    if profiler == "torch":
+        refuse_program(campaign)
+    campaign = campaign.model_copy(update=FEW_STEPS | {"world_sizes": world_sizes})
     maker = Maker.of(campaign, site, folder)
     job = maker.make(f"{campaign.name}-{profiler}", "profile", plan(campaign))
     return replace(job, profiler=profiler)

@@ -11,7 +11,7 @@ from lockstep.campaign.job_cuts import Stage
 Kind = Literal[
     "ladder", "job", "array", "preflight", "profile", "collect", "stage", "fallback",
 ]  # fmt: skip
-Profiler = Literal["nsys", "ncu"]
+Profiler = Literal["nsys", "ncu", "torch"]
 How = Literal["afterok", "afternotok", "afterany", "after", "singleton"]
 
 
@@ -22,7 +22,8 @@ class Dependency:
     Attributes:
         job: Name of the other job; with `singleton` its own.
         how: Whether that must have succeeded (`afterok`), failed (`afternotok`, one of several),
-            only ended (`afterany`) or only begun (`after`), or no earlier job of its name may be there (`singleton`).
+            only ended (`afterany`) or only begun (`after`), or no earlier job of its name may be
+            there (`singleton`).
     """
 
     job: str
