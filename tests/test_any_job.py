@@ -112,6 +112,15 @@ def test_of_a_job_that_squeue_forgot_accounting_says_how_it_ended(slurm):
     assert ask("why laptop", slurm).returncode == 2
 
 
+def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
+    over = squeue(RUNS | {"state": "CANCELLED", "reason": "DependencyNeverSatisfied"})
+    slurm.say("squeue", "", over)  # which shows it only with --states=all
+    slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 1", "Elapsed": "00:00:00"}))
+    said = ask("why 4711", slurm).stdout
+    assert "did not end as it needs (DependencyNeverSatisfied)" in said
+    assert "--states=all" in slurm.calls("squeue")[-1]
+
+
 @pytest.mark.parametrize(
     ("change", "step", "shares", "hints"),
     [
@@ -304,6 +313,7 @@ def test_an_example_runs_as_it_is_given(slurm, line):
     slurm.say("sacct", sacct(ENDED, STEP, elements))
     slurm.say("srun", NOW)
     slurm.say("scontrol", CLUSTER)
+    slurm.say("scancel")
     if "--every" in line:
         slurm.say("squeue", squeue(RUNS), "")
         line = line.replace("--every 10", "--every 2")

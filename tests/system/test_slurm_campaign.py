@@ -31,6 +31,7 @@ threads_per_rank = 1
 """
 # Fewer jobs, so that the test is shorter.
 ONE_JOB = "share_job = true\n"
+PROFILERS = ("nsys", "ncu", "torch")
 GPUS = 'gpus_per_node = 2\ngpu_type = "fake"\n'
 
 
@@ -270,6 +271,37 @@ def test_a_sweep_is_one_array(folder, study, num_points, num_of_each_precision):
     done(lockstep(folder, "report", "results/campaign"))
 
 
+def test_a_torchrun_on_each_node_starts_the_ranks(folder):
+    change(folder / "campaign.toml", world_sizes=[1, 4], repeats=1, studies=["weak"])
+    change(folder / "site.toml", launcher="torchrun")
+    submit(folder)
+    check_complete(folder, num_launches=2)
+    done(lockstep(folder, "collect", "results/campaign"))
+    block = read_result(folder, "w4-r0")["lockstep"]
+    assert (block["world_size"], block["num_nodes"]) == (4, 2)
+    assert block["provenance"]["launcher"] == "torchrun"
+
+
+def test_stages_after_one_that_fails_are_named_as_never_begun(folder):
+    stages = """[[jobs.stage]]
+name = "prepare"
+command = "exit 3"
+[[jobs.stage]]
+name = "report"
+when = "after"
+command = "true"
+"""
+    change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
+    write(folder / "campaign.toml", (folder / "campaign.toml").read_text() + stages)
+    submit(folder)
+    found = until(folder, has_ended)
+    assert [*states(found).values()] == ["FAILED", "CANCELLED", "CANCELLED"]
+    report = found["jobs"][2]
+    why = "for campaign-prepare did not end as it needs (DependencyNeverSatisfied)"
+    assert why in report["advice"]
+    assert "DependencyNeverSatisfied" in done(lockstep(folder, "why", report["id"]))
+
+
 @pytest.mark.chaos
 def test_a_rendered_script_is_sent_by_hand_from_anywhere(folder):
     change(folder / "campaign.toml", world_sizes=[1], repeats=1, studies=["weak"])
@@ -323,9 +355,9 @@ def commit_of(folder):
     return head["launch"]["provenance"]["git_commit"]
 
 
-@pytest.mark.parametrize("allocation", ["ladder", "job", "array", "nsys", "ncu"])
+@pytest.mark.parametrize("allocation", ["ladder", "job", "array", *PROFILERS])
 def test_slurm_would_take_every_script(folder, allocation):
-    profile = ["--profile", allocation] if allocation in ("nsys", "ncu") else []
+    profile = ["--profile", allocation] if allocation in PROFILERS else []
     jobs = f'allocation = "{"ladder" if profile else allocation}"\npreflight = true\ncollect = true'
     text = CAMPAIGN.replace('device = "cpu"\n', "") + jobs + "\n"
     write(folder / "campaign.toml", text)

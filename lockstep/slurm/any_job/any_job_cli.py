@@ -115,14 +115,15 @@ def why(job: str, *, as_json: bool) -> None:
 
 
 def _say_end(job: str, *, as_json: bool) -> None:
-    from lockstep.slurm.any_job import answers
+    from lockstep.slurm.any_job import answers, held
 
     accounts = _accounts((job,))
     if as_json:
         click.echo(json.dumps({"ended": accounts}, indent=1))
         return
     for job_id, account in accounts.items():
-        click.echo("\n".join(answers.end_lines(job_id, account)))
+        end = held.end_of(job_id) if account["state"] == "CANCELLED" else None
+        click.echo("\n".join(answers.end_lines(job_id, account, end)))
 
 
 def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -130,13 +130,22 @@ def of_job(job_id: str) -> list[Held]:
         raise
 
 
+def end_of(job_id: str) -> State | None:
+    """Return how a job ended, with the reason, as long as squeue holds it; None after that."""
+    try:
+        found = _ask(f"--jobs={job_id}", "--states=all")
+    except RuntimeError:  # accounting has answered, and squeue need not
+        return None
+    return found[0].state if len(found) == 1 else None
+
+
 def wait(job: Held) -> Wait:
     """Ask why a waiting job does not run yet."""
     return Wait(_factors(job), _num_ahead(job) if job.state.reason in IN_LINE else None)
 
 
-def _ask(selection: str) -> list[Held]:
-    listing = slurm.ask("squeue", selection, "--noheader", f"--format={FORMAT}")
+def _ask(*selection: str) -> list[Held]:
+    listing = slurm.ask("squeue", *selection, "--noheader", f"--format={FORMAT}")
     most = FORMAT.count("|")
     rows = [line.split("|", most) for line in listing.splitlines() if line.count("|") >= most]
     return [_held(row) for row in rows]
