@@ -128,7 +128,7 @@ def test_a_group_alone_prints_its_help(group, tmp_path):
 
 
 def test_a_dry_run_prints_the_launches_and_touches_nothing(tmp_path):
-    ended = lockstep("run smoke --dry-run --repeats 2 --to out", tmp_path)
+    ended = lockstep("run smoke --device cpu --dry-run --repeats 2 --to out", tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     summary, duration, *commands = ended.stdout.splitlines()
     assert "after the first case" in duration
