@@ -102,6 +102,19 @@ def test_a_loss_of_one_launch_has_no_cause():
     assert loss(one, one.points[1]).kind == "open"
 
 
+def test_launches_of_one_job_are_no_repeats_of_what_its_nodes_add():
+    # Communication takes 0.1 to 0.3 s by the job, and in a job's launches alike.
+    here = (1.2, {"full": steady(1.2, 2), "own": [*steady(0.9), *steady(0.9)]})
+    series = ladder("weak", [(1, *BASE), (2, *here)] * 5)
+    for row in rows_of(series):
+        row.job = row.launch[-1]
+        if row.world_size == 2:
+            row.rank_variant_s["full"] = steady(1.1 + 0.1 * int(row.job), 2)
+    found, card = (of(series, series.points[1]) for of in (loss, attribution.judged))
+    assert len(series.points[1].rows) == 15
+    assert (found.kind, found.named, card.named, card.num_launches) == ("open", (), (), 15)
+
+
 def test_steps_alone_of_an_older_release_are_split_without_a_remainder():
     found = lost("weak", (1.0, {"own": [[0.9]]}), (1.3, {"own": [[0.9], [1.1]]}))
     assert seconds_of(found) == pytest.approx(

@@ -6,6 +6,7 @@ from data.report_samples import document, record, write
 from lockstep.report.compute import links
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
+from lockstep.report.load.results import Row
 from lockstep.report.page.panels.collective_tables import message_bytes
 
 ALPHA_S, BETA = 2e-4, 1.25e8  # of a link of 1 Gbit/s
@@ -64,3 +65,16 @@ def test_a_sweep_is_fitted_by_the_bytes_that_cross_the_link(tmp_path):
     points = [(message_bytes(p), p) for one in series_of(load([tmp_path]).rows) for p in one.points]
     assert links.fit_points("all_reduce", points).beta_gb_per_s == pytest.approx(0.125)
     assert links.fit_points("of my own", points) is None
+
+
+@pytest.mark.parametrize(("jobs", "holds_both"), [("000111222", True), ("012345678", False)])
+def test_intervals_are_over_jobs_where_each_had_links_of_its_own(jobs, holds_both):
+    paces = [pace + n % 3 / 1000 for n, pace in enumerate((0.8,) * 3 + (1.0,) * 3 + (1.2,) * 3)]
+    found = [
+        Row(f"w4-r{n}", str(size), "collective", "all_reduce", 4, 1.0, job=job,
+            step_s=(ALPHA_S + 1.5 * size / BETA) / pace)
+        for size in SIZES for n, (job, pace) in enumerate(zip(jobs, paces, strict=True))
+    ]  # fmt: skip
+    points = [(float(one.case), point) for one in series_of(found) for point in one.points]
+    low, high = links.fit_points("all_reduce", points).beta_interval
+    assert (low < 0.8 * 0.125 and high > 1.2 * 0.125) == holds_both

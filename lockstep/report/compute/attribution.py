@@ -27,6 +27,7 @@ from lockstep.causes import bound
 from lockstep.causes.bound import Base, Bound
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import FULL, OWN, Turns, divide
+from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
@@ -45,7 +46,7 @@ WHOLE: tuple[Cause, ...] = (
 
 # Seconds of a launch by cause.
 Split = Mapping[str, float]
-# A weight, and what each launch gives.
+# A weight, and what each launch gives, or each of several jobs.
 Term = tuple[float, Sequence[float]]
 
 
@@ -57,7 +58,7 @@ class Part:
         cause: One of `CAUSES`.
         seconds: The mean over launches; negative where it took less. Of the remainder, what makes
             all parts add up.
-        interval: 95 % over launches, about `seconds`; None without repeats.
+        interval: 95 % over launches, or over several jobs, about `seconds`; None without repeats.
     """
 
     cause: Cause
@@ -75,7 +76,7 @@ class Loss:
             either.
         step_s: The point's step time.
         seconds: The loss, `step_s` less the ideal step.
-        interval: Of the loss, 95 % over launches: as wide as that of their mean.
+        interval: Of the loss, 95 %: as wide as that of their mean.
         parts: The loss of each cause; they add up to `seconds`.
         named: The causes that are shown, the largest first; the remainder is none.
     """
@@ -162,14 +163,21 @@ def _moved(interval: Interval | None, seconds: float) -> Interval | None:
 
 def judged(series: Series, point: Point) -> Bound | None:
     """Return what bounds a point's step; None where a launch timed no variants of it."""
-    here = [turns(row) for row in point.rows]
-    base = [] if point is series.base else [turns(row) for row in series.base.rows]
-    known = [one for one in here if one is not None]
-    if len(known) < len(here) or not all(FULL in row.rank_variant_s for row in point.rows):
+    if not all(FULL in row.rank_variant_s and turns(row) is not None for row in point.rows):
         return None
-    bases = [Base(one, _ideal(series, point)) for one in base if one is not None]
-    found = bound.judge(known, bases, _buckets(point.rows[0]))
+    base = [] if point is series.base else _units(series.base)
+    bases = [Base(one, _ideal(series, point)) for one in base]
+    found = bound.judge(_units(point), bases, _buckets(point.rows[0]))
+    found = replace(found, num_launches=point.num_launches)
     return found if point.step_s is None else found.of_rounds(point.step_s, point.step_interval)
+
+
+def _units(point: Point) -> list[Turns]:
+    """Return the turns of each launch, or of each job where there are enough for an interval."""
+    rows = [row for row in point.rows if turns(row) is not None]
+    known = [one for one in map(turns, rows) if one is not None]
+    jobs = replicates.grouped(rows, known)
+    return known if len(jobs) < bound.FEWEST_LAUNCHES else list(map(bound.pool, jobs))
 
 
 def _buckets(row: Row) -> Buckets | None:
@@ -245,14 +253,18 @@ def _kind(whole_s: float, interval: Interval | None, named: Sequence[Part], step
 
 
 def _splits(point: Point) -> dict[str, list[float]] | None:
-    """Return each launch's seconds by cause, of the causes that all launches know; else None."""
+    """Return the seconds by cause that intervals are over, of causes that all launches know."""
     found = [split(row) for row in point.rows]
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
     names = [name for name in known[0] if all(name in one for one in known)]
-    return {name: [one[name] for one in known] for name in names}
+    return {name: _independent(point, [one[name] for one in known]) for name in names}
 
 
 def _steps(point: Point) -> list[float]:
-    return [row.step_s for row in point.rows if row.step_s is not None]
+    return _independent(point, [row.step_s for row in point.rows if row.step_s is not None])
+
+
+def _independent(point: Point, values: Sequence[float]) -> list[float]:
+    return replicates.independent(point.rows, values, fmean)

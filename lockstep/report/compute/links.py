@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from operator import mul
 from statistics import fmean, median, stdev
 
+from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point
 from lockstep.report.compute.statistics import (
     CONFIDENCE,
@@ -22,6 +23,7 @@ from lockstep.report.compute.statistics import (
     log_interval,
     t_quantile,
 )
+from lockstep.report.load.results import Row
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.metrics import GIGA
 
@@ -38,7 +40,8 @@ class LinkFit:
         beta_gb_per_s: Rate of an endless one, as busbw.
         error: Root mean square of the relative errors of the fitted times.
         num_sizes: Message sizes.
-        alpha_interval: Student's t over launches, in seconds; None for fewer than two.
+        alpha_interval: Student's t over launches, or several jobs, in seconds; None for fewer
+            than two.
         beta_interval: The same of the rate, on logarithms, in GB/s.
     """
 
@@ -67,18 +70,24 @@ def fit_points(collective: str, points: Sequence[tuple[float, Point]]) -> LinkFi
     if factor is None:
         return None
     launches: dict[str, dict[float, float]] = {}
+    rows: dict[str, Row] = {}
     for size, point in points:
         for row in point.rows:
             if row.step_s is not None and size > 0:
                 launches.setdefault(row.launch, {})[size * factor] = row.step_s
-    return fit_launches(list(launches.values()))
+                rows[row.launch] = row
+    found = list(launches.values())
+    return fit_launches(found, list(map(_mean, replicates.grouped(list(rows.values()), found))))
 
 
-def fit_launches(launches: Sequence[Mapping[float, float]]) -> LinkFit | None:
+def fit_launches(
+    launches: Sequence[Mapping[float, float]], units: Sequence[Mapping[float, float]] | None = None
+) -> LinkFit | None:
     """Fit the medians over launches; each launch by itself gives the intervals.
 
     Args:
         launches: Bytes on the link -> seconds, of each launch.
+        units: The same of what intervals are over instead, such as jobs.
     """
     sizes = sorted(set[float]().union(*launches))
     times = [median(one[size] for one in launches if size in one) for size in sizes]
@@ -87,7 +96,7 @@ def fit_launches(launches: Sequence[Mapping[float, float]]) -> LinkFit | None:
         return None
     alpha_s, beta = found
     errors = [(alpha_s + size / beta) / t - 1 for size, t in zip(sizes, times, strict=True)]
-    each = [line for one in launches if (line := _line(one))]
+    each = [line for one in units or launches if (line := _line(one))]
     return LinkFit(
         alpha_s,
         beta / GIGA,
@@ -96,6 +105,12 @@ def fit_launches(launches: Sequence[Mapping[float, float]]) -> LinkFit | None:
         _plain_interval([alpha_s for alpha_s, _ in each]),
         log_interval([beta / GIGA for _, beta in each]),
     )
+
+
+def _mean(launches: Sequence[Mapping[float, float]]) -> dict[float, float]:
+    """Return the mean seconds of each size, over the launches that have it."""
+    sizes = set[float]().union(*launches)
+    return {size: fmean(one[size] for one in launches if size in one) for size in sizes}
 
 
 def _line(times: Mapping[float, float]) -> tuple[float, float] | None:

@@ -8,8 +8,11 @@ several jobs, and one of them several launches, a job gives one value: the mean 
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, geometric_mean
+from typing import TypeVar
 
 from lockstep.report.load.results import Row
+
+Value = TypeVar("Value")
 
 
 def num_jobs(rows: Sequence[Row]) -> int | None:
@@ -37,15 +40,25 @@ def independent(
         values: A value of each row; fewer where some have none, and then no job is formed.
         mean: What makes one value of a job's launches.
     """
-    if len(values) != len(rows) or len(rows) == 1:
+    if len(values) != len(rows):
         return list(values)
+    return [one[0] if len(one) == 1 else mean(one) for one in grouped(rows, values)]
+
+
+def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
+    """Return the values that `independent` makes one of; of a list each where nothing is shared.
+
+    Args:
+        rows: A point's rows, one per launch.
+        values: A value of each row.
+    """
     jobs = num_jobs(rows)
     if jobs is not None and jobs not in (1, len(rows)):
-        return [mean(one) for one in _grouped([row.job for row in rows], values)]
+        return _grouped([row.job for row in rows], values)
     # Trainings of several seeds in one launch share all that slows it.
     if all(row.training for row in rows):
-        return [mean(one) for one in _grouped([row.launch for row in rows], values)]
-    return list(values)
+        return _grouped([row.launch for row in rows], values)
+    return [[value] for value in values]
 
 
 def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
@@ -58,9 +71,9 @@ def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
     return [fmean(one) for one in _grouped(seeds, values)]
 
 
-def _grouped(keys: Sequence[object], values: Sequence[float]) -> list[list[float]]:
+def _grouped(keys: Sequence[object], values: Sequence[Value]) -> list[list[Value]]:
     """Return the values of each key, in the order in which the keys first come."""
-    found: dict[object, list[float]] = {}
+    found: dict[object, list[Value]] = {}
     for key, value in zip(keys, values, strict=True):
         found.setdefault(key, []).append(value)
     return list(found.values())
