@@ -15,8 +15,10 @@ from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
+from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.losses import sentence
 from lockstep.report.page.panels.phase_table import phase_table
+from lockstep.report.words import verdict_card
 from lockstep.vocabulary.text.formats import number, percent
 
 NUM_TURNS = 8
@@ -325,6 +327,17 @@ def test_results_without_variants_are_not_split():
     assert attribution.parts(series.base) is None
     assert loss(series, series.points[1]) is None
     assert sentence(series, series.points[1]) is None
+
+
+@pytest.mark.parametrize("rules", [[], ["shared-device"]])
+def test_what_the_check_forbids_has_no_causes_either(rules):
+    series = ladder("weak", [(1, *BASE), (2, 1.35, two(1.1, 1.3))])
+    here = series.points[1]
+    here.blocked_by = rules
+    told = (loss(series, here), attribution.parts(here), verdict_card.judge([series], 0.7))
+    made = ladder_panel("weak", [series], 0.7, "GPU-hours", {})
+    drawn = [figure for figure in made["figures"] if figure["id"].startswith("weak-causes")]
+    assert [bool(one) for one in (*told, drawn)] == [not rules] * 4
 
 
 def test_the_page_says_why_and_shows_the_table(tmp_path):

@@ -13,6 +13,9 @@ from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
+from lockstep.report.page.panels.curves import ladder_panel
+from lockstep.report.page.panels.programs_panel import programs_panels
+from lockstep.report.words import factor_card
 from lockstep.vocabulary.records.flags import Flag
 
 
@@ -23,6 +26,15 @@ def row(world_size, rate, scaling="strong", case="c", **more):
 def points(rows, baseline=None):
     (series,) = series_of(rows, baseline)
     return series.points
+
+
+def two_layouts():
+    """The series of 1, 2, 4 and 8 ranks on one node, and of 8 ranks on a node each."""
+    rates = {(1, 1): 1.0, (2, 1): 1.9, (4, 1): 3.6, (8, 1): 5.0, (8, 8): 2.0}
+    return series_of([
+        row(size, pace * rate, num_nodes=nodes, ranks_per_node=size // nodes)
+        for (size, nodes), rate in rates.items() for pace in (0.99, 1.0, 1.01)
+    ])  # fmt: skip
 
 
 def times(values, scaling="strong"):
@@ -250,12 +262,31 @@ def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path
         else:
             assert (one["layout"], one["series"]) == ("", same["series"])
     assert len([one for one in records if one["num_nodes"] == 2]) > 0
-    shown = json.dumps(page(found, series_of(found.rows), 0.7))
+    # The check calls the copies an error, which forbids ratios.
+    shown = json.dumps(page(found, series_of(found.rows), 0.7, findings=[]))
     assert "On 2 ranks, 1 rank per node: 1.00 times the throughput of 2 ranks per node" in shown
     with pytest.raises(ValueError, match="on 2 nodes; pass --allow layout or"):
         compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
     made = compare(load([measured / "fp32"]), load([spread]), allowed=["layout"])
     assert {(p.a[0].num_nodes, p.b[0].num_nodes) for p, _ in made.points} == {(1, 2)}
+
+
+@pytest.mark.parametrize("rules", [[], ["shared-device"]])
+def test_no_ratio_is_told_of_what_the_check_forbids(rules):
+    main, spread = two_layouts()
+    main.points[-1].blocked_by = rules
+    made = ladder_panel("strong", [spread], 0.7, "GPU-hours", {})
+    assert ("times the throughput" in made["tables"][0]["note"]) == (not rules)
+    program = {"command": {"over": ["threads"]}}
+    threads = series_of([
+        row(1, float(n), case=str(n), factors={"threads": n}, details=program) for n in (1, 2, 4)
+    ])  # fmt: skip
+    threads[0].points[0].blocked_by = rules  # what the others are compared with
+    (made,) = programs_panels(threads)
+    (told,) = factor_card.headlines(threads, 0.7)
+    assert (told["kind"], len(made["figures"])) == (("blocked", 0) if rules else ("good", 1))
+    labels = [column["label"] for column in made["tables"][0]["columns"]]
+    assert ("Speed-up" in labels) == (not rules)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def split(row: Row) -> Split | None:
 
 
 def parts(point: Point) -> tuple[Part, ...] | None:
-    """Return where a point's step goes; None where a launch timed no variant."""
+    """Return where a point's step goes; None where a launch timed no variant, or it is blocked."""
     here = _splits(point)
     if here is None:
         return None
@@ -129,7 +129,7 @@ def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
 
 
 def loss(series: Series, point: Point) -> Loss | None:
-    """Return what a point loses to its baseline; None for that, and without timed variants."""
+    """Return what a point loses; None of the baseline, of a blocked point, without variants."""
     here, base = _splits(point), _splits(series.base)
     step_s, base_s = point.step_s, series.base.step_s
     if here is None or base is None or point is series.base or step_s is None or base_s is None:
@@ -162,8 +162,10 @@ def _moved(interval: Interval | None, seconds: float) -> Interval | None:
 
 
 def judged(series: Series, point: Point) -> Bound | None:
-    """Return what bounds a point's step; None where a launch timed no variants of it."""
-    if not all(FULL in row.rank_variant_s and turns(row) is not None for row in point.rows):
+    """Return what bounds a point's step; None where a launch timed no variant, or it is blocked."""
+    if point.blocked_by or not all(
+        FULL in row.rank_variant_s and turns(row) is not None for row in point.rows
+    ):
         return None
     base = [] if point is series.base else _units(series.base)
     bases = [Base(one, _ideal(series, point)) for one in base]
@@ -256,7 +258,7 @@ def _splits(point: Point) -> dict[str, list[float]] | None:
     """Return the seconds by cause that intervals are over, of causes that all launches know."""
     found = [split(row) for row in point.rows]
     known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
+    if point.blocked_by or not known or len(known) < len(found):
         return None
     names = [name for name in known[0] if all(name in one for one in known)]
     return {name: _independent(point, [one[name] for one in known]) for name in names}

@@ -59,6 +59,11 @@ class FactorLadder:
         """What the others are compared with."""
         return self.rungs[0]
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an error of the check forbids a verdict."""
+        return any(rung.point.blocked_by for rung in self.rungs)
+
 
 def factor_ladders(series: Sequence[Series]) -> list[FactorLadder]:
     """Return the ladders of two values or more over the factors that programs name for it."""

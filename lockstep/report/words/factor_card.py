@@ -32,13 +32,13 @@ def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
         f"({percent(best.efficiency)} % efficiency, {span})"
     )
     goal = f"no value reaches {100 * threshold:.0f} % efficiency; at best "
-    text = given if good else goal + given
-    if any(rung.point.blocked_by for rung in ladder.rungs):
-        text = "no verdict, blocked by the check"
+    kind, text = ("good", given) if good else ("below", goal + given)
+    if ladder.is_blocked:
+        kind, text = "blocked", "no verdict, blocked by the check"
     fewest = min(rung.point.num_launches for rung in ladder.rungs)
     return {
         "title": f"Scaling over {ladder.factor}", "of": ladder.label,
-        "kind": "good" if good else "below", "text": text,
+        "kind": kind, "text": text,
         "lines": [text, f"trust: at least {counted(fewest, 'launch')} a value"],
         "short": "", "others": [],
     }  # fmt: skip
@@ -49,7 +49,7 @@ def _lines(ladder: FactorLadder) -> list[str]:
     for rung in ladder.rungs:
         is_base = rung is ladder.base
         both = [ratio(rung.speedup), f"{percent(rung.efficiency)} %"]
-        shown = [parts.allowed(rung.point, text) for text in both]
+        shown = [parts.allowed(rung.point, text, ladder.base.point) for text in both]
         rate = f"{number(rung.point.rate)} {ladder.series.row.sample_unit}/s"
         rows.append([f"{rung.value:g}", rate, *(["baseline"] * 2 if is_base else shown)])
     name = f"{ladder.label} over {ladder.factor}, {counted(ladder.world_size, 'rank')}:"

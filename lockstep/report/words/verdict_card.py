@@ -8,6 +8,7 @@ from lockstep.causes.bound import Bound
 from lockstep.causes.card import NEXT, card
 from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
+from lockstep.report.page.panels.parts import sound
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 # The first of these that was measured is what a card is of.
@@ -53,10 +54,11 @@ def judge(series: Sequence[Series], threshold: float) -> Judged | None:
     """Return what bounds the point that a campaign is about; None where no variants were timed.
 
     That is the smallest size whose efficiency is below the threshold, else the largest, of the
-    strong series where there is one, else of the weak, else of the first.
+    strong series where there is one, else of the weak, else of the first. A series with an error of
+    the check has no verdict, and none of this either.
     """
     order = {study: number for number, study in enumerate(STUDIES)}
-    for one in sorted(series, key=lambda each: order.get(each.row.study, len(order))):
+    for one in sorted(sound(series), key=lambda each: order.get(each.row.study, len(order))):
         point = telling(one, threshold)
         if found := attribution.judged(one, point):
             return Judged(one, point, found)
@@ -72,9 +74,5 @@ def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> Judged | None
 
 def telling(series: Series, threshold: float) -> Point:
     """Return the smallest size whose efficiency is below the threshold, else the largest."""
-    below = (
-        point
-        for point in series.points
-        if point.parallel_efficiency is not None and point.parallel_efficiency < threshold
-    )
+    below = (point for point in series.points if point.parallel_efficiency < threshold)
     return next(below, series.points[-1])

@@ -102,7 +102,7 @@ def _figures(
     if not series:
         return [], []
     judged, strong = sound(series), study == "strong"
-    split, notes = cause_figures.causes(study, series)
+    split, notes = cause_figures.causes(study, judged)
     ratios = [scaling_figures.efficiency(study, judged, threshold, predicted)] if judged else []
     if strong and judged:  # the efficiency stands at the top of the page, too
         ratios.insert(0, scaling_figures.speedup(study, judged))
@@ -150,6 +150,7 @@ def _beside(series: Series) -> str:
         + (f" ({ratio_span(between)})." if between else " (no interval).")
         for point in series.points
         for beside in [main[point.world_size]]
+        if not point.blocked_by and not beside.blocked_by
         for between in [ratio_interval(point.units, beside.units)]
     )
 

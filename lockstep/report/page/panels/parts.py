@@ -88,9 +88,15 @@ def flagged(point: Point) -> str:
     return " ".join(map(str, point.flag_numbers))
 
 
-def allowed(point: Point, text: str) -> str:
-    """Return a ratio to the baseline as a cell: a dash where an error of the check forbids it."""
-    return formats.DASH if point.blocked_by else text
+def allowed(point: Point, text: str, base: Point | None = None) -> str:
+    """Return a ratio as a cell: a dash where an error of the check forbids it.
+
+    Args:
+        point: What the ratio is of.
+        text: The ratio.
+        base: What it is to, where that is another point than the baseline of its series.
+    """
+    return formats.DASH if point.blocked_by or (base and base.blocked_by) else text
 
 
 def sound(series: Sequence[Series]) -> list[Series]:

@@ -51,7 +51,8 @@ def programs_panels(series: Sequence[Series]) -> list[Panel]:
 
 def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
     made = panel(_id(factor), f"Scaling over {factor}")
-    made["figures"] = [_figure(factor, ladders[:MAX_CURVES])]
+    sound = [one for one in ladders if not one.is_blocked]
+    made["figures"] = [_figure(factor, sound[:MAX_CURVES])] if sound else []
     made["tables"] = [_table(one) for one in ladders]
     return made
 
@@ -97,16 +98,18 @@ def _table(ladder: FactorLadder) -> Table:
     base = ladder.base
     note = f"Ratios are relative to {ladder.factor}={base.value:g} at {absolute(base.point)}."
     caption = f"{ladder.label} on {counted(ladder.world_size, 'rank')}"
-    return table(caption, columns, list(map(_row, ladder.rungs)), note=note)
+    return table(caption, columns, [_row(rung, base) for rung in ladder.rungs], note=note)
 
 
-def _row(rung: Rung) -> list[str]:
+def _row(rung: Rung, base: Rung) -> list[str]:
     point = rung.point
+    ratios = [
+        ratio(rung.speedup), ratio_span(rung.speedup_interval),
+        percent(rung.efficiency), percent_span(rung.efficiency_interval),
+    ]  # fmt: skip
     return [
         f"{rung.value:g}", str(point.num_launches), number(point.rate),
-        allowed(point, ratio(rung.speedup)), allowed(point, ratio_span(rung.speedup_interval)),
-        allowed(point, percent(rung.efficiency)),
-        allowed(point, percent_span(rung.efficiency_interval)), flagged(point),
+        *(allowed(point, text, base.point) for text in ratios), flagged(point),
     ]  # fmt: skip
 
 
