@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from click.testing import CliRunner
-from data.report_samples import full_tree, strong_tree
+from data.report_samples import document, full_tree, record, strong_tree, write
 
 from lockstep import content
 from lockstep.cli import lockstep
@@ -158,6 +158,24 @@ def test_evidence_needs_no_force_and_the_production_row_is_the_largest_good_size
     (tmp_path / "other" / "mine.txt").touch()
     with pytest.raises(ValueError, match="holds files that are no pack"):
         run(folder, "--proposal", "generic", "--to", tmp_path / "other")
+
+
+def test_the_production_point_is_in_the_tables_and_may_be_objected_to(tmp_path):
+    work, to = tmp_path / "work.toml", tmp_path / "pack"
+    work.write_text("schema = 1\n[production]\nworld_size = 8\n")
+    ladders = {"a": (1, 2, 4), "b": (1, 2, 4), "c": (1, 8)}
+    for size, repeat in ((1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1), (8, 0)):
+        cases = {
+            f"strong[{name}]": record("strong", size, (0.1 + 0.01 * repeat) / size, workload=name)
+            for name, sizes in ladders.items() if size in sizes
+        }  # fmt: skip
+        write(tmp_path / "c", document(f"w{size}-r{repeat}", size, cases, repeat=repeat))
+    asked = ("--proposal", "generic", "--work", work, "--to", to)
+    assert run(tmp_path / "c", *asked).return_value == 1
+    run(tmp_path / "c", *asked, "--despite")
+    (found,) = json.loads((to / "numbers.json").read_text())["objections"]
+    assert (found["kind"], found["num_points"]) == ("no-interval", 1)
+    assert re.search(r"^\| \*\*8\*\* \|", (to / "proposal.md").read_text(), re.MULTILINE)
 
 
 def test_steps_take_the_mean_measured_on_as_many_nodes_and_are_never_extrapolated(tmp_path):

@@ -42,8 +42,8 @@ class Chosen:
     """What the text is about.
 
     Attributes:
-        strong: Series of strong scaling, at most two.
-        weak: Series of weak scaling, at most two.
+        strong: Series of strong scaling, at most two; that of the production point is one.
+        weak: Series of weak scaling, likewise.
         num_others: Further series of either.
         production: The production point and its series.
         is_given: Whether the user named it; else it follows from the job size.
@@ -86,13 +86,14 @@ def choose(series: Sequence[Series], wanted: Production | None, threshold: float
             "no strong or weak scaling was measured in these results, and a proposal rests on it; "
             "measure the studies strong and weak"
         )
-    strong, weak = (tuple(own[:MAX_SERIES]) for own in ladders.values())
+    named = _named(ladders[wanted.study], wanted) if wanted else None
+    strong, weak = (_shown(own, named and named[0]) for own in ladders.values())
     size = _job_size(strong, weak, threshold)
-    if wanted is None:
+    if named is None:
         first = (strong or weak)[0]
         point = size.strong or (size.weak if not strong else None) or first.base
     else:
-        first, point = _named(ladders[wanted.study], wanted)
+        first, point = named
     others = sum(map(len, ladders.values())) - len(strong) - len(weak)
     return Chosen(
         strong, weak, others, first, point, wanted is not None, size, _agreements(strong, weak)
@@ -103,6 +104,14 @@ def _ladders(series: Sequence[Series], study: str) -> list[Series]:
     measured = [s for s in series if s.row.origin == "measured" and s.row.study == study]
     # The longest first, since that is what was asked; another layout is no ladder of its own.
     return sorted((s for s in measured if s.main is None), key=lambda one: -len(one.points))
+
+
+def _shown(ladders: Sequence[Series], production: Series | None) -> tuple[Series, ...]:
+    """Return the longest ladders, the last of them for the one that production is of."""
+    longest, others = ladders[:MAX_SERIES], ladders[MAX_SERIES:]
+    if any(one is production for one in others):
+        return (*longest[:-1], *(one for one in others if one is production))
+    return tuple(longest)
 
 
 def _named(ladders: Sequence[Series], wanted: Production) -> tuple[Series, Point]:
