@@ -171,6 +171,13 @@ def test_what_was_lost_is_named_on_stderr_first(tmp_path):
         assert "fp16" not in said
 
 
+def test_a_launch_that_skipped_all_has_a_page_that_says_why(tmp_path):
+    skipped = [{"case": "fp16", "reason": "a CPU has no fp16"}]
+    write(tmp_path, document("w1-r0", 1, {}, expected=["fp16"], skipped=skipped))
+    run(report, tmp_path)
+    assert "a CPU has no fp16" in (tmp_path / "report.html").read_text()
+
+
 def test_csv_is_data_on_stdout_and_nothing_else(tmp_path):
     done = run(report, strong_tree(tmp_path), "--csv")
     records = list(csv.DictReader(io.StringIO(done.stdout)))

@@ -11,11 +11,11 @@ from lockstep.report.compare.comparison import compare
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import pooled_step_s, series_of
 from lockstep.report.load.reading import load
-from lockstep.report.load.results import Row
+from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.programs_panel import programs_panels
-from lockstep.report.words import factor_card
+from lockstep.report.words import factor_card, next_step
 from lockstep.vocabulary.records.flags import Flag
 
 
@@ -269,6 +269,13 @@ def test_launches_on_another_layout_are_a_series_of_their_own(measured, tmp_path
         compare(load([measured / "bf16"]), load([on_two_nodes(tmp_path / "b", measured / "bf16")]))
     made = compare(load([measured / "fp32"]), load([spread]), allowed=["layout"])
     assert {(p.a[0].num_nodes, p.b[0].num_nodes) for p, _ in made.points} == {(1, 2)}
+
+
+def test_what_follows_is_told_of_the_main_ladder_not_of_another_layout():
+    series = two_layouts()
+    assert series[1].points[0].parallel_efficiency < 0.6 < series[0].points[-1].parallel_efficiency
+    said = next_step.next_step(Results(), series, 0.6, [])
+    assert said == next_step.next_step(Results(), series[:1], 0.6, [])
 
 
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])

@@ -15,6 +15,8 @@ from lockstep.vocabulary.text.formats import counted, listed, percent
 
 WANTED_LAUNCHES = 3
 LADDERS = ("strong", "weak")
+UNMEASURED = "Mend why no case has a result, which stands under Not measured, and run it again."
+CITED_ALONE = "Measure the same points on the machine you will use; cited numbers are no evidence."
 # The ratio of an interval's ends beyond which a point says little.
 WIDE = 1.5
 
@@ -36,8 +38,8 @@ def next_step(
         judged: What bounds the point that the page is about.
     """
     measured = [one for one in series if one.row.origin == "measured"]
-    if not measured and not results.launches:
-        return "Measure the same points on the machine you will use; cited numbers are no evidence."
+    if not measured:
+        return UNMEASURED if results.launches else CITED_ALONE
     if results.campaign.get(RECORDED):
         return "Measure your own machine: lockstep run."
     if results.on_cpus and not all(row.program for row in results.rows):
@@ -48,7 +50,7 @@ def next_step(
         return _after_training(measured)
     if better := _better_evidence(measured):
         return better
-    if measured and not without_laddered(measured):
+    if not without_laddered(measured):
         return "Change the program, and hold it against these runs: lockstep compare."
     return _after_ladders(measured, threshold, judged)
 
@@ -89,8 +91,8 @@ def is_wide(point: Point) -> bool:
 
 
 def _after_ladders(measured: Sequence[Series], threshold: float, judged: Judged | None) -> str:
-    """Return what follows from all ladders together: a size, a cause, or larger sizes."""
-    ladders = [one for one in measured if one.row.study in LADDERS]
+    """Return what follows from all main ladders together: a size, a cause, or larger sizes."""
+    ladders = [one for one in measured if one.row.study in LADDERS and one.main is None]
     if not ladders or all(len(one.points) == 1 for one in ladders):
         return "Measure at least three world sizes, so that scaling can be judged."
     lost = [one for one in ladders if _falls(one, threshold)]
