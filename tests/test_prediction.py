@@ -286,6 +286,19 @@ def test_the_next_sizes_are_larger_ones_or_those_where_the_efficiency_was_lost(r
     assert (found.kind, found.world_sizes) == (kind, sizes)
 
 
+def test_a_layout_without_a_good_size_is_recommended_none():
+    placed = {(1, 1): 1.0, (2, 1): 1.9, (8, 1): 6.4, (8, 8): 2.0}
+    _, spread = series_of(
+        Row("l", "c", "strong", "w", size, rate, scaling="strong", num_nodes=nodes,
+            ranks_per_node=size // nodes)
+        for (size, nodes), rate in placed.items()
+    )  # fmt: skip
+    assert recommend(spread, parse("efficiency=0.7")).world_size is None
+    assert recommend(spread, parse("fastest")).world_size == 8
+    found = next_step(spread)
+    assert (found.kind, found.world_sizes) == ("between", (2, 4))
+
+
 def test_a_figures_curve_goes_from_the_last_size_measured_to_twice_that():
     series = series_of(published.rows_of("kempner_a100_resnet50"))[0]
     found = curve(series)

@@ -104,8 +104,11 @@ def recommend(series: Series, criterion: Criterion, samples: float | None = None
 
 
 def _efficient(series: Series, criterion: Criterion, least: float) -> Recommendation:
-    # The baseline's efficiency is 1 by definition, so that one is always good.
-    last = [p for p in series.points if p.parallel_efficiency >= least][-1]
+    good = [p for p in series.points if p.parallel_efficiency >= least]
+    if not good:  # of a layout that has no baseline of its own
+        best = max(series.points, key=lambda p: p.parallel_efficiency)
+        return Recommendation(criterion.text, None, f"at best {_efficiency(best, least)}")
+    last = good[-1]
     return Recommendation(
         criterion.text, last.world_size, f"{_efficiency(last, least)}, {_speedup(last)}"
     )
@@ -210,10 +213,11 @@ def next_step(series: Series) -> NextStep:
     straddles = span is not None and span[0] < WORTHWHILE <= span[1]
     goal = f"{100 * WORTHWHILE:.0f} %"
     why += f"; not shown whether it reaches {goal}" if straddles else f", under {goal}"
-    # Where efficiency first falls below what is worthwhile, a size between may still be good.
+    # Where efficiency first falls below what is worthwhile, a size between may still be good. A
+    # further layout may have fallen below the baseline that it shares with the main one at once.
     good, bad = next(
         (p.world_size, q.world_size)
-        for p, q in pairwise(series.points)
+        for p, q in pairwise([series.base, *series.points])
         if q.parallel_efficiency < WORTHWHILE
     )
     if untried := doublings_between(good, bad):
