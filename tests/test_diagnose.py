@@ -66,17 +66,27 @@ def test_no_launch_is_begun_that_would_end_too_late(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("idle", "kind", "best"),
-    [({0: 0.4, 1: 0.04, 2: 0.2}, "keeps-up", 1), ({0: 0.4, 2: 0.2}, "waits", 2), ({}, None, None)],
+    ("idle", "launches", "kind", "best"),
+    [
+        ({0: 0.4, 1: 0.04, 2: 0.2}, (1.0, 1.01, 0.99), "keeps-up", 1),
+        ({0: 0.4, 1: 0.0, 2: 0.2}, (1.0, 1.01, 0.99), "keeps-up", 1),
+        ({0: 0.4, 1: 0.04, 2: 0.2}, (1.0, 1.4, 0.6), "open", 1),
+        ({0: 0.4, 1: 0.04, 2: 0.2}, (1.0,), "open", 1),
+        ({0: 0.4, 2: 0.2}, (1.0, 1.01, 0.99), "waits", 2),
+        ({}, (1.0,), None, None),
+    ],
 )
-def test_the_setting_whose_step_waits_least_is_named(tmp_path, idle, kind, best):
-    cases = {
-        f"loader[{workers}]": record(
-            "loader", 2, factors={"num_workers": workers}, scaling=None, details={"loader_idle": x}
-        )
-        for workers, x in idle.items()
-    }
-    write(tmp_path, document("w2-r0", 2, cases or {"strong": record(world_size=2)}))
+def test_the_setting_whose_step_waits_least_is_named(tmp_path, idle, launches, kind, best):
+    for repeat, pace in enumerate(launches):
+        cases = {
+            f"loader[{workers}]": record(
+                "loader", 2, factors={"num_workers": workers}, scaling=None,
+                details={"loader_idle": x * pace},
+            )
+            for workers, x in idle.items()
+        }  # fmt: skip
+        cases = cases or {"strong": record(world_size=2)}
+        write(tmp_path, document(f"w2-r{repeat}", 2, cases, repeat=repeat))
     found = loader_card.judge(series_of(load([tmp_path]).rows))
     assert (found and found.kind) == kind
     assert (found and found.settings[0].factors.get("num_workers")) == best

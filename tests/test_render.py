@@ -306,6 +306,21 @@ def test_main_effects_by_hand(full):
     assert "learning_rate=0.1, momentum=0.0" in part["lead"][0]
 
 
+@pytest.mark.parametrize(("spread", "is_best"), [(0.001, True), (0.5, False)])
+def test_a_setting_is_best_where_launches_tell_it_from_the_others(tmp_path, spread, is_best):
+    for repeat in range(3):
+        cases = {
+            f"sensitivity[{rate}]": record(
+                "sensitivity", 2, rate * (1 + spread * repeat), factors={"learning_rate": rate}
+            )
+            for rate in (0.1, 0.12)
+        }
+        write(tmp_path, document(f"w2-r{repeat}", 2, cases, repeat=repeat))
+    part = section(data_of(tmp_path), "sensitivity")
+    assert part["lead"][0].startswith("Best setting") == is_best
+    assert ("told apart" in part["tables"][-1]["finding"]) != is_best
+
+
 def test_an_operation_has_one_table_of_sizes_and_one_to_open_of_every_message(full):
     short, whole = section(full, "collective")["tables"]
     assert cells(short) == [

@@ -95,16 +95,16 @@ def _ranking(group: Sequence[Series], names: Collection[str]) -> Ranking:
         world_size,
         min((point.num_launches for point in points), default=0),
         row.sample_unit or "samples",
-        _places(sorted(points, key=lambda point: -point.rate), names),
+        places(points, names),
         tuple(absent),
     )
 
 
-def _places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
-    """Return the places of points that are in order."""
+def places(points: Sequence[Point], names: Collection[str]) -> tuple[Place, ...]:
+    """Return the places of points that differ in these factors alone, the best first."""
     if not points:
         return ()
-    best, *others = points
+    best, *others = sorted(points, key=lambda point: -point.rate)
     comparisons = max(1, len(points) * (len(points) - 1) // 2)
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     kind: Literal["best", "alone"] = "best" if others else "alone"

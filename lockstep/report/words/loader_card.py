@@ -12,11 +12,24 @@ from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span
 
+Kind = Literal["keeps-up", "waits", "open"]
+
 # Where a data set of the loader study lies.
 PLACES = {"tensor": "images in memory", "memmap": "images in a file", "files": "a file an image"}
 
 # Factors of the study that are no options of a DataLoader.
 NOT_OPTIONS = ("dataset", "cache")
+SAID: dict[Kind, str] = {
+    "keeps-up": "The loader keeps up:",
+    "waits": "Input-bound: the loader is too slow; at best",
+    "open": "Not shown whether the loader keeps up; at best",
+}
+# What to try next; empty for the best setting.
+TODO: dict[Kind, str] = {
+    "keeps-up": "",
+    "waits": "more cores and workers a rank, cheaper decoding, or data stored as it is used",
+    "open": "measure in 3 launches or more: lockstep run --studies loader --repeats 5",
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Setting:
         idle: Share of a step on its batches that waits for it.
         interval: Of that share, over launches.
         num_ranks: That loaded at once.
+        num_launches: That it rests on.
     """
 
     factors: dict[str, object]
@@ -36,6 +50,7 @@ class Setting:
     idle: float
     interval: Interval | None
     num_ranks: int
+    num_launches: int
 
 
 @dataclass(frozen=True)
@@ -43,11 +58,12 @@ class Loading:
     """What the loader study says.
 
     Attributes:
-        kind: `keeps-up`: the best setting leaves less than `NOTABLE` of a step waiting; `waits`.
+        kind: `keeps-up`: the best setting is shown to leave less than `NOTABLE` of a step waiting.
+            `waits`: it is shown to leave as much or more. `open`: launches show neither.
         settings: All, the one that waits least first.
     """
 
-    kind: Literal["keeps-up", "waits"]
+    kind: Kind
     settings: tuple[Setting, ...]
 
 
@@ -57,7 +73,16 @@ def judge(series: Sequence[Series]) -> Loading | None:
     if not found:
         return None
     best_first = tuple(sorted(found, key=lambda one: one.idle))
-    return Loading("keeps-up" if best_first[0].idle < NOTABLE else "waits", best_first)
+    return Loading(_kind(best_first[0]), best_first)
+
+
+def _kind(best: Setting) -> Kind:
+    # A share that is cut off at 0 in every launch has no spread, and no interval.
+    never = best.idle == 0 and best.num_launches > 1
+    low, high = best.interval or ((0.0, 0.0) if never else (0.0, 1.0))
+    if high < NOTABLE:
+        return "keeps-up"
+    return "waits" if low >= NOTABLE else "open"
 
 
 def _setting(series: Series) -> Setting | None:
@@ -71,6 +96,7 @@ def _setting(series: Series) -> Setting | None:
         quantities.centre(idle, "loader_idle"),
         quantities.interval(point.rows, "loader_idle"),
         point.world_size,
+        point.num_launches,
     )
 
 
@@ -86,17 +112,9 @@ def lines(loading: Loading) -> list[str]:
     """Return the card."""
     best = loading.settings[0]
     waits = f"{percent(best.idle)} % of a step waits for it with {_text(best)}"
-    headline = (
-        f"The loader keeps up: {waits}."
-        if loading.kind == "keeps-up"
-        else f"Input-bound: the loader is too slow; at best {waits}."
-    )
+    headline = f"{SAID[loading.kind]} {waits}."
     rows = [_row(each) for each in loading.settings]
-    todo = (
-        f"give your DataLoader {_options_text(best)}"
-        if loading.kind == "keeps-up"
-        else "more cores and workers a rank, cheaper decoding, or data stored as it is used"
-    )
+    todo = TODO[loading.kind] or f"give your DataLoader {_options_text(best)}"
     where = f"a small model's step, {counted(best.num_ranks, 'rank')} loading at once"
     return [headline, *rows, f"next      {todo}", f"trust     {where}; yours may eat more slowly"]
 

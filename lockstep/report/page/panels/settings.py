@@ -5,7 +5,7 @@ from itertools import chain, groupby, islice
 from math import exp, fsum, log
 from statistics import median
 
-from lockstep.report.compute import compared, quantities
+from lockstep.report.compute import compared, quantities, ranking
 from lockstep.report.compute.compared import Cases, Key, varied
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
@@ -124,9 +124,17 @@ def _at_others(
 def _quickest(members: Sequence[tuple[Cases, Base]], names: Sequence[str]) -> str:
     """Name the quickest setting of each workload; empty where none may be compared."""
     sound = [[case for case in own if not case[1].blocked_by] for own, _ in members]
-    best = [max(own, key=lambda case: case[1].rate)[0] for own in sound if len(own) > 1]
+    several = [own for own in sound if len(own) > 1]
+    best = [max(own, key=lambda case: case[1].rate)[0] for own in several]
     named = formats.listed(dict.fromkeys(setting(one, names) for one in best), 3)
-    return f"quickest {named}" if named else ""
+    beside = ", not told apart from others" if any(map(_num_equal, several)) else ""
+    return f"quickest {named}{beside}" if named else ""
+
+
+def _num_equal(cases: Cases) -> int:
+    """Return how many settings launches do not tell from the quickest."""
+    found = ranking.places([point for _, point in cases], ())
+    return sum(place.kind == "not_told_apart" for place in found)
 
 
 def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_size: int) -> Table:
@@ -292,8 +300,12 @@ def _add_main_effects(made: Panel, groups: list[tuple[Key, Cases]]) -> None:
         best, point = max(cases, key=lambda case: case[1].rate)
         names = varied(cases)
         where = place(best, world_size)
+        equal = _num_equal(cases)
+        start = "Fastest as measured" if equal else "Best setting"
+        beside = f"; launches do not tell {counted(equal, 'other')} from it" if equal else ""
         made["lead"].append(
-            f"Best setting of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}."
+            f"{start} of {len(cases)} for {where}: {setting(best, names)}, {absolute(point)}"
+            f"{beside}."
         )
         rows = [row for name in names for row in _effects(name, cases)]
         columns = ("Factor", "Level", "Settings", "Mean throughput", "Effect (%)")
