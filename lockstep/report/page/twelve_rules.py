@@ -14,11 +14,13 @@ from statistics import fmean
 from typing import Literal
 
 from lockstep.report.check.rules.ladders import WIDEST_STEP
+from lockstep.report.compute.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.load.results import OTHER, Results
+from lockstep.report.compute.statistics import Interval
+from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import facts
 from lockstep.report.page.panels.collective_tables import message_bytes
-from lockstep.report.page.panels.parts import Panel, baseline_text, panel, table
+from lockstep.report.page.panels.parts import Panel, absolute, baseline_text, panel, table
 from lockstep.report.page.plots.basis import TRAINING
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import DASH, counted, listed, size_of
@@ -29,7 +31,7 @@ FEWEST_VALUES = 8
 # 5 % point of Anderson and Darling's statistic with mean and variance estimated (D'Agostino and
 # Stephens, Goodness-of-Fit Techniques, 1986, table 4.7).
 CRITICAL = 0.752
-# So many points or more are joined by a line, see `lockstep.report.page.figures.MIN_JOINED`.
+# So many points or more are joined by a line, see `MIN_JOINED` of `lockstep.report.page.drawing`.
 JOINED = 3
 # Messages further apart than nccl-tests' sweeps by 2 or 4 leave the curve between them unknown.
 WIDEST_SWEEP = 4
@@ -67,8 +69,16 @@ class _Given:
         return [one for one in found if one.row.study != OTHER]
 
     @cached_property
-    def ratios(self) -> list[Point]:
-        return [p for one in self.compared for p in one.points if p is not one.base]
+    def over(self) -> list[FactorLadder]:
+        """Return the programs with ratios over a factor."""
+        return factor_ladders(self.series)
+
+    @cached_property
+    def ratios(self) -> list[Interval | None]:
+        """Return the interval of each ratio."""
+        points = [p for one in self.compared for p in one.points if p is not one.base]
+        rungs = [rung for one in self.over for rung in one.rungs if rung is not one.base]
+        return [p.speedup_interval for p in points] + [rung.speedup_interval for rung in rungs]
 
 
 def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
@@ -117,7 +127,8 @@ def _share(points: Sequence[Point], holds: Callable[[Point], object]) -> tuple[b
 def _base_named(given: _Given) -> Verdict:
     if not given.ratios:
         return None, "no ratio is given"
-    bases = dict.fromkeys(map(baseline_text, given.compared))
+    over = (f"{o.factor}={o.base.value:g} at {absolute(o.base.point)}" for o in given.over)
+    bases = dict.fromkeys([*map(baseline_text, given.compared), *over])
     cited = [one for one in given.compared if one.row.origin != "measured"]
     text = f"{counted(len(given.ratios), 'ratio')} relative to {listed(bases, 3)}"
     if cited:
@@ -216,9 +227,11 @@ def anderson_darling(values: Sequence[float]) -> float:
 def _sound_comparison(given: _Given) -> Verdict:
     if not given.ratios:
         return None, "nothing is compared"
-    _, share = _share(given.ratios, lambda point: point.speedup_interval)
-    held = all(point.speedup_interval for point in given.ratios)
-    return held, f"{share} compared by an interval that holds the baseline's uncertainty"
+    known, count = sum(map(bool, given.ratios)), len(given.ratios)
+    return known == count, (
+        f"{known} of {counted(count, 'ratio')} with an interval that holds the baseline's "
+        "uncertainty"
+    )
 
 
 def _right_measure(given: _Given) -> Verdict:
@@ -234,21 +247,39 @@ def _right_measure(given: _Given) -> Verdict:
 
 def _setup_recorded(given: _Given) -> Verdict:
     launches = given.results.launches
-    if not launches:
+    trained = {row.launch for point in given.measured for row in point.rows if row.training}
+    runs = trained - {one.name for one in launches}
+    if not (launches or runs):
         return False, "cited tables tell of their setup only what their source does"
     full = [one for one in launches if all(one.provenance.get(name) for name in SETUP)]
-    text = f"{len(full)} of {counted(len(launches), 'launch')} with versions, devices, ranks and"
-    return len(full) == len(launches), f"{text} environment; factors stand in each case's name"
+    said = [
+        f"{len(full)} of {counted(len(launches), 'launch')} with versions, devices, ranks and "
+        "environment; factors stand in each case's name"
+    ] if launches else []  # fmt: skip
+    said += [f"{counted(len(runs), 'training run')} with options and device, and neither versions "
+             "nor environment"] if runs else []  # fmt: skip
+    return len(full) == len(launches) and not runs, "; ".join(said)
 
 
 def _timing_told(given: _Given) -> Verdict:
     if not given.measured:
         return None, "nothing was timed here"
-    held, share = _share(given.measured, lambda p: all(r.study != OTHER for r in p.rows))
-    return held, (
-        f"{share} timed by rank and round after a barrier, with one device synchronisation; the "
-        "slowest rank counts"
-    )
+    rows = [point.rows[0] for point in given.measured]
+    held, share = _share(given.measured, lambda p: _is_timed(p.rows[0]))
+    units = dict.fromkeys("epoch" if r.training else "round" for r in rows if _is_timed(r))
+    said = [
+        f"{share} timed by {' or '.join(units)} after a barrier, with one device synchronisation; "
+        "the slowest rank counts"
+    ] if units else []  # fmt: skip
+    count = sum(bool(row.program) for row in rows)
+    said += [f"{counted(count, 'point')} of programs by what they print, or the time of a run"
+             ] if count else []  # fmt: skip
+    return held, "; ".join(said) or f"{share} timed here"
+
+
+def _is_timed(row: Row) -> bool:
+    """Tell whether the suite took the time of a row, of all ranks together."""
+    return row.study != OTHER and not row.program
 
 
 def _bounds_shown(given: _Given) -> Verdict:
@@ -265,14 +296,14 @@ def _ladders(given: _Given) -> list[Series]:
 
 
 def _lines_meant(given: _Given) -> Verdict:
-    drawn = [one for one in given.compared if len(one.points) >= JOINED]
+    drawn = _curves(given)
     swept = _sweeps(given)
     if not (drawn or swept):
         return None, "no line is drawn"
-    for one in drawn:
-        for small, large in pairwise(point.world_size for point in one.points):
+    for label, noun, values in drawn:
+        for small, large in pairwise(values):
             if large > WIDEST_STEP * small:
-                return False, f"a line leaps from {small} to {large} ranks: {one.label}"
+                return False, f"a line leaps from {small:g} to {large:g} {noun}: {label}"
     for name, sizes in swept.items():
         for few, many in pairwise(sizes):
             if many > WIDEST_SWEEP * few:
@@ -281,8 +312,17 @@ def _lines_meant(given: _Given) -> Verdict:
     shown += [f"lines of {counted(len(drawn), 'curve')} join sizes at most a factor of "
               f"{WIDEST_STEP:g} apart"] if drawn else []  # fmt: skip
     shown += [f"those of {counted(len(swept), 'collective')} join messages at most a factor of "
-              f"{WIDEST_SWEEP:g} apart, without intervals"] if swept else []  # fmt: skip
+              f"{WIDEST_SWEEP:g} apart"] if swept else []  # fmt: skip
     return True, "; ".join(shown)
+
+
+def _curves(given: _Given) -> list[tuple[str, str, list[float]]]:
+    """Return what has a line over ranks or a factor: its label, what varies, and the values."""
+    found: list[tuple[str, str, list[float]]] = [
+        (one.label, "ranks", [point.world_size for point in one.points]) for one in given.compared
+    ]
+    found += [(o.label, o.factor, [rung.value for rung in o.rungs]) for o in given.over]
+    return [one for one in found if len(one[2]) >= JOINED]
 
 
 def _sweeps(given: _Given) -> dict[str, list[float]]:
