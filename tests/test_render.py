@@ -16,8 +16,10 @@ from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load
+from lockstep.report.load.results import OTHER, Results, Row
 from lockstep.report.page import top
 from lockstep.report.page.content_of_page import CPU_BAND, page
+from lockstep.report.page.panels import parts
 from lockstep.report.page.panels.settings import settings_panel
 from lockstep.report.page.render import MARK, embedded, html
 from lockstep.report.words import headline
@@ -319,6 +321,21 @@ def test_a_setting_is_best_where_launches_tell_it_from_the_others(tmp_path, spre
     part = section(data_of(tmp_path), "sensitivity")
     assert part["lead"][0].startswith("Best setting") == is_best
     assert ("told apart" in part["tables"][-1]["finding"]) != is_best
+
+
+def test_a_flag_of_a_plain_benchmark_is_linked():
+    rows = [Row("l", "b", OTHER, "b", 1, 10.0, step_s=0.1, flags=[Flag("small-round")])]
+    (shown,) = section(page(Results(rows=rows), series_of(rows), 0.7), OTHER)["tables"]
+    assert (shown["columns"][-1]["links"], shown["rows"][0][-1]) == (True, "1")
+
+
+def test_a_table_says_which_rows_it_has_no_room_for():
+    most = parts.MAX_ROWS
+    rows = [[str(n)] for n in range(most + 20)]
+    cut, whole = (parts.table("t", ("N",), own) for own in (rows, rows[:most]))
+    assert len(cut["rows"]) == len(whole["rows"]) == most
+    assert f"{most} of {most + 20} rows" in cut["note"]
+    assert "note" not in whole
 
 
 def test_an_operation_has_one_table_of_sizes_and_one_to_open_of_every_message(full):

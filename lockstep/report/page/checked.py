@@ -9,7 +9,7 @@ from lockstep.report.check.checker import Finding, blocked_by
 from lockstep.report.compute.scaling import Series, series_of
 from lockstep.report.load.reading import gather
 from lockstep.report.load.results import Row
-from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.page.panels.parts import Panel, panel, table
 from lockstep.vocabulary.text.formats import counted, listed
 
 # Errors that stand above everything else; the panel has them all.
@@ -107,8 +107,13 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
     rules = Counter(one.rule for one in found)
     said = listed(f"{rule} {count}" for rule, count in rules.items())
     made["tables"] = [
-        table("Findings of lockstep check", columns, rows[:MAX_ROWS], len(columns), finding=said)
+        table(
+            "Findings of lockstep check",
+            columns,
+            rows,
+            len(columns),
+            "lockstep check --json",
+            finding=said,
+        )
     ]
-    if len(rows) > MAX_ROWS:
-        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)}; lockstep check --json prints all."]
     return made

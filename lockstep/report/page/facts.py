@@ -9,7 +9,7 @@ from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
 from lockstep.report.load.results import OTHER, Launch, Results, Row
-from lockstep.report.page.panels.parts import GIGA, MAX_ROWS, Panel, panel, table
+from lockstep.report.page.panels.parts import GIGA, Panel, panel, table
 from lockstep.report.words.method import timing
 from lockstep.vocabulary.records.record import DDP_SETTINGS, LOADER_SETTINGS
 from lockstep.vocabulary.text import formats
@@ -144,9 +144,7 @@ def not_measured(results: Results) -> Panel | None:
         )
     if lines:
         made["tables"] = [table("Cases and launches without a result",
-                                ("What", "Why", "Launches"), lines[:MAX_ROWS], 3)]  # fmt: skip
-    if len(lines) > MAX_ROWS:
-        made["notes"] = [f"{len(lines) - MAX_ROWS} further lines are left out."]
+                                ("What", "Why", "Launches"), lines, 3, "")]  # fmt: skip
     return made
 
 
@@ -256,7 +254,7 @@ def _launch_table(launches: list[Launch]) -> dict[str, Any]:
     broken = sum(not launch.complete for launch in launches)
     ended = f"{broken} incomplete" if broken else "all complete"
     said = f"{counted(len(launches), 'launch')}, {ended}"
-    return table("Launches", columns, rows[:MAX_ROWS], 5, finding=said)
+    return table("Launches", columns, rows, 5, "", finding=said)
 
 
 def _fact_table(launches: list[Launch]) -> dict[str, Any]:
@@ -314,7 +312,7 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
     own = [row for row in rows if row.launch == name]
     cells = [
         [*(_cell(rank.get(key)) for key in keys), *_means(own, number)]
-        for number, rank in enumerate(ranks[:MAX_ROWS])
+        for number, rank in enumerate(ranks)
     ]
     hosts = len({rank.get("host") for rank in ranks})
     said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"

@@ -194,6 +194,6 @@ def others(comparisons: Sequence[Comparison]) -> list[Table]:
 def _folded(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
 ) -> Table:
-    made = table(caption, columns, rows[:MAX_ROWS], 1, note=note, folded=True, prints=True)
+    made = table(caption, columns, rows, 1, "--json", note=note, folded=True, prints=True)
     made["columns"][-1]["text"] = True
     return made

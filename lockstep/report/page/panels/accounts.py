@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.report.load.results import Results
 from lockstep.report.load.sources import read_json
-from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, shown, table
+from lockstep.report.page.panels.parts import Panel, panel, shown, table
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, number, percent
@@ -46,7 +46,7 @@ def jobs(results: Results, hours: str) -> Panel | None:
     made["lead"] = [*_lead(rows, known, hours)]
     columns = (*COLUMNS, f"Measured ({hours})")
     cells = [_cells(group) for group in groups]
-    made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells[:MAX_ROWS], 3)]
+    made["tables"] = [table("Jobs as Slurm accounts for them", columns, cells, 3, "")]
     made["notes"] = [
         "CPU efficiency is CPU time over cores times elapsed time, and memory efficiency the "
         "largest memory of a step over the memory allocated, as seff computes them. Queue wait is "

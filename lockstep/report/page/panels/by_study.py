@@ -12,11 +12,11 @@ from lockstep.report.page.panels.collective_tables import collective_panel
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,
-    MAX_ROWS,
     MILLI,
     TITLES,
     Panel,
     drawn,
+    flagged,
     panel,
     sound,
     table,
@@ -116,14 +116,12 @@ def _others(series: list[Series]) -> Panel:
     columns = ("Benchmark", "Launches", "Rounds", "Median (ms)", "Mean (ms)", "Min (ms)",
                "Max (ms)", "Flags")  # fmt: skip
     rows = []
-    for one in series[:MAX_ROWS]:
+    for one in series:
         point = one.points[0]
         times = (point.step_s, *(point.pooled[f"{n}_step_s"] for n in ("mean", "min", "max")))
         rows.append([
             one.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
-            *(number(None if t is None else t * MILLI) for t in times), "",
+            *(number(None if t is None else t * MILLI) for t in times),
+            flagged(point),
         ])  # fmt: skip
-    made = panel(OTHER, TITLES[OTHER], tables=[table("Times of one process", columns, rows, 1)])
-    if len(series) > MAX_ROWS:
-        made["notes"] = [f"The first {MAX_ROWS} of {len(series)} benchmarks; --csv prints all."]
-    return made
+    return panel(OTHER, TITLES[OTHER], tables=[table("Times of one process", columns, rows, 1)])

@@ -9,7 +9,6 @@ from lockstep.report.compute.statistics import median_rate
 from lockstep.report.page.panels.parts import (
     FLAGS,
     MAX_CURVES,
-    MAX_ROWS,
     MICRO,
     TITLES,
     Panel,
@@ -186,6 +185,4 @@ def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
         for world_size, points in sized.items()
         for size, point in points
     ]  # fmt: skip
-    return table(
-        f"{name}: every message", columns, rows[:MAX_ROWS], folded=True, group="Every message"
-    )
+    return table(f"{name}: every message", columns, rows, folded=True, group="Every message")

@@ -55,14 +55,20 @@ def panel(study: str, title: str, origin: str = "measured", **parts: Any) -> Pan
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0, **more: Any
-) -> Table:
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0,
+    prints_all: str = "--csv", **more: Any,
+) -> Table:  # fmt: skip
     """Return a table; its first `texts` columns are text, the others numbers.
 
-    Columns in which every cell is unknown are left out. `more` may hold a `note`; `folded`, true of
-    a table that a reader opens, with the `finding` that its line says, the `group` of tables it
-    opens with, and whether it `prints`; and `row_ids`, a name for each row that links may lead to.
+    Columns in which every cell is unknown are left out, and rows beyond `MAX_ROWS`, which
+    `prints_all` prints where it is not empty. `more` may hold a `note`; `folded`, true of a table
+    that a reader opens, with the `finding` that its line says, the `group` of tables it opens with,
+    and whether it `prints`; and `row_ids`, a name for each row that links lead to: it has them all.
     """
+    if len(rows) > MAX_ROWS and "row_ids" not in more:
+        rest = f"; {prints_all} prints all" if prints_all else ""
+        said = f"The first {MAX_ROWS} of {len(rows)} rows{rest}."
+        rows, more["note"] = rows[:MAX_ROWS], " ".join(filter(None, (more.get("note"), said)))
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
     return {
         "caption": caption,

@@ -11,7 +11,6 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import log_interval
 from lockstep.report.page.panels.parts import (
     MAX_CURVES,
-    MAX_ROWS,
     Figure,
     Panel,
     Table,
@@ -54,6 +53,8 @@ def _over(factor: str, ladders: Sequence[FactorLadder]) -> Panel:
     sound = [one for one in ladders if not one.is_blocked]
     made["figures"] = [_figure(factor, sound[:MAX_CURVES])] if sound else []
     made["tables"] = [_table(one) for one in ladders]
+    if len(sound) > MAX_CURVES:
+        made["notes"] = [f"The figure shows the first {MAX_CURVES} of {len(sound)} ladders."]
     return made
 
 
@@ -122,7 +123,7 @@ def _metrics(series: Series) -> Table | None:
     rows = [
         _metric_row(name, facts, point) for name, facts in known.items() for point in series.points
     ]
-    return table(series.label, columns, rows[:MAX_ROWS], 1)
+    return table(series.label, columns, rows, 1)
 
 
 def _metric_row(name: str, facts: Mapping[str, Any], point: Point) -> list[str]:

@@ -11,7 +11,6 @@ from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page.panels.parts import (
     GIGA,
-    MAX_ROWS,
     MAX_TABLES,
     MEGA,
     MILLI,
@@ -164,7 +163,7 @@ def _category_table(study: str, members: Sequence[tuple[Cases, Base]], world_siz
     caption = place(first, world_size, formats.listed(one[0][0][0].row.workload for one in members))
     note = _ratio_note([base for _, base in members], names) + _without_effect(cases)
     return table(
-        f"{caption}, {fixed}" if fixed else caption, columns, rows[:MAX_ROWS], len(texts),
+        f"{caption}, {fixed}" if fixed else caption, columns, rows, len(texts),
         note=note, finding=_quickest(members, names),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
-from lockstep.report.page.panels.parts import MAX_ROWS, TITLES, Figure, Panel, flagged, panel, table
+from lockstep.report.page.panels.parts import TITLES, Figure, Panel, flagged, panel, table
 from lockstep.report.page.plots import training_figures
 from lockstep.report.words import training_words
 from lockstep.vocabulary.text import formats
@@ -45,14 +45,12 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
         table(
             CAPTION,
             columns,
-            rows[:MAX_ROWS],
+            rows,
             len(names),
             note=shared + NOTE + _basis(own),
             folded=False,
         )
     ]
-    if len(rows) > MAX_ROWS:
-        made["notes"] = [f"The first {MAX_ROWS} of {len(rows)} rows; --csv prints all."]
     return made
 
 
