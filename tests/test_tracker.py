@@ -20,6 +20,7 @@ from launched import environ
 from tracker_server import KEY, serving
 
 from lockstep.report.load.reading import load
+from lockstep.report.load import imports
 from lockstep.tracker import live, other_formats, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
@@ -436,6 +437,14 @@ def test_bencher_and_github_get_values_with_intervals(folder):
     assert " to " in step["range"]
     bigger = other_formats.github_benchmark(found, "bigger")
     assert {one["unit"] for one in bigger} == {"samples/s", "ratio"}
+    assert all(("interval" in one["extra"]) == ("range" in one) for one in [*smaller, *bigger])
+
+
+def test_a_folder_without_a_measured_point_is_refused(tmp_path):
+    table = imports.built_in()["cyclone"]
+    imports.write(imports.read([table], 50_000), [table], tmp_path)
+    with pytest.raises(ValueError, match="no point was measured"):
+        other_formats.points(tmp_path)
 
 
 @pytest.mark.parametrize(("better", "unit"), [("higher", "rows/s"), ("lower", "s")])

@@ -10,6 +10,7 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.page.checked import series_in
 from lockstep.tracker.runs.tracked import Run, metric_name
 from lockstep.vocabulary.metrics import gives_rate
+from lockstep.vocabulary.text.formats import counted
 
 NS_PER_S = 1e9
 Direction = Literal["smaller", "bigger"]
@@ -57,6 +58,8 @@ def points(folder: Path) -> list[dict[str, Any]]:
         ValueError: The folder holds none.
     """
     found = [one for one in table(series_in(folder)) if one["origin"] == "measured"]
+    if not found:
+        raise ValueError(f"{folder}: no point was measured here; give the folder of a campaign")
     for one in found:
         if one["blocked_by"] or one["world_size"] == one["baseline_world_size"]:
             one["parallel_efficiency"] = None
@@ -109,7 +112,8 @@ def github_benchmark(found: Iterable[dict[str, Any]], better: Direction) -> list
             "unit": quantity.unit,
             "value": known[0],
             **({"range": "{:.4g} to {:.4g}".format(*known[1])} if known[1] else {}),
-            "extra": f"{one['num_launches']} launches, 95 % interval",
+            "extra": counted(one["num_launches"], "launch")
+            + (", 95 % interval" if known[1] else ""),
         }
         for one in found
         for quantity in _quantities(one)

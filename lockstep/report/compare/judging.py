@@ -11,8 +11,8 @@
                            left out of the family
 
 `same` is the test of equivalence by confidence interval (Schuirmann 1987). Where nothing differs,
-at most 5 % of families of points hold a `faster` or `slower` (`tests/figures_compare.py` prints
-what simulated and measured campaigns give).
+at most 5 % of families of points hold a `faster` or `slower` (`tests/validation/figures_compare.py`
+prints what simulated and measured campaigns give).
 """
 
 import math

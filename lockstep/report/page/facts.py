@@ -291,7 +291,7 @@ def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
     several = len({setting[:2] for setting in found}) < len(found)
     return table(
         "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
-        lines[:MAX_ROWS], 4, finding="several values" if several else "one value each",
+        lines, 4, finding="several values" if several else "one value each",
     )  # fmt: skip
 
 
@@ -318,7 +318,9 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
     said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
     made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), finding=said)
     is_watched = len(made["columns"]) > sum(column["text"] for column in made["columns"])
-    return made | ({"note": MEANT} if is_watched else {})
+    if is_watched:
+        made["note"] = " ".join(filter(None, (made.get("note"), MEANT)))
+    return made
 
 
 def _means(rows: Sequence[Row], rank: int) -> list[str]:

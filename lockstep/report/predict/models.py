@@ -44,12 +44,12 @@ class Fit:
     errors: Mapping[str, float | None]
     freedom: int
 
-    def interval(self, name: str, level: float = 0.95) -> tuple[float, float] | None:
-        """Return a coefficient's Student t interval, or None where it has no standard error."""
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """Return a coefficient's 95 % Student t interval, or None without a standard error."""
         error = self.errors[name]
         if error is None:
             return None
-        half = t_quantile(self.freedom, level) * error
+        half = t_quantile(self.freedom) * error
         return self.coefficients[name] - half, self.coefficients[name] + half
 
 
