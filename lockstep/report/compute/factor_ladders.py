@@ -11,8 +11,8 @@ All else is equal within a ladder: the other factors, the world size and the lay
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.statistics import Interval, ratio_interval
+from lockstep.report.compute.scaling import Point, Series, gained
+from lockstep.report.compute.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,9 @@ def _named(series: Sequence[Series]) -> Iterator[tuple[Series, str, float]]:
 def _ladder(factor: str, group: list[tuple[float, Series, Point]]) -> FactorLadder:
     group.sort(key=lambda rung: rung[0])
     smallest, series, base = group[0]
-    rungs = [Rung(smallest, base)]
-    for value, _, point in group[1:]:
-        speedup, interval = point.rate / base.rate, ratio_interval(point.units, base.units)
-        times = value / smallest
-        ends = (interval[0] / times, interval[1] / times) if interval else None
-        rungs.append(Rung(value, point, speedup, interval, speedup / times, ends))
-    return FactorLadder(factor, _label(series, factor), base.world_size, series, tuple(rungs))
+    others = (Rung(value, p, *gained(p, base, value / smallest)) for value, _, p in group[1:])
+    rungs = (Rung(smallest, base), *others)
+    return FactorLadder(factor, _label(series, factor), base.world_size, series, rungs)
 
 
 def _label(series: Series, factor: str) -> str:

@@ -246,15 +246,28 @@ def _relate(point: Point, base: Point) -> None:
         return
     if point.device_hours and base.device_hours:
         point.extra_device_hours = point.device_hours / base.device_hours - 1
-    factor = point.world_size / base.world_size
-    point.speedup = point.rate / base.rate
-    point.parallel_efficiency = point.speedup / factor
-    point.speedup_interval = _telling(ratio_interval(point.units, base.units))
-    if point.speedup_interval:
-        low, high = point.speedup_interval
-        point.efficiency_interval = (low / factor, high / factor)
+    found = gained(point, base, point.world_size / base.world_size)
+    point.speedup, point.speedup_interval, point.parallel_efficiency, point.efficiency_interval = (
+        found
+    )
     if _has_time_ratio(point, base) and base.step_s and point.step_s:
         point.time_ratio = base.step_s / point.step_s
+
+
+def gained(
+    point: Point, base: Point, times: float
+) -> tuple[float, Interval | None, float, Interval | None]:
+    """Return speed-up and efficiency of a point, each with its interval.
+
+    Args:
+        point: What the ratios are of.
+        base: What they are to.
+        times: How many times its ranks, threads or the like the point has.
+    """
+    speedup = point.rate / base.rate
+    interval = _telling(ratio_interval(point.units, base.units))
+    ends = (interval[0] / times, interval[1] / times) if interval else None
+    return speedup, interval, speedup / times, ends
 
 
 def _has_time_ratio(point: Point, base: Point) -> bool:

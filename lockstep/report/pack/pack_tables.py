@@ -8,12 +8,12 @@ from lockstep.report.pack.chosen import Chosen
 from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Run
+from lockstep.report.page.panels import parts
+from lockstep.report.page.panels.parts import GIGA, MILLI, allowed, shown
 from lockstep.vocabulary.text import formats
 from lockstep.vocabulary.text.formats import number, percent, percent_span, ratio, span
 
 Table = dict[str, Any]
-MILLI = 1e3
-GIGA = 1e9
 COST_SAMPLES = 1e6
 # A month in which something is done.
 MARK = "\u25a0"
@@ -33,24 +33,7 @@ def table(
         bold: The row that is set in bold.
         note: A sentence below it.
     """
-    kept = [i for i in range(len(columns)) if any(row[i] not in ("", formats.DASH) for row in rows)]
-    heads = [columns[i].partition(" (") for i in kept]
-    return {
-        "kind": "table",
-        "caption": caption,
-        "columns": [
-            {"label": name, "unit": unit.rstrip(")"), "text": i < texts}
-            for i, (name, _, unit) in zip(kept, heads, strict=True)
-        ],
-        "rows": [[row[i] for i in kept] for row in rows],
-        "bold": bold,
-        "note": note,
-    }
-
-
-def shown(value: object) -> str:
-    """Return a value as a cell, a dash where it is unknown."""
-    return formats.DASH if value is None else str(value)
+    return parts.table(caption, columns, rows, texts, "", kind="table", bold=bold, note=note)
 
 
 def scaling(series: Series, chosen: Chosen, noun: str, caption: str, note: str) -> Table:
@@ -72,20 +55,15 @@ def _scaling_row(point: Point) -> list[str]:
         str(point.world_size), shown(row.num_nodes), shown(row.global_batch),
         shown(row.local_batch), number(_scaled(point.step_s, MILLI)),
         span(point.step_interval, MILLI), number(_scaled(mean, MILLI)),
-        number(point.throughput_samples_per_s), _allowed(point, ratio(point.speedup)),
-        _allowed(point, percent(point.parallel_efficiency)),
-        _allowed(point, percent_span(point.efficiency_interval)),
+        number(point.throughput_samples_per_s), allowed(point, ratio(point.speedup)),
+        allowed(point, percent(point.parallel_efficiency)),
+        allowed(point, percent_span(point.efficiency_interval)),
         number(_scaled(point.peak_memory_bytes, 1 / GIGA)), str(point.num_launches),
     ]  # fmt: skip
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-def _allowed(point: Point, text: str) -> str:
-    """Return a ratio; a dash where an error of the check forbids it."""
-    return formats.DASH if point.blocked_by else text
 
 
 def time_of_samples_s(point: Point) -> float | None:

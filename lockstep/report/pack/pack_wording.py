@@ -8,6 +8,7 @@ from lockstep.report.pack.chosen import Agreement, Chosen
 from lockstep.report.pack.node_hours import Budget, mean_step_s
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
+from lockstep.report.page.panels.parts import GIGA, MILLI
 from lockstep.report.words.method import span_of
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio
@@ -141,7 +142,7 @@ def time_to_solution(chosen: Chosen, plan: Budget | None) -> str:
 
 
 def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * cells.MILLI
+    return None if seconds is None else seconds * MILLI
 
 
 def scale(chosen: Chosen, noun: str) -> str:
@@ -173,7 +174,7 @@ def memory(chosen: Chosen, on_cpus: bool) -> str:
     if needed is None:
         return "Memory was not recorded."
     return (
-        f"The rank that needs most has a peak of {number(needed / cells.GIGA)} GB at the "
+        f"The rank that needs most has a peak of {number(needed / GIGA)} GB at the "
         f"production size ({what}); the tables have it for every size."
     )
 

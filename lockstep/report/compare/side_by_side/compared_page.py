@@ -13,7 +13,7 @@ from lockstep.report.compare.outcome import BARE, EQUAL, Line
 from lockstep.report.compare.side_by_side import compared_figures, compared_tables
 from lockstep.report.load.results import Results
 from lockstep.report.page import checked, folding
-from lockstep.report.page.panels.parts import TITLES, Figure, Panel, panel
+from lockstep.report.page.panels.parts import ORIGINS, TITLES, Figure, Panel, panel
 from lockstep.report.page.plots import basis
 from lockstep.report.words import method
 from lockstep.report.words.lines import plain
@@ -26,7 +26,6 @@ MEANING = (
     "Could show: the smallest change that the launches of a point would have shown nine times of "
     "ten. Too noisy: its interval holds both no change and one beyond the margin.",
 )
-IMPORTED = {"cited": "Cited numbers", "target": "Targets"}
 SHARED = "Equal, as far as all say: "
 
 
@@ -216,7 +215,7 @@ def _study(
     key: str, study: str, origin: str, lines: Sequence[Line],
     comparisons: Sequence[Comparison], names: Sequence[str],
 ) -> Panel:  # fmt: skip
-    title = TITLES.get(study, study) if origin == "measured" else IMPORTED[origin]
+    title = TITLES.get(study, study) if origin == "measured" else ORIGINS[origin]
     made = panel(key, title, origin)
     ladders = compared_figures.ladders(lines, names)
     changes = compared_figures.changes(

@@ -9,6 +9,7 @@ from lockstep.report.page.panels.parts import (
     MAX_CURVES,
     MAX_TABLES,
     MILLI,
+    ORIGINS,
     Panel,
     Table,
     allowed,
@@ -38,13 +39,12 @@ def imported_panel(
     predicted: Mapping[str, Curve],
 ) -> Panel:
     """Return the panel of the tables of one origin, cited or target."""
-    title = {"cited": "Cited numbers", "target": "Targets"}[origin]
     lead = {
         "cited": "Published or logged by others and not measured by Lockstep; "
         "ratios are computed here from the absolute numbers.",
         "target": "Expected by their authors and measured by nobody: targets, not results.",
     }[origin]
-    made = panel(origin, title, origin, lead=[lead])
+    made = panel(origin, ORIGINS[origin], origin, lead=[lead])
     curves = drawn(series, origin)
     if judged := sound(curves):
         figure = scaling_figures.efficiency(origin, judged, threshold, predicted)

@@ -46,6 +46,8 @@ TITLES = {
     "collective": "Collectives",
     OTHER: "Other benchmarks",
 }
+# Of what nobody measured here, by its origin.
+ORIGINS = {"cited": "Cited numbers", "target": "Targets"}
 
 
 def panel(study: str, title: str, origin: str = "measured", **parts: Any) -> Panel:

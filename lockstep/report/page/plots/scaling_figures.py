@@ -9,6 +9,7 @@ from lockstep.report.page.panels.parts import (
     MAX_CURVES,
     MAX_NAMED,
     MILLI,
+    ORIGINS,
     TITLES,
     Figure,
     baseline_text,
@@ -132,7 +133,7 @@ def _steps_ms(point: Point) -> list[float]:
 
 
 def _title(study: str) -> str:
-    return TITLES.get(study) or {"cited": "Cited numbers", "target": "Targets"}.get(study, study)
+    return (TITLES | ORIGINS).get(study, study)
 
 
 def _relative(series: Sequence[Series]) -> str:
