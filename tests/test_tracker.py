@@ -19,8 +19,8 @@ from data.training_samples import seeds
 from launched import environ
 from tracker_server import KEY, serving
 
-from lockstep.report.load.reading import load
 from lockstep.report.load import imports
+from lockstep.report.load.reading import load
 from lockstep.tracker import live, other_formats, sending, target
 from lockstep.tracker.apis import mlflow_store, stores
 from lockstep.tracker.apis.stores import LARGEST_BATCH
