@@ -200,7 +200,7 @@ def test_an_image_that_is_gone_ends_the_job(job, world_size):
 
 def test_a_scratch_that_the_job_lacks_ends_it_by_its_key(job):
     ended = job.run(site=plain(scratch="$NO_SUCH_FOLDER/mine"))
-    assert ended.returncode != 0
+    assert "NO_SUCH_FOLDER, which the site file names" in ended.stderr
     assert not job.has_measured
     assert job.end()["mend"] == "scratch"
 
@@ -217,6 +217,17 @@ def node(tmp_path):
 
 def image_of(node):
     return CONTAINER | {"image": str(node.folder / "image.sif")}
+
+
+def test_a_scratch_and_a_cache_named_by_variables_are_the_job_s_own(node):
+    folders = {"scratch": "$TMPDIR/my scratch", "stage_cache": "$CACHE"}
+    site = plain(**folders, stage_in=[str(node.folder / "set")])
+    environ = {"TMPDIR": str(node.folder), "CACHE": str(node.folder / "cached")}
+    assert node.run(site=site, **environ).returncode == 0
+    assert node.has_measured
+    root = next(one for one in node.seen("arguments") if one.startswith("--data-root="))
+    assert root == f"--data-root={node.folder}/my scratch/lockstep-7/data"
+    assert (node.folder / "cached" / f"lockstep-cache-{os.getuid()}").is_dir()
 
 
 KEYS = {"image.sif": "container.image", "data set": "container.binds", "my suite": "suite"}

@@ -107,7 +107,7 @@ def test_a_script_equals_its_golden_file(name):
         ({"modules": ["Apptainer 1.3"]}, "module load 'Apptainer 1.3' || lockstep_fail "),
         ({"container": CONTAINER | {"runtime": "singularity"}}, "handing=SINGULARITYENV # "),
         ({"container": CONTAINER | {"runtime": "singularity"}}, "in_image=(singularity exec "),
-        ({"scratch": "$TMPDIR/my own"}, "scratch=${TMPDIR:?TMPDIR of "),
+        ({"scratch": "$TMPDIR/my own"}, 'scratch="${TMPDIR:?TMPDIR, which '),
         ({}, "export OPENBLAS_NUM_THREADS=16"),
         ({"env": {"OMP_NUM_THREADS": "3"}}, "export OMP_NUM_THREADS=3"),
     ],
@@ -116,6 +116,7 @@ def test_what_a_site_asks_for_stands_in_its_scripts(said, line):
     site = plain(**said)
     script = render(jobs(small(), site, FOLDER)[0], site)
     assert any(one.startswith(line) for one in script.splitlines()), script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert "gpus-per-node" not in script or site.gpu_request == "gpus-per-node"
 
 

@@ -132,8 +132,8 @@ def _place(path: str) -> str:
     if not path.startswith("$"):
         return shlex.quote(path)
     name, _, below = path[1:].partition("/")
-    unset = f"{name} of the site's scratch is not set in this job"
-    return f"${{{name}:?{unset}}}" + (f"/{shlex.quote(below)}" if below else "")
+    unset = f"{name}, which the site file names, is not set in this job"
+    return f'"${{{name}:?{unset}}}"' + (f"/{shlex.quote(below)}" if below else "")
 
 
 def _word(value: str) -> str:
