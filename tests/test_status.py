@@ -450,6 +450,24 @@ def test_a_running_job_that_writes_nothing_has_stalled(here, folder, asked, budg
     )
 
 
+@pytest.mark.parametrize("what", ["program", "stage", "profile", "staging"])
+def test_what_may_be_quiet_for_long_has_not_stalled(here, folder, asked, what):
+    kind = what if what in ("stage", "profile") else "ladder"
+    send(folder, "x", "17", ["w1-r0"], kind=kind)
+    output = folder / "jobs/slurm-17.out"
+    output.touch()
+    if what != "staging":
+        keep(folder, "w1-r0", "a")
+    command = {"line": "solve", "timeout": 3600.0} if what == "program" else None
+    claim = {"schema": 1, "studies": [], "size": "smoke", "command": command}
+    (folder / "campaign.json").write_text(json.dumps(claim))
+    for path in (output, *folder.glob("launches/*/*")):
+        os.utime(path, (time.time() - 3000,) * 2)
+    asked.say("squeue", "17|17|RUNNING|None|1795253711|me|lockstep:x-17\n")
+    (row,) = jobs(here, asked)
+    assert (row["state"], row["advice"]) == ("RUNNING", None)
+
+
 def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     send(folder, "arr", "25", ["p0", "p1"], kind="array")
     keep(folder, "p0", "a")

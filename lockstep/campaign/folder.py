@@ -1,13 +1,15 @@
 """A campaign's folder of results: whose it is, and how far each launch has come."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, differences
+from lockstep.command.table import START_S, Command
+from lockstep.vocabulary import sizes
 from lockstep.vocabulary.records import journal, journal_copies
 from lockstep.vocabulary.records.record import KEY, check_schema
 from lockstep.vocabulary.system import files
@@ -15,6 +17,8 @@ from lockstep.vocabulary.system import files
 if TYPE_CHECKING:
     from lockstep.campaign.launcher import Ended
 
+# The time of a case without a limit of its own, as in launch/options.py.
+USUAL_BUDGET_S = 900.0
 # What readers of a claim rely on; the campaign itself was judged when it was read.
 _CLAIM_TYPES: dict[str, tuple[type, ...]] = {
     "launches": (list,),
@@ -22,6 +26,10 @@ _CLAIM_TYPES: dict[str, tuple[type, ...]] = {
     "studies": (list,),
     "case_budget": (int, float, NoneType),
     "threads_per_rank": (int, NoneType),
+    "command": (dict, NoneType),
+    "size": (str,),
+    "rounds": (int, NoneType),
+    "warmup_rounds": (int, NoneType),
 }
 
 
@@ -213,6 +221,16 @@ class Folder:
         """
         left_out = (self.claimed() or {}).get("left_out", ())
         return [LeftOut(**one) for one in left_out if one.get("kind") == "below_floor"]
+
+
+def longest_case_s(claimed: Mapping[str, Any]) -> float:
+    """Return how long a launch of a claimed campaign may write nothing: a case, or its start."""
+    if not claimed.get("command"):
+        return max(claimed.get("case_budget") or USUAL_BUDGET_S, START_S)
+    changes = {name: claimed.get(name) for name in ("rounds", "warmup_rounds")}
+    size = sizes.adapt(sizes.find(claimed.get("size", "smoke")), **changes)
+    command = Command.model_validate(claimed["command"])
+    return command.longest_s(size.rounds + size.warmup_rounds)
 
 
 def _has_name(launch: object) -> bool:

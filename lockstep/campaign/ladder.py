@@ -21,7 +21,7 @@ import psutil
 from lockstep import content
 from lockstep.campaign.campaign import Campaign, Launch, LeftOut, plan
 from lockstep.campaign.floor import Missed, missed
-from lockstep.campaign.folder import Folder, Outcome
+from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launch_options import common_options, own_options
 from lockstep.campaign.launcher import (
@@ -40,8 +40,6 @@ from lockstep.vocabulary.system.host import die_with_parent, hostname
 
 POLL_S = 1.0
 ORPHAN_S = 60.0
-# The time of a case without a limit of its own, as in launch/options.py.
-USUAL_BUDGET_S = 900.0
 # The least time a rank has between two cases, as in launch/session.py.
 LEAST_PATIENCE_S = 60.0
 

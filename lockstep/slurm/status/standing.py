@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from lockstep.campaign import floor
-from lockstep.campaign.folder import Outcome
+from lockstep.campaign.folder import Outcome, longest_case_s
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.log_lines import word_for_end
 from lockstep.slurm.scheduler import State
@@ -24,9 +24,7 @@ from lockstep.slurm.status.sent import Job, Results
 # sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
 GRACE_S = 600
 # A launch writes a line as each case begins and ends: without one for longer than a case may take
-# it has stalled. That is pytest's own default of --case-budget; to start may take as long as this.
-CASE_BUDGET_S = 900.0
-START_S = 300.0
+# it has stalled.
 STALLED = State("STALLED")
 LAGS = State("unknown", "squeue knows it no more, but sacct does not say yet how it ended")
 # slurmdbd never heard of such a job's end; an administrator mends it by `sacctmgr show runaway`.
@@ -165,7 +163,7 @@ class Board:
         jobs, answers = self._jobs()
         now = time.time()
         claimed = self.results.claimed() or {}
-        limit_s = max(claimed.get("case_budget") or CASE_BUDGET_S, START_S)
+        limit_s = longest_case_s(claimed)
         standings = [self._standing(job, answers, now, limit_s) for job in jobs]
         launches = self._launches(claimed.get("studies", ()))
         sent = [name for job in jobs for name in job.launches]
@@ -244,7 +242,7 @@ class Board:
             sent_s = max(0.0, now - queued.submitted)
         user = (queued and queued.user) or (account and account["user"]) or job.user
         quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
-        if quiet_s is not None and quiet_s > limit_s:
+        if quiet_s is not None and quiet_s > limit_s and self._measures(job):
             state = STALLED
         return Standing(job, state, account, record, wait_s, sent_s, quiet_s, user)
 
@@ -275,6 +273,11 @@ class Board:
     def _quiet_s(self, job: Job, now: float) -> float | None:
         sign = self._last_sign(job)
         return None if sign is None else max(0.0, now - sign)
+
+    def _measures(self, job: Job) -> bool:
+        """Return whether a job has begun to measure: what it does before may take any time."""
+        has_begun = any(self.results.journal(name).exists() for name in job.launches)
+        return job.kind in ("ladder", "job", "array") and has_begun
 
     def _last_sign(self, job: Job) -> float | None:
         """Return when a job last wrote into its output, or a journal or log of its launches."""
