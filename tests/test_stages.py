@@ -14,10 +14,12 @@ from lockstep.campaign import local_stages
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
 from lockstep.campaign.local_stages import Stages
+from lockstep.slurm.associations import Limit
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.sent import Job, Results
 from lockstep.slurm.status.standing import Standing
+from lockstep.slurm.submit.excess import excesses
 from lockstep.slurm.submit.job import jobs
 from lockstep.slurm.submit.submission import Work
 
@@ -323,3 +325,27 @@ def test_all_tasks_of_a_stage_have_one_limit(monkeypatch):
     tasks = [SimpleNamespace(pid=-1, wait=wait)] * 2
     assert list(local_stages._waited(tasks, 10.0)) == [0, 0]
     assert limits[:2] == [10.0, 4.0]
+
+
+def over(limit, stages=(), **site):
+    """Return what of a campaign's jobs is over a limit, in facts."""
+    made = jobs(campaign_of(jobs={"stage": stages}), site_of(**site), FOLDER)
+    found = excesses(made, site_of(**site), [limit])
+    return [(one.kind, one.jobs, one.needs) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (Limit("MaxJobs", "QOS q", 1), []),  # one after another
+        (Limit("MaxJobs", "QOS q", 0), [("queued", (), 1)]),
+        (Limit("MaxSubmit", "QOS q", 1), [("refused", ("ladder-post",), 2)]),
+        (Limit("MaxWall", "QOS q", 60), [("held", ("ladder", "ladder-post"), 7200)]),
+        # two nodes with eight tasks of eight CPUs each
+        (Limit("MaxTRES", "QOS q", 64, "cpu"), [("held", ("ladder", "ladder-post"), 128)]),
+    ],
+)
+def test_limits_count_all_that_stages_and_ladders_ask_for(limit, expected):
+    wide = {"nodes": 2, "tasks_per_node": 8, "cpus_per_task": 8}
+    post = stage("post", when="after", dependency="singleton", **wide)
+    assert over(limit, [post], extra_directives=[]) == expected

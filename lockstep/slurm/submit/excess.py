@@ -83,11 +83,7 @@ def _needs(job: JobSpec, site: Site, limit: Limit) -> int:
     """Return how much a job has of what is limited; 0 where that is not known."""
     if limit.name == "MaxWall":
         return job.time_s
-    cpus = (
-        site.cpus_per_node
-        if site.is_exclusive
-        else job.cpus_per_task * job.num_ranks // job.num_nodes
-    )
+    cpus = site.cpus_per_node if site.is_exclusive else job.cpus_per_node
     of_node = {"node": 1, "cpu": cpus, "gres/gpu": job.billed_per_node}
     if site.gpu_type:
         of_node[f"gres/gpu:{site.gpu_type}"] = job.billed_per_node
@@ -106,8 +102,8 @@ def _one_after_another(jobs: Sequence[JobSpec], limit: Limit) -> list[Excess]:
     """Return what keeps jobs waiting that wait for none of the others."""
     depth: dict[str, int] = {}
     together: Counter[int] = Counter()
-    for job in jobs:  # each after those that it waits for
-        depth[job.name] = 1 + max((depth[dependency.job] for dependency in job.after), default=0)
+    for job in jobs:  # each after those that it waits for; a singleton for an earlier one
+        depth[job.name] = 1 + max((depth.get(wait.job, 0) for wait in job.after), default=0)
         together[depth[job.name]] += job.num_elements
     most = max(together.values(), default=0)
     return [Excess("queued", limit, (), most)] if most > limit.value else []

@@ -245,6 +245,7 @@ class Maker:
             kind=kind,
             folder=str(self.folder),
             num_nodes=resources.num_nodes(largest),
+            cpus_per_node=resources.cpus_per_task * resources.on_node(largest),
             gpus_per_node=num_gpus,
             billed_per_node=self.site.gpus_per_node if self.site.is_exclusive else num_gpus,
             time_s=time_s,

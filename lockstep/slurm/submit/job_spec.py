@@ -39,6 +39,7 @@ class JobSpec:
         kind: Which template renders it.
         folder: The campaign's folder, absolute.
         num_nodes: Nodes of the allocation, of each element's where it is an array.
+        cpus_per_node: CPUs asked for on each of them.
         gpus_per_node: GPUs asked for on each of them.
         billed_per_node: GPUs that Slurm allocates on each of them, and accounts for.
         time_s: Its time limit.
@@ -64,6 +65,7 @@ class JobSpec:
     kind: Kind
     folder: str
     num_nodes: int
+    cpus_per_node: int
     gpus_per_node: int
     billed_per_node: int
     time_s: int
