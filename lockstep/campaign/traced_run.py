@@ -12,8 +12,11 @@ from lockstep.campaign.launch_options import common_options
 from lockstep.campaign.launcher import local_environment
 from lockstep.vocabulary.system.host import die_with_parent
 
-# A trace is a window of a few steps: a whole run's would be gigabytes.
-FEW_STEPS = {"rounds": 2, "warmup_rounds": 2, "steps_per_round": 3, "repeats": 1}
+# A trace is a window of a few steps, a whole run's would be gigabytes; so few say nothing of
+# efficiency, so every size is traced.
+FEW_STEPS = {
+    "rounds": 2, "warmup_rounds": 2, "steps_per_round": 3, "repeats": 1, "until_efficiency": None,
+}  # fmt: skip
 
 
 def refuse_program(campaign: Campaign) -> None:
