@@ -14,6 +14,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.slurm.status import collection
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.submit.submission import set_aside
+from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.system import files
 
 GPU_JOB = {
@@ -197,6 +198,18 @@ def test_where_there_is_no_accounting_nothing_is_waited_for(folder, in_process, 
     collection.collect(Results(folder), said.append)
     assert (in_process, len(said)) == ([], 1)
     assert rows(folder)[0]["accounting"] is None
+
+
+def test_an_element_that_never_began_is_known_where_sacct_answers_no_more(here, folder, asked):
+    uuid = send(folder, "arr", "25", ["p0"], kind="array")
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    record.append({"uuid": uuid, "cancelled": [0]})
+    record.close()
+    collect(here, asked)
+    asked.say("sacct", rc=1, error="slurmdbd: Connection refused")
+    ended = lockstep("status results/x --json", here, asked.folder)
+    row = json.loads(ended.stdout)["jobs"][-1]
+    assert (row["state"], row["queue_wait_s"]) == ("CANCELLED", None)
 
 
 def test_what_was_known_once_is_not_lost_again(folder, in_process, asked):

@@ -18,6 +18,7 @@ from stand_ins import StandIns, keep, leave, lockstep, now, sacct, send
 from lockstep.campaign import floor, on_end
 from lockstep.campaign.campaign import plan
 from lockstep.follow import ladder_end
+from lockstep.slurm.scheduler import own_name
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Board
 from lockstep.vocabulary.records.journal import Journal
@@ -101,7 +102,7 @@ def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
     record.append(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
     record.close()
     (row,) = jobs(here, asked)
-    assert asked.calls("squeue")[0].startswith("squeue --user=alice ")
+    assert asked.calls("squeue")[0].startswith(f"squeue --user={','.join(sorted({'alice', own_name()}))} ")
     assert row["state"] == "unknown"
     assert row["meaning"] == "Slurm says nothing of it here; it is a job of alice"
 
@@ -169,6 +170,18 @@ def test_a_job_sent_by_hand_is_found_by_what_it_left(here, folder, asked):
                      "num_complete": 1}  # fmt: skip
     assert "accounting of 1 of 1 job" in lockstep("collect results/x", here, asked.folder).stdout
     assert "  lockstep report results/x\n" in status(here, asked, "").stdout
+
+
+def test_a_job_that_another_user_sent_by_hand_is_seen_to_run(here, folder, asked):
+    record = Journal(folder / "jobs" / "submitted.jsonl")
+    head = {"uuid": "lockstep:1", "job": "x", "id": "17", "user": "alice", "launches": ["w1-r0"]}
+    record.append(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
+    record.close()
+    (folder / "jobs" / "slurm-41.out").write_text("")
+    os.utime(folder / "jobs" / "slurm-41.out", (1e9, 1e9))
+    row = f"41|41|RUNNING|None|1795253711|bob|(null)|{folder}/jobs/x.sh"
+    asked.act("squeue", f"case \"$*\" in *--user*) ;; *) echo '{row}' ;; esac")
+    assert [one["state"] for one in jobs(here, asked) if one["by_hand"]] == ["RUNNING"]
 
 
 def test_an_array_is_summarised_not_listed(here, folder, asked):

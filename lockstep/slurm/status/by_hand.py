@@ -53,9 +53,19 @@ def ids(
     return [job_id for job_id in candidates if whole(job_id) not in recorded]
 
 
-def _left(results: Results) -> Iterator[str]:
+def users(results: Results, sent: Sequence[Job]) -> list[str]:
+    """Return whose jobs squeue is asked about: everybody's (none) once some were sent by hand."""
+    recorded = {whole(job.id) for job in sent if job.id and not job.by_hand}
+    return results.users() if {*map(whole, _outputs(results))} <= recorded else []
+
+
+def _outputs(results: Results) -> Iterator[str]:
     names = [path.name for path in results.jobs_folder.glob("slurm-*.out")]
     yield from (match[1] for name in sorted(names) if (match := _OUTPUT.fullmatch(name)))
+
+
+def _left(results: Results) -> Iterator[str]:
+    yield from _outputs(results)
     # An earlier version's record names no job; of an element it may have another id than squeue.
     yield from (job_id for job_id, record in results.exits().items() if record.get("job"))
 

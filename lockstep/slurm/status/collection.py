@@ -123,7 +123,7 @@ def _late(results: Results, jobs: Sequence[Job], accounts: Mapping[str, Any]) ->
     if not open_jobs:
         return []
     try:
-        queue = standing.queued_elements(slurm.queue(results.users()))
+        queue = standing.queued_elements(slurm.queue(by_hand.users(results, jobs)))
     except RuntimeError:
         queue = None
     exits = results.exits()

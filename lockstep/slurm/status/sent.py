@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.campaign.folder import Folder
-from lockstep.slurm.scheduler import CLUSTER
+from lockstep.slurm.scheduler import CLUSTER, own_name
 from lockstep.vocabulary.records import journal, journal_copies
 from lockstep.vocabulary.system import files, locks
 
@@ -140,9 +140,9 @@ class Results(Folder):
         return self.jobs_folder / f"{job.kind}-{job.id}.txt"
 
     def users(self) -> list[str]:
-        """Return who sent the jobs; none where somebody unknown may have sent one of them."""
+        """Return who may have sent jobs, this user included; none where that is not known."""
         users = {entry.get("user") for entry in self.submissions()}
-        return [] if None in users else sorted(map(str, users))
+        return [] if None in users or not users else sorted({own_name(), *map(str, users)})
 
     def scripts(self) -> dict[str, dict[str, Any]]:
         """Return job -> what its script makes, of the scripts that were written."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from lockstep.campaign import floor
@@ -132,12 +133,14 @@ class Campaign:
     @property
     def abandoned(self) -> list[str]:
         """Launches that an ended job left incomplete and that no job will make any more."""
-        coming: set[str] = set()
-        left: set[str] = set()
-        for standing in self.jobs:
-            launches = left if standing.has_ended else coming
-            launches.update(standing.job.launches)
-        return sorted(name for name in left - coming if not self.is_settled(name))
+        ended = (standing.job.launches for standing in self.jobs if standing.has_ended)
+        left = set[str]().union(*ended) - self.coming
+        return sorted(name for name in left if not self.is_settled(name))
+
+    @cached_property
+    def coming(self) -> set[str]:
+        """Launches of the jobs that have not ended."""
+        return set[str]().union(*(one.job.launches for one in self.jobs if not one.has_ended))
 
     @property
     def is_bad(self) -> bool:
@@ -186,7 +189,7 @@ class Board:
         errors = []
         queue = None
         try:
-            queue = queued_elements(slurm.queue(self.results.users()))
+            queue = queued_elements(slurm.queue(by_hand.users(self.results, sent)))
         except RuntimeError as error:
             errors.append(str(error))
         sent = _named(sent, queue or {})
@@ -236,11 +239,11 @@ class Board:
             state = State(word) if word else state
         if state is None:
             state = self._without_answer(job, account, answers, now)
-        wait_s = account["queue_wait_s"] if account else None
+        wait_s = account.get("queue_wait_s") if account else None
         sent_s = None
         if queued and state.name == "PENDING" and queued.submitted:
             sent_s = max(0.0, now - queued.submitted)
-        user = (queued and queued.user) or (account and account["user"]) or job.user
+        user = (queued and queued.user) or (account and account.get("user")) or job.user
         quiet_s = self._quiet_s(job, now) if state.name == "RUNNING" else None
         if quiet_s is not None and quiet_s > limit_s and self._measures(job):
             state = STALLED
