@@ -134,6 +134,9 @@ def test_the_node_that_failed_is_the_one_that_srun_or_the_job_names(results):
         ("ladder", True, "", None),
         ("preflight", False, "", ""),
         ("collect", False, "", None),
+        ("stage", False, "", "command"),  # the campaign's, which resume does not read again
+        ("fallback", False, "", "command"),
+        ("stage", False, "image", "image"),
         ("ladder", True, "GLOO_SOCKET_IFNAME", "interface"),
         ("ladder", True, "NCCL_SOCKET_IFNAME", "env.NCCL_SOCKET_IFNAME"),
     ],
@@ -147,6 +150,8 @@ def test_what_resume_cannot_mend_is_named_by_the_site_s_key(results, kind, begun
     assert key_to_mend(standing, results) == key
     advice = advise(standing, results, "results/x", is_last=True)
     assert ("--site SITE" in advice) is (key is not None)
+    assert ("lockstep submit CAMPAIGN" in advice) is (key == "command")
+    assert "once the other jobs have ended" in advise(standing, results, "x", is_last=False)
 
 
 @pytest.mark.parametrize(

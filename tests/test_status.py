@@ -102,7 +102,9 @@ def test_a_job_that_slurm_hides_from_others_is_not_lost(here, folder, asked):
     record.append(head | {"time": "2026-01-01T00:00:00+00:00", "kind": "ladder"})
     record.close()
     (row,) = jobs(here, asked)
-    assert asked.calls("squeue")[0].startswith(f"squeue --user={','.join(sorted({'alice', own_name()}))} ")
+    assert asked.calls("squeue")[0].startswith(
+        f"squeue --user={','.join(sorted({'alice', own_name()}))} "
+    )
     assert row["state"] == "unknown"
     assert row["meaning"] == "Slurm says nothing of it here; it is a job of alice"
 
@@ -481,6 +483,28 @@ def test_what_may_be_quiet_for_long_has_not_stalled(here, folder, asked, what):
     assert (row["state"], row["advice"]) == ("RUNNING", None)
 
 
+def test_a_job_in_a_chain_that_ended_in_order_needs_no_resume(here, folder, asked):
+    send(folder, "x", "17", ["w1-r0"])
+    send(folder, "x-c2", "18", ["w1-r0"])
+    keep(folder, "w1-r0", "a")
+    leave(folder, "17", 75, stopped=True)
+    asked.say("squeue", "18|18|PENDING|Dependency|1795253711|me|lockstep:x-c2-18\n")
+    assert [one["advice"] for one in jobs(here, asked)] == [
+        "it stopped in order before its time limit", None,
+    ]  # fmt: skip
+
+
+def test_where_a_stage_failed_its_command_is_mended_and_sent_anew(here, folder, asked):
+    send(folder, "x-post", "16", kind="stage")
+    send(folder, "x", "17", ["w1-r0"])
+    leave(folder, "16", 1)
+    asked.say("sacct", sacct(account("17", "CANCELLED")))
+    record = json.loads(status(here, asked).stdout)
+    assert [one["mend"] for one in record["jobs"]] == ["command", None]
+    (command,) = record["next"]
+    assert command.startswith("lockstep submit CAMPAIGN --site SITE")
+
+
 def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     send(folder, "arr", "25", ["p0", "p1"], kind="array")
     keep(folder, "p0", "a")
@@ -491,7 +515,7 @@ def test_a_stalled_element_of_an_array_is_cancelled_alone(here, folder, asked):
     asked.say("squeue", queue)
     (row,) = jobs(here, asked)
     assert row["elements"] == {"RUNNING": 1, "STALLED": 1}
-    assert "--job arr --point 1, then" in row["advice"]
+    assert "--job arr --point 1, then once the other jobs have ended, " in row["advice"]
 
 
 def test_commands_can_be_copied_with_real_ids_and_paths(here, folder, asked):

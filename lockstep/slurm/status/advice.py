@@ -3,7 +3,7 @@
 import shlex
 
 from lockstep.slurm.scheduler import NEVER_SATISFIED
-from lockstep.slurm.status.causes import Cause, find_cause, key_to_mend, waits_for_ever
+from lockstep.slurm.status.causes import COMMAND, Cause, find_cause, key_to_mend, waits_for_ever
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 
@@ -11,7 +11,14 @@ GIB = 1024**3
 MINUTE_S = 60
 
 
-def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) -> str | None:
+def advise(
+    standing: Standing,
+    results: Results,
+    folder: str,
+    *,
+    is_last: bool,
+    is_continued: bool = False,
+) -> str | None:
     """Return what to do about a job; None where nothing is to be done.
 
     Args:
@@ -19,9 +26,11 @@ def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) 
         results: The campaign's folder.
         folder: The folder as it is typed in a command.
         is_last: Whether no other job runs or waits: resume refuses until then.
+        is_continued: Whether another job will make what this one left.
     """
+    when = "" if is_last else "once the other jobs have ended, "
     if standing.state.name == "STALLED":
-        return _stalled(standing, folder)
+        return _stalled(standing, folder, when)
     if waits_for_ever(standing):
         return (
             f"lockstep cancel {folder}, mend that in the site file, then lockstep resume {folder} "
@@ -31,18 +40,20 @@ def advise(standing: Standing, results: Results, folder: str, *, is_last: bool) 
         return None
     cause = find_cause(standing, results)
     sentences = [in_words(cause, results)] if cause else []
-    when = "" if is_last else "once the other jobs have ended, "
-    return "; ".join([*sentences, _next(key_to_mend(standing, results), folder, when)])
+    key = key_to_mend(standing, results)
+    if key is not None or not is_continued:
+        sentences.append(_next(key, folder, when))
+    return "; ".join(sentences) or None
 
 
-def _stalled(standing: Standing, folder: str) -> str:
+def _stalled(standing: Standing, folder: str, when: str) -> str:
     minutes = (standing.quiet_s or 0) / MINUTE_S
     chosen = f"--job {shlex.quote(standing.job.name)}"
     if standing.job.element is not None:
         chosen += f" --point {standing.job.element}"
     return (
         f"its last line is {minutes:.0f} min old: lockstep cancel {folder} {chosen}, then "
-        f"lockstep resume {folder} measures the rest"
+        f"{when}lockstep resume {folder} measures the rest"
     )
 
 
@@ -52,8 +63,13 @@ def _next(key: str | None, folder: str, when: str) -> str:
         return f"{when}lockstep resume {folder} measures the rest"
     if not key:
         return (
-            "nothing was measured, and the same scripts would end in the same way: mend the cause, "
-            f"in the site file by lockstep resume {folder} --site SITE"
+            "nothing was measured, and the same scripts would end in the same way: mend the cause "
+            f"in the site file, then {when}lockstep resume {folder} --site SITE"
+        )
+    if key == COMMAND:
+        return (
+            f"mend its command in the campaign file, then {when}lockstep submit CAMPAIGN "
+            "--site SITE"
         )
     return f"mend {key} in the site file, then {when}lockstep resume {folder} --site SITE"
 

@@ -24,6 +24,8 @@ NEAR = 0.9
 NO_OUTPUT = "0:53"
 # 128 + SIGKILL, as a shell reports it, and as the exit code of a step that was killed.
 KILLED = ("137:0", "0:9", "9:0")
+# What must be mended of a stage whose own lines failed: resume would send them as they are.
+COMMAND = "command"
 SIDE_KINDS = ("preflight", "collect")
 # Why a job waits that will never begin, in Slurm's words: what its site file asks for is at fault.
 FOR_EVER = {
@@ -166,8 +168,9 @@ def key_to_mend(standing: Standing, results: Results) -> str | None:
     """Return the site's key that must change before a job can end well.
 
     Returns:
-        The key, or keys; nothing ("") where something must change that no record names; None where
-        the same scripts may well measure the rest.
+        The key, or keys; `COMMAND` of the campaign, of a stage that failed by itself; nothing ("")
+        where something must change that no record names; None where the same scripts may well
+        measure the rest.
     """
     record = standing.record or {}
     if standing.state.name == "OUT_OF_MEMORY":
@@ -178,6 +181,8 @@ def key_to_mend(standing: Standing, results: Results) -> str | None:
         return "mem" if _of_memory("killed", standing).is_near_limit else None
     if record.get("mend") or record.get("lost"):
         return _key(one_line(str(record.get("mend") or ""))[:MAX_LINE], results) or None
+    if standing.job.kind in ("stage", "fallback"):
+        return COMMAND
     has_begun = any(results.journal(name).exists() for name in standing.job.launches)
     return None if has_begun or standing.job.kind in ("collect", "profile") else ""
 

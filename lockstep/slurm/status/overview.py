@@ -11,7 +11,7 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand
 from lockstep.slurm.status.advice import advise
-from lockstep.slurm.status.causes import key_to_mend
+from lockstep.slurm.status.causes import COMMAND, key_to_mend
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Campaign, Standing, counts
 from lockstep.vocabulary.text.durations import in_words
@@ -70,8 +70,8 @@ def _row(
     job, account = head.job, head.account or {}
     launches = [name for element in group for name in element.job.launches]
     left = [element for element in group if not _is_done(element, campaign)]
-    typed, is_last = shlex.quote(folder), campaign.has_ended
-    array = {} if job.element is None else _array(group, left, results, typed, is_last)
+    typed = shlex.quote(folder)
+    array = {} if job.element is None else _array(group, left, campaign, results, typed)
     return {
         "id": by_hand.whole(job.id) if job.id else None,
         "job": job.name,
@@ -81,7 +81,7 @@ def _row(
         "state": head.state.name,
         "reason": head.state.reason if head.state.name == "PENDING" else None,
         "meaning": head.state.meaning.replace("{id}", str(job.id)),
-        "advice": advise(head, results, typed, is_last=is_last) if head in left else None,
+        "advice": _advice(head, campaign, results, typed) if head in left else None,
         "mend": key_to_mend(head, results) if head in left else None,
         "queue_wait_s": head.wait_s,
         "since_submission_s": head.sent_s,
@@ -101,6 +101,18 @@ def _is_done(standing: Standing, campaign: Campaign) -> bool:
     return bool(launches) and all(map(campaign.is_settled, launches))
 
 
+def _advice(standing: Standing, campaign: Campaign, results: Results, typed: str) -> str | None:
+    """Return what to do about a job, by what the others of its campaign do."""
+    left = {name for name in standing.job.launches if not campaign.is_settled(name)}
+    return advise(
+        standing,
+        results,
+        typed,
+        is_last=all(other.has_ended for other in campaign.jobs if other is not standing),
+        is_continued=bool(left) and left <= campaign.coming,
+    )
+
+
 def _representative(group: Sequence[Standing]) -> Standing:
     """Return the element whose state tells most of its array: what goes on, else what is wrong."""
 
@@ -114,9 +126,9 @@ def _representative(group: Sequence[Standing]) -> Standing:
 def _array(
     group: Sequence[Standing],
     left: Sequence[Standing],
+    campaign: Campaign,
     results: Results,
     typed: str,
-    is_last: bool,
 ) -> dict[str, Any]:
     """Return what a row says of an array: all its elements, and those that left work undone."""
     bad = [element for element in left if element.is_bad]
@@ -127,7 +139,7 @@ def _array(
                 "id": element.job.id,
                 "state": element.state.name,
                 "launch": (*element.job.launches, None)[0],
-                "advice": advise(element, results, typed, is_last=is_last),
+                "advice": _advice(element, campaign, results, typed),
             }
             for element in bad
         ],
@@ -241,7 +253,10 @@ def next_commands(campaign: Campaign, results: Results, folder: str) -> list[str
         return unsent
     if campaign.jobs:
         verb = _after_jobs(campaign, results)
-        if verb == "resume" and _needs_mending(campaign, results):
+        keys = _to_mend(campaign, results) if verb == "resume" else set()
+        if COMMAND in keys:
+            return ["lockstep submit CAMPAIGN --site SITE  # once the stage's command is mended"]
+        if keys:
             return [f"lockstep resume {typed} --site SITE  # once that file is mended"]
         return [f"lockstep {verb} {typed}"]
     if results.refusals():
@@ -274,15 +289,12 @@ def _unsent(campaign: Campaign, results: Results) -> list[str]:
     return [by_hand_command(name, facts, results) for name, facts in scripts.items()]
 
 
-def _needs_mending(campaign: Campaign, results: Results) -> bool:
-    """Return whether a job that left work undone would end in the same way once more."""
+def _to_mend(campaign: Campaign, results: Results) -> set[str]:
+    """Return the keys without which a job that left work undone would end in the same way."""
     left = set(campaign.abandoned)
     last = {standing.job.name: standing for standing in campaign.jobs}.values()
-    for standing in last:
-        is_bad = not standing.job.launches or not left.isdisjoint(standing.job.launches)
-        if is_bad and key_to_mend(standing, results) is not None:
-            return True
-    return False
+    bad = (one for one in last if not one.job.launches or left & {*one.job.launches})
+    return {key for one in bad if (key := key_to_mend(one, results)) is not None}
 
 
 def _may_write(standing: Standing, campaign: Campaign) -> bool:
