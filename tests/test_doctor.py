@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from cluster import TESTBED, need_testbed, without_namespaces
-from stand_ins import lockstep
+from stand_ins import StandIns, lockstep
 
 from lockstep.image.image_record import Record, write_record
 from lockstep.slurm import associations
@@ -672,6 +672,29 @@ def test_nodes_are_asked_by_the_site_s_own_options(tmp_path, stand_in):
             "--mem=480G --gpus-per-node=a100:1 --exclusive --licenses=disk:1 --time=00:01:00 "
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"gpu_request": "gres", "gpu_type": "a100"}, "--gres=gpu:a100:1"),
+        ({"gpu_types": ["a100", "h100"]}, "--constraint=[a100|h100]"),
+        ({"directives": ["--nodelist=n7"]}, "--nodelist=n7"),
+    ],
+)
+def test_nodes_are_asked_for_as_jobs_ask_for_them(changes, option):
+    assert option in slurm_checks.srun(site(**changes), 2)
+
+
+def test_doctor_asks_the_cluster_that_the_site_names(tmp_path):
+    (tmp_path / "site.toml").write_text(
+        'schema = 1\nname = "here"\ncluster = "green"\ngpus_per_node = 0\ncpus_per_node = 4\n'
+        'time = "01:00:00"\ncontainer.image = "/x.sif"\n'
+    )
+    asked = StandIns(tmp_path / "bin")
+    asked.act("scontrol", f"echo $SLURM_CLUSTERS >>{tmp_path}/asked; exit 1")
+    lockstep("doctor --site site.toml --json", tmp_path, asked.folder)
+    assert set((tmp_path / "asked").read_text().split()) == {"green"}
 
 
 @pytest.mark.parametrize(

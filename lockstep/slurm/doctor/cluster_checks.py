@@ -20,6 +20,7 @@ from lockstep.slurm.doctor.checks import (
 from lockstep.slurm.doctor.machine_checks import named_interfaces
 from lockstep.slurm.programs.no_answer import FailedError, NotInstalledError
 from lockstep.slurm.site import Site
+from lockstep.slurm.submit.resources import gpus_on_node
 from lockstep.vocabulary.text.durations import clock, parse_limit
 from lockstep.vocabulary.text.printable import last_line
 
@@ -277,13 +278,14 @@ def srun(site: Site | None, num_nodes: int) -> list[str]:
     """Return the command that asks nodes for their names, by the site's own options."""
     options = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     if site is not None:
-        keys = ("partition", "account", "qos", "constraint", "reservation", "mem")
-        wanted = {key: getattr(site, key) for key in keys}
-        options += [f"--{key}={value}" for key, value in wanted.items() if value]
+        keys = ("partition", "account", "qos", "reservation", "mem")
+        wanted = {key: getattr(site, key) for key in keys} | {"constraint": site.features}
         if site.gpus_per_node:  # a partition of GPUs may refuse a job that asks for none
-            options.append(f"--gpus-per-node={f'{site.gpu_type}:' if site.gpu_type else ''}1")
+            wanted |= gpus_on_node(site, 1)
+        options += [f"--{key}={value}" for key, value in wanted.items() if value]
         # Jobs may be meant to begin later, but a job that only looks must not wait.
-        options += [more for more in site.extra_directives if not more.startswith("--begin=")]
+        further = (*site.extra_directives, *site.directives)
+        options += [more for more in further if not more.startswith("--begin=")]
     return ["srun", *options, "--time=00:01:00", "--job-name=doctor", "sh", "-c", NODE_SAYS]
 
 

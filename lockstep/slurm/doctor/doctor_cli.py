@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ def doctor(
       lockstep doctor --site site.toml --slurm   and two of its nodes
       lockstep doctor --data /scratch/me         and where data lie
     """
+    from lockstep.slurm import scheduler
     from lockstep.slurm import site as sites
     from lockstep.slurm.doctor import examination as doctors
     from lockstep.slurm.doctor.checks import Subject
@@ -57,6 +59,7 @@ def doctor(
     if found:
         say_site(found)
     chosen = sites.load(found.source, is_draft=True) if found else None
+    scheduler.on_cluster(chosen.cluster if chosen else None)
     subject = Subject(os.environ, results, chosen, data, slurm)
     with _watched() as say:
         diagnosis = doctors.examine(subject, say)
@@ -65,7 +68,7 @@ def doctor(
         context.exit(diagnosis.exit_code)
     click.echo(doctors.page(diagnosis))
     if diagnosis.exit_code == 0:
-        plan = f"plan campaign.toml --site {found.source}" if found else "run"
+        plan = f"plan campaign.toml --site {shlex.quote(found.source)}" if found else "run"
         ready = plan if diagnosis.submits else "run"
         click.echo(f"Next: lockstep {ready}")
     context.exit(diagnosis.exit_code)

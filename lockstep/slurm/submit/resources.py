@@ -85,7 +85,7 @@ def directives(
         "nodes": resources.num_nodes(largest),
         "ntasks-per-node": on_node // of_task,
         "cpus-per-task": resources.cpus_per_task * of_task,
-        **(_gpus(site, on_node) if resources.is_gpu else {}),
+        **(gpus_on_node(site, on_node) if resources.is_gpu else {}),
         "mem": site.mem,
         "time": clock(time_s),
         "signal": f"B:USR1@{warning_s}",
@@ -114,7 +114,7 @@ def directive(option: str, value: str) -> str:
     return f'--{option}="{value}"' if " " in value else f"--{option}={value}"
 
 
-def _gpus(site: Site, num: int) -> dict[str, str]:
+def gpus_on_node(site: Site, num: int) -> dict[str, str]:
     """Return the option, of sbatch and srun, that asks for so many GPUs on each node."""
     typed = f"{site.gpu_type}:{num}" if site.gpu_type else str(num)
     return {site.gpu_request: f"gpu:{typed}" if site.gpu_request == "gres" else typed}
@@ -133,7 +133,7 @@ def shape(site: Site, resources: Share, world_size: int) -> tuple[str, ...]:
     # (--gpu-bind=none is no way to say so: Slurm 22.05 then showed the ranks none at all.)
     if not resources.is_gpu:
         return options
-    return (*options, *(f"--{name}={value}" for name, value in _gpus(site, on_node).items()))
+    return (*options, *(f"--{name}={value}" for name, value in gpus_on_node(site, on_node).items()))
 
 
 def agent(resources: Share, world_size: int) -> tuple[str, ...]:
