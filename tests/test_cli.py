@@ -1,6 +1,7 @@
 """The command `lockstep`, started as a user starts it: help, plans, and how bad input ends."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from lockstep.campaign.run_cli import _gist
+from lockstep.campaign.run_cli import _gist, _with_tests
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +27,7 @@ REFUSED = {
     "run --frobnicate": "No such option '--frobnicate'",
     "reprot": "No such command 'reprot'; did you mean 'report'?",
     "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
+    "run --set num_workers=0 --set prefetch_factor=4": "set num_workers to 1 or more",
     "run --tests . --set precision=bf16": "--set is about studies",
 }
 
@@ -146,3 +148,9 @@ def test_a_dry_run_can_be_read_by_a_program(tmp_path):
     assert set(plan["launches"]) == {"w1-r0", "w2-r0"}
     assert plan["launches"]["w2-r0"][0] == sys.executable
     assert "a folder/smoke/launches/w2-r0/journal.jsonl" in plan["launches"]["w2-r0"]
+
+
+def test_tests_of_this_folder_are_named_after_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = _with_tests({"tests": ["."], "studies": None, "name": None})
+    assert changes["name"] == re.sub("[^A-Za-z0-9]+", "-", tmp_path.name)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -213,7 +214,7 @@ def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
     """Return what the options change; the user's own tests replace the file's studies."""
     if not changes["tests"]:
         return changes
-    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(changes["tests"][0]).stem).strip("-")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(changes["tests"][0]).resolve().stem).strip("-")
     return changes | {"studies": changes["studies"] or (), "name": changes["name"] or name}
 
 
@@ -253,6 +254,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     if missing and not stages.before():
         click.echo("Nothing was measured, for a stage before it failed.", err=True)
         stages.after(is_well=False, has_measured=True)
+        on_end.run(ladder.results, _say)
         return 1
     needed = time_needed.estimate(ladder.campaign, ladder.folder, missing) if missing else None
     if missing:
@@ -278,7 +280,7 @@ def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
     has_results = is_all or any(outcome.measured for outcome in outcomes)
     if has_results and not as_json:
         _show_verdict(ladder.folder, ladder.campaign.factors)
-    click.echo(f"Next: lockstep report {ladder.folder}", err=True)
+    click.echo(f"Next: lockstep report {shlex.quote(str(ladder.folder))}", err=True)
     return 0 if is_well and not incomplete else 1
 
 
