@@ -19,13 +19,14 @@ from launched import environ
 
 from lockstep.campaign import floor, run_cli
 from lockstep.campaign.campaign import Campaign, load, plan
-from lockstep.command import table
+from lockstep.command import programs, table
 from lockstep.command.table import Command
 from lockstep.report.compute.factor_ladders import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.records import journal as journals
 from lockstep.vocabulary.records.record import KEY
+from lockstep.vocabulary.system.host import hostname
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -97,6 +98,8 @@ def test_a_line_gets_its_values_and_keeps_the_shells_braces(line, filled):
         ({"metrics": [{"name": "m", "unit": "K", "regex": "(.)", "primary": True}]}, "speed-ups"),
         ({"metrics": [{"name": "m", "unit": "s"}]}, "needs a regex or a json path"),
         ({"sanity": "("}, "no regular expression"),
+        ({"line": " "}, r"command\.line"),
+        ({"line": "a {threads}", "factors": {"threads": 4}}, r"factors\.threads"),
     ],
 )
 def test_a_table_that_could_not_be_measured_is_refused(changes, said):
@@ -104,6 +107,21 @@ def test_a_table_that_could_not_be_measured_is_refused(changes, said):
     given = {"schema": 1, "name": "x", "studies": ["command"], "world_sizes": [1]}
     with pytest.raises(ValueError, match=said):
         Campaign.model_validate(given | {"factors": factors, "command": {"line": "true"} | changes})
+
+
+@pytest.mark.parametrize(("line", "name"), [("-x --help", "program"), ("python a.py", "a.py")])
+def test_a_program_is_called_as_its_line_begins(tmp_path, line, name):
+    assert Command(line=line).beside(tmp_path / "c.toml").name == name
+
+
+def test_the_hosts_of_ranks_are_read_beside_what_srun_adds(tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(
+        '#!/bin/sh\necho welcome\nfor rank in 0 1; do "$@" | sed s/^/$rank:\\ /; done\n'
+    )
+    srun.chmod(0o755)
+    started = programs.start(Command(line="solve"), 2, 2, [str(srun)], [])
+    assert started.hosts == (hostname(),) * 2
 
 
 @pytest.mark.slow

@@ -114,8 +114,10 @@ class Campaign(BaseModel):
         """Fill in what need not be chosen for a program: how long it runs is its own."""
         if not isinstance(given, dict) or not given.get("command"):
             return given
-        threads = (given.get("factors") or {}).get("threads") or ()
-        most = max((one for one in threads if type(one) is int), default=None)
+        asked = given.get("factors")
+        threads = asked.get("threads") if isinstance(asked, dict) else None
+        several = threads if isinstance(threads, list | tuple) else ()
+        most = max((one for one in several if type(one) is int), default=None)
         return {"size": "smoke", "threads_per_rank": most} | given
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,9 @@ OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
 # Of the end of output; what a program prints before it is on disk, and not searched.
 MAX_OUTPUT_BYTES = 16 * 2**20
 PROBE_S = 120.0
+# What each rank of a trial says; the mark tells it from what prologs, and options as --label, add.
+MARK = "lockstep-rank:"
+RANK_SAYS = f'echo {MARK} "$(hostname)"'
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,12 @@ def _hosts(launcher: Launcher, words: Sequence[str], world_size: int) -> tuple[s
         return (hostname(),) * world_size
     try:
         ended = subprocess.run(
-            [*words, "hostname"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=PROBE_S, check=False, env=clean(os.environ),
+            [*words, "sh", "-c", RANK_SAYS], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=PROBE_S, check=False, env=clean(os.environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {error}") from None
-    names = ended.stdout.split()
+    names = re.findall(rf"{MARK} (\S+)", ended.stdout)
     if ended.returncode or len(names) != world_size:
         said = (ended.stderr.strip().splitlines() or [f"{len(names)} answer"])[-1]
         raise RuntimeError(f"{launcher} does not start {world_size} ranks: {said}")

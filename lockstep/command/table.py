@@ -101,7 +101,7 @@ class Command(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     line: str = Field(
-        min_length=1,
+        pattern=r"\S",
         description="command line for bash; {ranks}, {nodes}, {ranks_per_node}, {threads}, {seed}, "
         "{repeat}, {out} (a folder for this run alone) and {FACTOR} get their values",
     )
@@ -210,7 +210,8 @@ class Command(BaseModel):
     def _called(self) -> str:
         """Return the name of the script in the line, or of what the line begins with."""
         words = [Path(word).name for word in self.line.split() if not word.startswith("-")]
-        called = next((word for word in words if re.search(r"\w\.[A-Za-z]\w*$", word)), words[0])
+        scripts = [word for word in words if re.search(r"\w\.[A-Za-z]\w*$", word)]
+        called = next(iter([*scripts, *words]), "")
         return re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._")[:MAX_NAME] or "program"
 
 
