@@ -349,3 +349,18 @@ def test_limits_count_all_that_stages_and_ladders_ask_for(limit, expected):
     wide = {"nodes": 2, "tasks_per_node": 8, "cpus_per_task": 8}
     post = stage("post", when="after", dependency="singleton", **wide)
     assert over(limit, [post], extra_directives=[]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("r0", {"jobs": {"share_job": False}}),
+        ("w1", {"jobs": {"allocation": "job"}}),
+        ("c2", {"jobs": {"chain": 2}}),
+        ("nsys", {}),
+    ],
+)
+def test_a_stage_takes_the_name_of_no_other_job(name, changes):
+    asked = changes.get("jobs", {}) | {"stage": [stage(name)]}
+    with pytest.raises(ValueError, match=f"{name}'; give the stage another name"):
+        jobs(campaign_of(repeats=2, jobs=asked), site_of(), FOLDER)

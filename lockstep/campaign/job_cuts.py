@@ -168,7 +168,8 @@ class Jobs(BaseModel):
 
     @model_validator(mode="after")
     def _with_names_apart(self) -> Self:
-        names = Counter([*(stage.name for stage in self.stage), "preflight", "collect"])
+        ours = ("preflight", "collect", "nsys", "ncu")
+        names = Counter([*(stage.name for stage in self.stage), *ours])
         for name in (name for name, count in names.items() if count > 1):
             raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
         return self

@@ -3,6 +3,7 @@
 The templates hold no arithmetic: every number and every option is in a `JobSpec`.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -66,6 +67,7 @@ def jobs(
     specs = Stages(campaign, site, maker.job, done).around(specs)
     if campaign.jobs.collect and specs:
         specs.append(maker.collect(specs))
+    _check_names(specs)
     return specs
 
 
@@ -281,6 +283,12 @@ def _check_ladder(campaign: Campaign, site: Site, resources: Share) -> None:
                 f"world size {world_size} does not fill nodes of {on_node} ranks on {site.name}; "
                 f"choose {world_size // on_node * on_node} or {-(-world_size // on_node) * on_node}"
             )
+
+
+def _check_names(specs: Sequence[JobSpec]) -> None:
+    for name, count in Counter(spec.name for spec in specs).items():
+        if count > 1:  # one script would be written over the other
+            raise ValueError(f"two jobs would be called {name!r}; give the stage another name")
 
 
 def _check_folder(folder: Path, site: Site) -> None:
