@@ -31,7 +31,7 @@ WAITS = {
     "reason": "Priority",
     "elapsed": "0:00",
     "priority": "100",
-    "waits_for": "afterok:12(unfulfilled),singleton",
+    "waits_for": "afterok:12(unfulfilled),after:13+5(unfulfilled),singleton",
     "name": "eval",
     "limit": "1:00:00",
 }
@@ -81,7 +81,7 @@ def test_my_jobs_are_listed_by_when_they_start(slurm):
     found = asked("jobs", slurm)["jobs"]
     assert [job["job_id"] for job in found] == ["4711", "4713", "4712"]
     assert (found[0]["name"], found[0]["elapsed_s"], found[0]["limit_s"]) == ("train|x", 120, 3600)
-    assert found[2]["waits_for"] == [["afterok", "12"], ["singleton", ""]]
+    assert found[2]["waits_for"] == [["afterok", "12"], ["after", "13"], ["singleton", ""]]
     said = ask("jobs", slurm).stdout
     assert "4711 train|x: runs since 2 min on n1; 58 min left" in said
 
