@@ -19,6 +19,7 @@ from lockstep.slurm import site as sites
 from lockstep.slurm.associations import Accounts
 from lockstep.slurm.doctor import cluster_checks, image_checks
 from lockstep.slurm.doctor.checks import Subject
+from lockstep.slurm.drafts import init_cli
 from lockstep.slurm.drafts.campaign_draft import ladder
 from lockstep.slurm.drafts.first_files import drafts
 from lockstep.slurm.drafts.site_draft import choose, cluster_campaign, site_file
@@ -479,3 +480,8 @@ def test_the_limits_of_another_cluster_are_not_those_of_a_site_s_jobs(monkeypatc
     assert associations.limits_of_jobs(site_of()) == ()
     with pytest.raises(RuntimeError, match=r"^(on )?cluster here "):
         associations.limits_of_jobs(site_of(**other))
+
+
+def test_a_command_to_copy_holds_a_folder_s_name_as_one_word():
+    command = init_cli._next(Path("my runs"), {}).splitlines()[-1]
+    assert shlex.split(command)[-1] == "my runs/campaign.toml"

@@ -1,5 +1,6 @@
 """A campaign's status in words: from its record to the parts of the page, and nothing of HTML."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def warnings(record: Mapping[str, Any]) -> Iterator[str]:
             f"At {counted(one['world_size'], 'rank')} the best parallel efficiency of any case is "
             f"{percent(one['parallel_efficiency'])} %, below the floor of {percent(one['floor'])} "
             f"%. Find out why before a larger size: "
-            f"lockstep report {record['folder']}"
+            f"lockstep report {shlex.quote(record['folder'])}"
         )
 
 

@@ -1,6 +1,7 @@
 """The commands about the image: `lockstep image build`, `inspect`, `verify` and `hash`."""
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -45,8 +46,6 @@ def _arguments(
 
 
 def _words(ctx: click.Context, parameter: click.Parameter, text: str) -> list[str]:  # noqa: ARG001
-    import shlex
-
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -167,7 +166,7 @@ def _print_built(path: Path, record: "Record", state: str, *, as_json: bool) -> 
     click.echo(f"{path} is {state}{took}: {decimal(record.size_bytes)}")
     click.echo(f"sha256 {record.sha256}, recorded in {path}.json")
     todo = "apptainer test" if state == "built" else "lockstep image verify"
-    click.echo(f"Next: {todo} {path}")
+    click.echo(f"Next: {todo} {shlex.quote(str(path))}")
 
 
 @image.command()

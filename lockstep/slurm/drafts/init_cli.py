@@ -1,6 +1,7 @@
 """The command `lockstep init`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,12 @@ def init(folder: Path, site: str | None, *, force: bool, dry_run: bool) -> None:
 
 def _next(folder: Path, made: "dict[str, Draft]") -> str:
     """Return what to do with the files."""
-    campaign, site = folder / "campaign.toml", folder / "site.toml"
-    if site.name not in made:
+    campaign, site = (shlex.quote(str(folder / name)) for name in ("campaign.toml", "site.toml"))
+    if "site.toml" not in made:
         return (
             "No Slurm is installed here, so this campaign is for this machine alone.\n"
             f"Next: lockstep run {campaign}"
         )
-    if keys := ", ".join(made[site.name].to_fill_in):
+    if keys := ", ".join(made["site.toml"].to_fill_in):
         return f"Next: fill in {keys} in {site}, then lockstep doctor --site {site}"
     return f"Next: lockstep doctor --site {site}\n      lockstep plan {campaign} --site {site}"
