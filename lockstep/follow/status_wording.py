@@ -62,7 +62,6 @@ SOFTWARE = {
     "python": "Python", "os": "system", "environment": "variables in force",
     "lockstep_version": "Lockstep",
 }  # fmt: skip
-ENDED_WELL = "COMPLETED"
 
 
 def title(record: Mapping[str, Any]) -> str:

@@ -194,13 +194,11 @@ class EpochPlan:
     Attributes:
         steps: Updates per epoch.
         samples: Samples trained on per epoch, over all ranks.
-        dropped_per_rank: Samples of one rank's share that no batch takes.
         dropped: Samples of the data set that no rank takes.
     """
 
     steps: int
     samples: int
-    dropped_per_rank: int
     dropped: int
 
 
@@ -210,15 +208,14 @@ def plan_epoch(num_samples: int, world_size: int, local_batch: int) -> EpochPlan
     Raises:
         ValueError: The data set does not fill one global batch.
     """
-    share = num_samples // world_size
-    steps = share // local_batch
+    steps = num_samples // world_size // local_batch
     if not steps:
         raise ValueError(
             f"{num_samples} samples do not fill one global batch of {local_batch * world_size}; "
             "choose a smaller batch or fewer ranks"
         )
     samples = steps * local_batch * world_size
-    return EpochPlan(steps, samples, share - steps * local_batch, num_samples - samples)
+    return EpochPlan(steps, samples, num_samples - samples)
 
 
 def scaled_lr(lr: float, rule: str, global_batch: int, base_batch: int) -> float:

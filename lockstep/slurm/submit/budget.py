@@ -68,7 +68,7 @@ def fit(
     for drop in (_repeats_to(MIN_REPEATS), _world_sizes, _repeats_to(1)):
         if cost(fitted.campaign) <= budget:
             return fitted
-        fitted = drop(fitted, lambda changed: cost(changed) <= budget, cost)
+        fitted = drop(fitted, cost, budget)
     needed = cost(fitted.campaign)
     if needed <= budget:
         return fitted
@@ -78,19 +78,19 @@ def fit(
     )
 
 
-Fits = Callable[["Campaign"], bool]
-Drop = Callable[[Fitted, Fits, Callable[["Campaign"], float]], Fitted]
+Cost = Callable[["Campaign"], float]
+Drop = Callable[[Fitted, Cost, float], Fitted]
 
 
 def _repeats_to(least: int) -> Drop:
-    def drop(fitted: Fitted, fits: Fits, cost: Callable[["Campaign"], float]) -> Fitted:
+    def drop(fitted: Fitted, cost: Cost, budget: float) -> Fitted:
         most = fitted.campaign.repeats
         if most <= least or cost(_with_repeats(fitted.campaign, least)) >= cost(fitted.campaign):
             return fitted
         low, high = least, most - 1  # as many as fit, or the least
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(_with_repeats(fitted.campaign, middle)):
+            if cost(_with_repeats(fitted.campaign, middle)) <= budget:
                 low = middle
             else:
                 high = middle - 1
@@ -104,9 +104,9 @@ def _with_repeats(campaign: "Campaign", repeats: int) -> "Campaign":
     return campaign.model_copy(update={"repeats": repeats})
 
 
-def _world_sizes(fitted: Fitted, fits: Fits, cost: Callable[["Campaign"], float]) -> Fitted:  # noqa: ARG001
+def _world_sizes(fitted: Fitted, cost: Cost, budget: float) -> Fitted:
     campaign, dropped = fitted.campaign, []
-    while len(campaign.world_sizes) > 1 and not fits(campaign):
+    while len(campaign.world_sizes) > 1 and cost(campaign) > budget:
         *kept, largest = sorted(campaign.world_sizes)
         dropped.append(str(largest))
         campaign = campaign.model_copy(update={"world_sizes": tuple(kept)})
