@@ -226,11 +226,13 @@ import lockstep
 
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(8, 1))
-sizes, is_synced = sys.argv[1].split(","), sys.argv[2] == "synced"
+sizes, how = sys.argv[1].split(","), sys.argv[2]
 
 def step(batch):
+    if how == "by-hand":  # and not by no_sync()
+        model.require_backward_grad_sync = True
     model(batch).sum().backward()
-    if is_synced:  # as SyncBatchNorm does
+    if how == "synced":  # as SyncBatchNorm does
         distributed.all_reduce(batch.sum())
 
 batches = [ones(int(sizes[distributed.get_rank()]), 8)]
@@ -241,18 +243,28 @@ distributed.barrier()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "reduces", "has_half"),
-    [("4,4", "plain", True), ("4,1", "plain", False), ("4,1", "synced", False)],
-    ids=["all-can-halve", "one-cannot", "one-cannot-and-they-wait"],
+    ("sizes", "how", "has_half", "waits"),
+    [
+        ("4,4", "plain", True, 0),
+        ("4,1", "plain", False, 0),
+        ("4,1", "synced", False, 1),
+        ("4,4", "by-hand", False, 1),
+    ],
+    ids=["all-can-halve", "one-cannot", "one-cannot-and-they-wait", "no-sync-is-overridden"],
 )
-def test_ranks_agree_on_half_of_a_batch_before_it_is_tried(
-    run_ranks, tmp_path, sizes, reduces, has_half
+def test_ranks_agree_on_half_of_a_batch_and_no_cause_is_told_where_they_wait(
+    run_ranks, tmp_path, sizes, how, has_half, waits
 ):
     (tmp_path / "script.py").write_text(BATCHES_OF_RANKS)
-    ended = run_ranks([["script.py", sizes, reduces]] * 2, tmp_path)
+    ended = run_ranks([["script.py", sizes, how]] * 2, tmp_path)
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
     record = json.loads((tmp_path / "0.json").read_text())
     assert ("half" in record["rank_variant_s"]) == has_half
+    assert [(note["kind"], note["count"]) for note in record["notes"]] == (
+        [("collectives", waits)] if waits else []
+    )
+    bound = record["bound"]
+    assert (bound["kind"] == "open" and not bound["shares"] and not bound["slow"]) or not waits
 
 
 ONE_RANK_ASKS = """

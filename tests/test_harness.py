@@ -130,6 +130,49 @@ def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
     assert (found["rank"], found["host"]) == (1, socket.gethostname())
 
 
+OWN_STEPS = """
+import time
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+@pytest.mark.parametrize("sends", ["gradients", "loss"])
+def test_step(lockstep, sends):
+    model = DistributedDataParallel(nn.Linear(8, 1))
+
+    def step():
+        time.sleep(0.01 + 0.02 * lockstep.world.rank)
+        loss = model(torch.ones(4, 8)).sum()
+        loss.backward()
+        if sends == "loss":
+            distributed.all_reduce(loss.detach())
+
+    lockstep.measure(step, samples=4, ddp=model)
+"""
+
+
+def of_own_test(run_ranks, folder, text):
+    """Return the sessions of a user's own test on two ranks, and its cases by what they send."""
+    (folder / "test_mine.py").write_text(text)
+    options = ["--device=cpu", "--size=smoke", "--rounds=40", "--benchmark-json=out.json"]
+    ended = run_ranks(
+        [["-m", "pytest", "test_mine.py", "-p", "lockstep.launch.hooks", *options]] * 2, folder
+    )
+    found = json.loads((folder / "out.json").read_text() or "{}").get("benchmarks", [])
+    return ended, {entry["params"].get("sends"): entry["extra_info"][KEY] for entry in found}
+
+
+@pytest.mark.slow
+def test_a_step_in_which_ranks_wait_also_without_gradients_has_no_variants(run_ranks, tmp_path):
+    ended, cases = of_own_test(run_ranks, tmp_path, OWN_STEPS)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stdout
+    plain, waits = cases["gradients"], cases["loss"]
+    kinds = [{flag["kind"] for flag in case["flags"]} for case in (plain, waits)]
+    assert [found & {"straggler", "own-waits"} for found in kinds] == [{"straggler"}, {"own-waits"}]
+    assert set(waits["details"]) & {"rank_variant_s", "bucket_bytes"} == {"bucket_bytes"}
+
+
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_a_batch_beyond_memory_fails_on_all_ranks_before_it_is_made(run_ranks, tmp_path):

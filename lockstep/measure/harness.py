@@ -10,9 +10,9 @@ from lockstep.machine import memory, telemetry
 from lockstep.measure import result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.variants import MOST_STEPS, num_blocks, of_ddp, time_in_turns
+from lockstep.measure.variants import MOST_STEPS, num_blocks, of_ddp, time_in_turns, waits
 from lockstep.vocabulary.records.errors import OtherRankError
-from lockstep.vocabulary.records.flags import Flag
+from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import Size, case_id
@@ -157,11 +157,15 @@ class Harness:
 
         Returns:
             This rank's seconds per step, shape (num_turns,), by name; empty where nothing is
-            measured, or no causes are asked for.
+            measured, no causes are asked for, or ranks wait for each other in their own steps.
         """
         if not (self.measures and self.causes):
             return {}
         self.case.peak = memory.peak(self.device)  # what follows is no part of the case
+        # Every rank calls equally many collectives, or the case fails: so all agree on this.
+        self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
+        if self.case.waits:
+            return {}
         plan = self.plan
         num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
         # A CPU has nothing in flight between two steps, so its turns need not be longer.
@@ -299,11 +303,14 @@ class Harness:
             **known
             | {
                 "details": facts.get("details", {}) | found.get("details", {}),
-                "flags": [*self.flags, *facts.get("flags", [])],
+                "flags": [*self.flags, *self._waits_flags(), *facts.get("flags", [])],
             },
         )
         self.benchmark.extra_info[KEY] = made.to_dict()
         self._show(made.round_s)
+
+    def _waits_flags(self) -> list[Flag]:
+        return [flag("own-waits", collectives=self.case.waits)] if self.case.waits else []
 
     def _show(self, round_s: list[float]) -> None:
         self.clock.load(round_s)

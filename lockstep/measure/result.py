@@ -57,6 +57,7 @@ class Case:
         slowdowns: Why this rank's device held its clocks back while it was timed.
         telemetry: What device and host did while it was timed.
         peak: This rank's peak memory of the rounds, where more followed them.
+        waits: Collectives in which ranks wait for each other in a step without synchronisation.
         part: What this rank measured; None until then.
         conclude: Makes the result of all ranks' parts, on rank 0.
         folder: Where it may keep files of its own; None where nothing is kept.
@@ -69,6 +70,7 @@ class Case:
     slowdowns: set[str] = field(default_factory=set)
     telemetry: dict[str, Any] = field(default_factory=dict)
     peak: Peak | None = None
+    waits: int = 0
     part: Part | None = None
     conclude: Callable[[Sequence[Part]], None] | None = None
     folder: Path | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure import timing
+from lockstep.world.process_group import num_collectives
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def turns(names: Sequence[str], blocks: int, seed: int) -> list[str]:
 
 
 def without_sync(ddp: Any, step: Step) -> Step:
-    """Return the step without gradient synchronisation: each rank's own, waiting for nobody."""
+    """Return the step without gradient synchronisation: each rank's own, as far as `waits` is 0."""
 
     def own() -> None:
         # Or the first one after a whole step would still send the buffers, such as batch norm's.
@@ -85,6 +86,18 @@ def without_sync(ddp: Any, step: Step) -> Step:
             step()
 
     return own
+
+
+def waits(own: Step) -> int:
+    """Return how many collectives a step has left without gradient synchronisation.
+
+    Where there are any, as SyncBatchNorm's, an all-reduce of the loss, or DDP's own where the step
+    sets `require_backward_grad_sync` itself, ranks wait for each other in it.
+    """
+    own()  # DDP may tell the ranks of new buckets in the first
+    before = num_collectives()
+    own()
+    return num_collectives() - before
 
 
 def with_sync(ddp: Any, step: Step) -> Step:

@@ -1,7 +1,7 @@
 """What `lockstep.explain` found, as a record: on disk, and in words made of it elsewhere."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ class Part:
         turns: Seconds of a step in each turn, shape (num_turns,), by variant.
         bucket_lead_s: How long before the end of the backward each bucket is ready.
         bucket_bytes: Of each bucket, in the order in which they are reduced.
-        collectives: Of the user's own in a step, beside those of DDP.
+        collectives: Of a step that synchronises no gradients, see `variants.waits`.
         num_steps: Taken in all.
         drawn: Names of iterators that the step may have drawn from.
         samples: In one step, where they are known.
@@ -45,8 +45,8 @@ class Note:
 
     Attributes:
         kind: `alone`: there is one rank, which communicates with nobody. `drawn`: the step may have
-            drawn from iterators, which cannot be put back. `collectives`: it waits for other ranks
-            outside of DDP, which counts as its own work.
+            drawn from iterators, which cannot be put back. `collectives`: ranks wait for each other
+            also in a step that synchronises no gradients, so no causes are told.
         names: Of variables.
         count: Of collectives.
     """
@@ -97,11 +97,17 @@ def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
     """Return what all ranks' parts come to."""
     turns = {name: [part.turns[name] for part in parts] for name in parts[0].turns}
     bound = judge([{name: np.array(each) for name, each in turns.items()}], buckets=_buckets(parts))
+    notes = _notes(parts)
+    if any(note.kind == "collectives" for note in notes):
+        bound = replace(
+            bound, kind="open", compute_s=bound.step_s, shares=(), gains=(), slow=None,
+            exposed_bucket_s=(),
+        )  # fmt: skip
     samples = [part.samples for part in parts if part.samples is not None]
     is_known = len(samples) == len(parts)
     return Explanation(
         bound=bound,
-        notes=tuple(_notes(parts)),
+        notes=tuple(notes),
         hosts=met.hosts,
         device=_device_name(met.world.device),
         num_steps=parts[0].num_steps,
@@ -125,7 +131,7 @@ def _notes(parts: Sequence[Part]) -> list[Note]:
     notes = {
         Note("alone"): len(parts) == 1,
         Note("drawn", tuple(drawn)): drawn,
-        Note("collectives", count=most): most,
+        Note("collectives", count=most): most and len(parts) > 1,
     }
     return [note for note, holds in notes.items() if holds]
 

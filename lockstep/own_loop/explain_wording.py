@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lockstep.causes.bound import Kind
-from lockstep.causes.card import card
+from lockstep.causes.card import MILLI, card
 from lockstep.own_loop.explain_record import Explanation, Note
 from lockstep.vocabulary.text.formats import counted, listed, number
 
@@ -28,9 +28,16 @@ def lines(explanation: Explanation, kept: str) -> list[str]:
         explanation: What was found.
         kept: Where the record is, or why it is nowhere; empty where none was asked for.
     """
-    found = [_measured(explanation), *card(explanation.bound, explanation.hosts, NEXT)]
+    found = [_measured(explanation), *_causes(explanation)]
     found += [f"note      {note_text(note)}" for note in explanation.notes]
     return found + ([f"record    {kept}"] if kept else [])
+
+
+def _causes(explanation: Explanation) -> list[str]:
+    if any(note.kind == "collectives" for note in explanation.notes):
+        step = f"{number(explanation.bound.step_s * MILLI)} ms"
+        return [f"Not told: ranks wait for each other in what is to be each one's own of {step}."]
+    return card(explanation.bound, explanation.hosts, NEXT)
 
 
 def _measured(explanation: Explanation) -> str:
@@ -55,6 +62,7 @@ def note_text(note: Note) -> str:
         "alone": "one rank communicates with nobody; ask again under torchrun or srun with more",
         "drawn": f"the step may have drawn from {names}, which cannot be put back; give a step "
         "that holds one batch, or batches=loader",
-        "collectives": f"a step has {counted(note.count, 'collective')} of its own; "
-        "waiting there counts as compute",
+        "collectives": f"a step has {counted(note.count, 'collective')} beside its gradients', as "
+        "SyncBatchNorm or an all_reduce of the loss: take them out to ask; and use no_sync() "
+        "where the step sets require_backward_grad_sync",
     }[note.kind]

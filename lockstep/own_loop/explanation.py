@@ -30,7 +30,7 @@ from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
-from lockstep.world.process_group import World, has_group, num_collectives
+from lockstep.world.process_group import World, has_group
 
 OUT = "lockstep-explain.json"
 SECONDS = 60.0
@@ -149,9 +149,7 @@ def _measured(world: World, loop: Loop, seconds: float, reset: Callable[[], None
     begun = time.monotonic()
     reset()
     ways = loop.variants()
-    before = num_collectives()
-    ways["own"]()
-    inner = num_collectives() - before
+    inner = variants.waits(ways["own"])
     _drop_what_fails(world, ways, inner, reset)
     leads, sizes = _buckets(loop, ways["own"])
     plan = _plan(world, loop, ways, seconds)
@@ -191,7 +189,7 @@ def _drop_what_fails(
     Args:
         world: The ranks.
         ways: The variants of the step; what is left out is removed.
-        inner: Collectives of the user's own in a step.
+        inner: Collectives in which ranks wait for each other without synchronisation.
         reset: Puts back what a step changes.
     """
     if inner:

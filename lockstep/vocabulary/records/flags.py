@@ -64,6 +64,11 @@ WORDS = {
         "straggler: rank {rank} on {host} takes {ratio:.2f} times as long as the other ranks for "
         "its own part of a step"
     ),
+    "own-waits": (
+        "ranks wait for each other in {collectives} collectives that no_sync() leaves in a step, "
+        "so what it is lost to, and whether a rank is slow, is not known; take them out of the "
+        "step, and use no_sync() where it sets require_backward_grad_sync"
+    ),
     # of a case's rounds
     "two-modes": (
         "two modes: rounds fall into two groups {apart:.0%} apart; measure again on idle nodes "
