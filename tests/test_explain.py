@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
 from lockstep.causes.card import KINDS as BOUND
+from lockstep.own_loop import explanation
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -179,6 +181,15 @@ def test_a_step_that_fails_leaves_nothing_behind():
 def test_what_cannot_be_measured_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         lockstep.explain(**{"step": Script().step, "seconds": 0.01} | wrong)
+
+
+def test_the_device_is_that_of_what_is_trained_or_else_a_gpu():
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 1))
+    host, gpu = nn.Linear(1, 1), SimpleNamespace(parameters=lambda: [on_gpu])
+    assert explanation._device([], [host, gpu]) == on_gpu.device  # an EMA beside the model
+    assert explanation._device([gpu], [host, gpu]) == on_gpu.device
+    assert explanation._device([host], [gpu, host]).type == "cpu"
+    assert explanation._device([], [host]).type == "cpu"
 
 
 def test_a_script_that_has_not_joined_yet_is_refused(monkeypatch):

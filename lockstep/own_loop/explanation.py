@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.measure import variants
@@ -80,7 +81,7 @@ def explain(
     reached = reach(step=step, model=model, batches=batches)
     snapshot = Snapshot(reached, int(os.environ.get("LOCAL_WORLD_SIZE", _world_size())))
     models = [each for each in reached.models if isinstance(each, DistributedDataParallel)]
-    begun, device = time.monotonic(), _device(reached)
+    begun, device = time.monotonic(), _device(models, reached.models)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             loop = Loop(step, models, batches, can_halve=not reached.compiled)
@@ -92,10 +93,11 @@ def explain(
     return _concluded(met, part, time.monotonic() - begun, out)
 
 
-def _device(reached: Reached) -> torch.device:
-    """Return the device of the model, which is where a step's time is spent."""
-    each = (tensor.device for model in reached.models for tensor in model.parameters())
-    return next(each, torch.device("cpu"))
+def _device(in_ddp: Sequence[nn.Module], models: Sequence[nn.Module]) -> torch.device:
+    """Return where a step's time is spent: the device of what is trained, or else any GPU."""
+    trained, every = ([p.device for m in each for p in m.parameters()] for each in (in_ddp, models))
+    gpus = [device for device in every if device.type == "cuda"]
+    return next(iter([*trained, *gpus, torch.device("cpu")]))
 
 
 def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> str:
