@@ -130,6 +130,21 @@ def test_a_slow_rank_is_flagged_with_its_host(run_ranks, tmp_path):
     assert (found["rank"], found["host"]) == (1, socket.gethostname())
 
 
+TWICE = """
+def test_twice(lockstep):
+    lockstep.measure(lambda: None, samples=1)
+    lockstep.measure(lambda: None, samples=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_measures_twice_is_refused_on_all_ranks(run_ranks, tmp_path):
+    ended, cases = of_own_test(run_ranks, tmp_path, TWICE)
+    assert [rank.returncode for rank in ended] == [1, 1], ended[0].stdout + ended[1].stderr
+    assert cases == {}
+    assert "ValueError: test_twice has measured already" in ended[0].stdout
+
+
 OWN_STEPS = """
 import time
 import pytest

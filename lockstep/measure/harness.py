@@ -268,7 +268,15 @@ class Harness:
             own: What else `conclude` is to know of this rank, as JSON can hold it.
             conclude: Called on rank 0 with what every rank has handed over.
             facts: Further fields of `CaseRecord`; flags add to those of the launch.
+
+        Raises:
+            ValueError: The case has handed over a measurement already.
         """
+        if self.case.part is not None:
+            raise ValueError(
+                f"{self.name} has measured already, and a case has one result; measure once a "
+                "test, and parametrize it"
+            )
         slowdowns = sorted(self.case.slowdowns)
         peak = self.case.peak or memory.peak(self.device)
         self.case.part = Part(
