@@ -232,12 +232,15 @@ def test_a_slow_rank_is_named_on_every_rank(run_ranks, tmp_path):
 BATCHES_OF_RANKS = """
 import json, sys
 from torch import distributed, nn, ones
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 import lockstep
 
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(8, 1))
 sizes, how = sys.argv[1].split(","), sys.argv[2]
+if how == "hooked":
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 def step(batch):
     if how == "by-hand":  # and not by no_sync()
@@ -254,23 +257,23 @@ distributed.barrier()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "how", "has_half", "waits"),
+    ("sizes", "how", "variants", "waits"),
     [
-        ("4,4", "plain", True, 0),
-        ("4,1", "plain", False, 0),
-        ("4,1", "synced", False, 1),
-        ("4,4", "by-hand", False, 1),
+        ("4,4", "plain", {"half", "reduce"}, 0),
+        ("4,1", "plain", {"reduce"}, 0),
+        ("4,1", "synced", {"reduce"}, 1),
+        ("4,4", "by-hand", {"reduce"}, 1),
+        ("4,4", "hooked", {"half"}, 0),  # what a hook sends is not known
     ],
-    ids=["all-can-halve", "one-cannot", "one-cannot-and-they-wait", "no-sync-is-overridden"],
 )
-def test_ranks_agree_on_half_of_a_batch_and_no_cause_is_told_where_they_wait(
-    run_ranks, tmp_path, sizes, how, has_half, waits
+def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(
+    run_ranks, tmp_path, sizes, how, variants, waits
 ):
     (tmp_path / "script.py").write_text(BATCHES_OF_RANKS)
     ended = run_ranks([["script.py", sizes, how]] * 2, tmp_path)
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr
     record = json.loads((tmp_path / "0.json").read_text())
-    assert ("half" in record["rank_variant_s"]) == has_half
+    assert set(record["rank_variant_s"]) & {"half", "reduce"} == variants
     assert [(note["kind"], note["count"]) for note in record["notes"]] == (
         [("collectives", waits)] if waits else []
     )
