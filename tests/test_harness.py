@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from launched import suite
 
-from lockstep.measure import result
+from lockstep.measure import harness, result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
 from lockstep.measure.loop_variants import Loop
@@ -75,6 +76,12 @@ def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
     loop.drawing()()
     with pytest.raises(RuntimeError, match="used up at step 2; give a DataLoader"):
         loop.drawing()()
+
+
+def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
+    fsdp = SimpleNamespace(no_sync=nullcontext)
+    assert "SimpleNamespace" in harness._problem("weak", 1, fsdp, 2)
+    assert not harness._problem("weak", 1, None, 2)
 
 
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():

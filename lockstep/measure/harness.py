@@ -355,7 +355,8 @@ def _loop(step: "Callable[..., Any]", ddp: Any, batches: "Iterable[Any]") -> "Lo
 
 
 def _is_ddp(ddp: Any) -> bool:
-    return hasattr(ddp, "no_sync")
+    """Tell DDP, compiled too, from another wrapper that has a `no_sync` and no buckets: FSDP."""
+    return hasattr(ddp, "_get_ddp_logging_data")
 
 
 def _buckets(ddp: Any) -> dict[str, Any]:
