@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -114,6 +114,11 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
         return (
             "no model in DistributedDataParallel is reached from step; give it as model=, or "
             "wrap it: other strategies cannot be explained yet"
+        )
+    if isinstance(loop.batches, Iterator):
+        return (
+            f"batches is a {type(loop.batches).__name__}, whose batches are gone once drawn; give "
+            "the loader itself"
         )
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
