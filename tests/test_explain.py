@@ -287,6 +287,36 @@ def test_ranks_agree_on_their_variants_and_no_cause_is_told_where_they_wait(
     assert (bound["kind"] == "open" and not bound["shares"] and not bound["slow"]) or not waits
 
 
+STATIC = """
+import sys
+from torch import distributed, nn, ones
+from torch.nn.parallel import DistributedDataParallel
+import lockstep
+
+distributed.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 1), static_graph=True)
+step = lambda: model(ones(4, 8)).sum().backward()
+for _ in range(int(sys.argv[1])):
+    step()
+try:
+    lockstep.explain(step, seconds=0.1, out=None)
+except ValueError:
+    print("refused")
+step()
+print("goes on")
+distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_steps", "is_refused"), [(0, True), (1, False)])
+def test_a_static_graph_is_recorded_by_the_training(run_ranks, tmp_path, num_steps, is_refused):
+    (tmp_path / "script.py").write_text(STATIC)
+    for each in run_ranks([["script.py", str(num_steps)]] * 2, tmp_path):
+        lines = each.stdout.splitlines()
+        assert ("refused" in lines, lines[-1]) == (is_refused, "goes on"), each.stderr
+
+
 ONE_RANK_ASKS = """
 import sys
 from torch import distributed, nn

@@ -115,6 +115,8 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
             "no model in DistributedDataParallel is reached from step; give it as model=, or "
             "wrap it: other strategies cannot be explained yet"
         )
+    if any(map(_is_unrecorded, loop.models)):
+        return "a model with static_graph=True has taken no step; take one before you ask"
     if isinstance(loop.batches, Iterator):
         return (
             f"batches is a {type(loop.batches).__name__}, whose batches are gone once drawn; give "
@@ -123,6 +125,11 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
     return "" if loop.has_batch() else "batches holds no batch; give a loader that does"
+
+
+def _is_unrecorded(ddp: DistributedDataParallel) -> bool:
+    """Tell whether DDP has yet to record its static graph, which no snapshot can take back."""
+    return ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued  # noqa: SLF001
 
 
 def _world_size() -> int:
