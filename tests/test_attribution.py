@@ -198,6 +198,8 @@ def test_what_every_size_pays_alike_is_no_loss_of_equal_batches():
     assert {share.cause: share.seconds for share in found.named} == pytest.approx(
         {"fixed": 0.225, "exposed": 0.1, "ddp": 0.075}, abs=0.03
     )
+    captured = next(gain for gain in found.gains if gain.change == "captured step")
+    assert captured.step_s == pytest.approx(0.65 - 0.3, abs=0.03)  # the part that is not lost, too
 
 
 @settings(max_examples=30)

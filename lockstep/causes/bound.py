@@ -226,6 +226,7 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
         buckets: Its gradient buckets, where they are known.
     """
     found = division.divide(turns)
+    whole = found.get("fixed")  # of which a baseline's shared step loses a part
     if base:
         against = _against(found, division.divide(base.turns), base.share)
         found = {name: value for name, value in found.items() if name not in UNSHARED} | against
@@ -236,7 +237,7 @@ def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict
     changes: dict[Change, Array | None] = {
         "even ranks": found.get("imbalance"),
         "perfect overlap": found.get("exposed"),
-        "captured step": found.get("fixed"),
+        "captured step": whole if "fixed" in found else None,
         "link twice as fast": _saved(found, buckets),
     }
     return found | {
