@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.world import process_group as world
-from lockstep.world.placement import Placement, placement
+from lockstep.world.placement import Placement, find_ranks_per_node, placement
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -124,6 +124,20 @@ def test_ranks_are_shared_out_over_the_nodes_where_only_ntasks_was_given():
         "SLURM_NNODES": "2",
     }
     assert placement(environ).ranks_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, 64),
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "1"}, 4),
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_NNODES": "16"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+    ],
+)
+def test_a_script_s_ranks_per_node_are_those_that_any_launcher_says(environ, found):
+    assert find_ranks_per_node(64, environ) == found
 
 
 def test_the_usable_cores_are_those_of_the_affinity_mask():

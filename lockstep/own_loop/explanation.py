@@ -7,7 +7,6 @@ every few turns and at the end, so training goes on as if nobody had asked.
 
 import json
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from lockstep.own_loop.meeting import Met, meet
 from lockstep.own_loop.reach import Reached, reach
 from lockstep.own_loop.snapshot import Snapshot
 from lockstep.vocabulary.system.files import MIB
+from lockstep.world.placement import find_ranks_per_node
 from lockstep.world.process_group import World, has_group
 
 OUT = "lockstep-explain.json"
@@ -79,7 +79,7 @@ def explain(
         RuntimeError: A rank did not come.
     """
     reached = reach(step=step, model=model, batches=batches)
-    snapshot = Snapshot(reached, int(os.environ.get("LOCAL_WORLD_SIZE", _world_size())))
+    snapshot = Snapshot(reached, find_ranks_per_node(_world_size()))
     models = [each for each in reached.models if isinstance(each, DistributedDataParallel)]
     begun, device = time.monotonic(), _device(models, reached.models)
     try:

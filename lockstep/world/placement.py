@@ -75,6 +75,13 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     return found
 
 
+def find_ranks_per_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Return ranks per host of a user's script, whichever launcher started it; all if none says."""
+    names = (of_launcher[-1] for of_launcher in VARIABLES.values())
+    name = next((name for name in names if name in environ), "")
+    return min(_ranks_per_node(environ, name, world_size), world_size)
+
+
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether torchrun or a job script started this process, and waits for its end."""
     return "TORCHELASTIC_RUN_ID" in environ or "LOCKSTEP_LAUNCHER" in environ
