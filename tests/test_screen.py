@@ -75,6 +75,31 @@ def test_a_screening_says_what_to_do():
     assert "--exclude=n2\n" in page(found)
 
 
+def test_a_node_whose_link_is_slow_is_shown_with_all_its_ranks():
+    found = screened(8, 8, Noise(Random(1)), Slow("slow-link", ("n7",)))  # noqa: S311, no secret
+    shown = [line.split()[1] for line in page(found).splitlines()[1:33]]
+    assert shown.count("n7") == 8
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "slow", "uncompared"),
+    [
+        (1, 2, None, ()),
+        (2, 1, None, ("pair_all_reduce",)),
+        (3, 2, None, ()),
+        (3, 2, Slow("slow-node", ("n1",)), ("pair_all_reduce",)),  # of the others are too few
+    ],
+)
+def test_links_that_were_not_compared_are_told(nodes, ranks, slow, uncompared):
+    found = screened(nodes, ranks, Noise(Random(1)), slow)  # noqa: S311, no secret
+    assert found.uncompared == uncompared
+    rest = [row for row in found.rows if row.probe != "node_all_reduce"]
+    unequal = replace(found, rows=tuple(rest))  # as of nodes with unequal numbers of ranks
+    within = ("node_all_reduce",) if ranks > 1 and nodes > 1 else ()
+    assert unequal.uncompared == (*within, *uncompared)
+    assert page(unequal).count("not compared") == len(unequal.uncompared)
+
+
 @pytest.mark.parametrize(("floor", "is_below"), [(0.02, False), (2.0, True)])
 def test_all_ranks_together_are_held_against_a_floor(floor, is_below):
     found = screened(4, 2, Noise(Random(1)), Slow("slow-link", ("n2",)))  # noqa: S311, no secret

@@ -115,6 +115,17 @@ class Screening:
         """The nodes, in the order of their ranks."""
         return tuple(dict.fromkeys(seat.node for seat in self.seats))
 
+    @property
+    def uncompared(self) -> tuple[Probe, ...]:
+        """What could not be compared of the links that several nodes have."""
+        links: dict[Probe, bool] = {
+            "node_all_reduce": len(self.seats) > len(self.nodes),
+            "pair_all_reduce": True,
+        }
+        timed = {row.probe for row in self.rows}
+        is_alone = len(self.nodes) == 1
+        return tuple(p for p, is_there in links.items() if is_there > is_alone and p not in timed)
+
     def to_json(self) -> dict[str, Any]:
         """Return what JSON can hold; `from_json` reads it."""
         return asdict(self)

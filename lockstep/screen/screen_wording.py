@@ -1,11 +1,12 @@
 """The words of `lockstep screen`, and its lines of JSON."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from lockstep.screen.findings import AllReduce, Finding, Probe, Row, Screening, Seat
-from lockstep.screen.search import FEWEST_FOR_PAIRS, would_be_named
+from lockstep.screen.search import would_be_named
 from lockstep.vocabulary.text.formats import (
     DASH,
     counted,
@@ -35,6 +36,12 @@ WHAT: dict[Probe, str] = {
     "host_copy": "a copy from the host takes",
     "node_all_reduce": "an all-reduce among its ranks takes",
     "pair_all_reduce": "an all-reduce with any other node takes",
+}
+UNCOMPARED: dict[Probe, str] = {
+    "node_all_reduce": "Links within nodes were not compared: that takes as many ranks on each",
+    "pair_all_reduce": (
+        "Links between nodes were not compared: that takes three nodes that are not slow alone"
+    ),
 }
 
 
@@ -104,10 +111,11 @@ def _table(found: Screening) -> list[str]:
 
 def _shown(found: Screening) -> list[Seat]:
     """Return the seats of the slowest ranks, in their order."""
-    slowest: dict[int | None, float] = {}
+    slowest: dict[int | str, float] = defaultdict(float)
     for row in found.rows:
-        slowest[row.rank] = max(row.ratio, slowest.get(row.rank, 0.0))
-    order = sorted(found.seats, key=lambda seat: -slowest.get(seat.rank, 0.0))
+        for who in row.nodes if row.rank is None else [row.rank]:
+            slowest[who] = max(slowest[who], row.ratio)
+    order = sorted(found.seats, key=lambda seat: -max(slowest[seat.rank], slowest[seat.node]))
     return sorted(order[:MOST_SHOWN], key=lambda seat: seat.rank)
 
 
@@ -122,8 +130,7 @@ def _verdict(found: Screening) -> list[str]:
         lines.append(f"All ranks together reduce {size} at {_speeds(one)}.")
     if found.findings and len(found.nodes) > 1:
         lines.append(f"Leave out for sbatch and srun: --exclude={','.join(_to_exclude(found))}")
-    if 1 < len(found.nodes) < FEWEST_FOR_PAIRS:
-        lines.append("Links between nodes were not compared: that takes three nodes.")
+    lines += [f"{UNCOMPARED[probe]}." for probe in found.uncompared]
     return [*lines, f"({who}, {found.repeats} repeats)"]
 
 
