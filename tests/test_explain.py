@@ -91,9 +91,10 @@ def test_a_script_without_ranks_is_told_of_itself():
     [
         ("step", [torch.ones(4, 8)], {"full", "resident", "own", "half"}),
         ("step", [torch.ones(1, 8)], {"full", "resident", "own"}),
+        ("step", [torch.ones(5, 8)], {"full", "resident", "own"}),
         ("refusing_step", [torch.ones(4, 8)], {"full", "resident", "own"}),
     ],
-    ids=["loader", "batch-of-one", "step-of-one-shape"],
+    ids=["loader", "batch-of-one", "odd-batch", "step-of-one-shape"],
 )
 def test_batches_show_what_the_step_waits_for(tmp_path, step, batches, variants):
     out = tmp_path / "record.json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lockstep.measure import timing, variants
+from lockstep.measure import fitting, timing, variants
 from lockstep.workloads import trees
 
 if TYPE_CHECKING:
@@ -188,14 +188,13 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def halved(batch: Any) -> Any:
-    """Return half of a batch; None where it has no tensor, or fewer than two items.
+    """Return half of a batch; None where it has no tensor, or does not halve.
 
     Its items lie in the first dimension of its tensors, as DataLoaders stack them; what has
     another length is none of them.
     """
     size = next((len(each) for each in trees.leaves(batch) if each.dim()), 0)
-    if size < 2:
-        return None
-    return trees.mapped(
-        lambda each: each[: size // 2] if each.dim() and len(each) == size else each, batch
+    half = fitting.halved(size, pieces=1)
+    return half and trees.mapped(
+        lambda each: each[:half] if each.dim() and len(each) == size else each, batch
     )
