@@ -57,6 +57,14 @@ def test_waits_for_a_core_that_another_process_has_are_counted():
     assert 0.1 * taken_s < running_s < 0.8 * taken_s
 
 
+def test_waits_that_the_kernel_does_not_tell_are_not_taken_for_none(monkeypatch, tmp_path):
+    world = SimpleNamespace(world_size=1, device=torch.device("cpu"))
+    turns = {"blocks": 1, "steps": 1, "seed": 0}
+    assert "running" in variants.time_in_turns(world, STEPS, **turns)
+    monkeypatch.setattr(timing, "SCHEDSTAT", tmp_path / "none")
+    assert set(variants.time_in_turns(world, STEPS, **turns)) == set(STEPS)
+
+
 @pytest.mark.parametrize(
     ("leads", "buckets", "found"),
     [

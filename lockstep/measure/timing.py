@@ -36,7 +36,7 @@ def time_rounds(
 
 def time_turns(
     world: "World", turns: Sequence[Callable[[], Any]], steps: int
-) -> list[tuple[float, float]]:
+) -> list[tuple[float, float | None]]:
     """Return this rank's seconds per step of each turn, and without waits for a core.
 
     Each turn is a round of so many steps, of whatever is to run in it.
@@ -46,17 +46,20 @@ def time_turns(
         return [time_turn(world, step, steps) for step in turns]
 
 
-def time_turn(world: "World", step: Callable[[], Any], steps: int) -> tuple[float, float]:
+def time_turn(world: "World", step: Callable[[], Any], steps: int) -> tuple[float, float | None]:
     """Return this rank's seconds per step of one turn, and without waits for a core.
 
-    A GPU does not wait for a thread that launches ahead of it, so there the two are equal.
+    The second is None where waits are not known: the kernel does not say, or it is a GPU, which
+    does not wait for a thread that launches ahead of it.
     """
     clock = _event_round if world.device.type == "cuda" else _host_round
     _enter(world)
-    before_s = _queued_s()
+    before_s = _queued_s(world.device)
     taken_s = clock(step, steps)
-    queued_s = 0.0 if world.device.type == "cuda" else _queued_s() - before_s
-    return taken_s / steps, max(taken_s - queued_s, SHORTEST_S) / steps
+    after_s = _queued_s(world.device)
+    if before_s is None or after_s is None:
+        return taken_s / steps, None
+    return taken_s / steps, max(taken_s - (after_s - before_s), SHORTEST_S) / steps
 
 
 def mark(device: "torch.device") -> Any:
@@ -90,14 +93,16 @@ def time_block(device: "torch.device", step: Callable[[], Any], num_steps: int) 
     return clock(step, num_steps)
 
 
-def _queued_s() -> float:
-    """Return how long this thread has waited for a core so far; 0 where the kernel does not say.
+def _queued_s(device: "torch.device") -> float | None:
+    """Return how long this thread has waited for a core so far; None where that is not known.
 
     proc_pid_schedstat: the second number, in nanoseconds, is the time on a run queue.
     """
+    if device.type == "cuda":
+        return None
     with suppress(OSError, ValueError, IndexError):
         return int(SCHEDSTAT.read_bytes().split()[1]) * 1e-9
-    return 0.0
+    return None
 
 
 def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any], n: int) -> float:

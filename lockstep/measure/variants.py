@@ -56,7 +56,8 @@ def time_in_turns(
         seed: Of the order; equal on all ranks.
 
     Returns:
-        Seconds, shape (blocks,), by name; as `running` those of `own` without waits for a core.
+        Seconds, shape (blocks,), by name; as `running` those of `own` without waits for a core,
+        where these are known.
     """
     for step in variants.values():
         step()  # the first one after another variant allocates again
@@ -65,7 +66,7 @@ def time_in_turns(
     found: dict[str, list[float]] = {name: [] for name in variants}
     for name, (seconds, running_s) in zip(order, timed, strict=True):
         found[name].append(seconds)
-        if name == "own":
+        if name == "own" and running_s is not None:
             found.setdefault("running", []).append(running_s)
     return found
 

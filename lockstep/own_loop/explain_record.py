@@ -95,7 +95,8 @@ TURNS = "rank_variant_s"
 
 def made(met: Met, parts: Sequence[Part], seconds: float) -> Explanation:
     """Return what all ranks' parts come to."""
-    turns = {name: [part.turns[name] for part in parts] for name in parts[0].turns}
+    names = [name for name in parts[0].turns if all(name in part.turns for part in parts)]
+    turns = {name: [part.turns[name] for part in parts] for name in names}
     bound = judge([{name: np.array(each) for name, each in turns.items()}], buckets=_buckets(parts))
     notes = _notes(parts)
     if any(note.kind == "collectives" for note in notes):
