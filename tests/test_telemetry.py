@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,6 +69,15 @@ def test_a_busy_process_is_seen_by_its_cores_and_time() -> None:
     assert 0 < facts["process_cores"][0] <= 1.2
     assert 0 < facts["core_utilisation"] <= 1.0
     assert facts["rss_bytes"][1] > 1e7
+
+
+def test_what_the_system_does_not_tell_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(telemetry, "STATM", tmp_path / "none")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert "rss_bytes" not in Host().sample()
+    assert Host().totals()["core_s"] > 0
 
 
 def test_who_does_not_want_it_has_no_thread_and_no_facts() -> None:

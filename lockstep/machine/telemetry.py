@@ -39,11 +39,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lockstep.machine import cgroup
 from lockstep.machine.gpus import nvml
+from lockstep.machine.provenance import usable_cores
 from lockstep.machine.timeline import Timeline, rounded
 
 if TYPE_CHECKING:
     import torch
 
+STATM = Path("/proc/self/statm")
 INTERVAL_S = 0.25
 MICRO, NANO = 1e-6, 1e-9
 # One value a rank; of the others each rank has the mean, the least and the most of its samples.
@@ -81,7 +83,8 @@ class Host:
         """Return the cores kept busy since the last sample, and what is resident."""
         then, (now, used) = self._last, (time.monotonic(), time.process_time())
         self._last = (now, used)
-        found = {"rss_bytes": _resident_bytes()}
+        resident = _resident_bytes()
+        found = {} if resident is None else {"rss_bytes": resident}
         if now - then[0] > INTERVAL_S / 2:  # shorter ones tell of a moment
             found["process_cores"] = (used - then[1]) / (now - then[0])
         return found
@@ -239,14 +242,14 @@ def throttled() -> float | None:
         for _, folder in cgroup.groups("cpu"):
             stat = cgroup.numbers(folder / "cpu.stat")
             times += [stat[name] * unit for name, unit in units.items() if name in stat]
-    return max(times) / len(os.sched_getaffinity(0)) if times else None
+    return max(times) / len(usable_cores()) if times else None
 
 
-def _resident_bytes() -> float:
+def _resident_bytes() -> float | None:
     try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        pages = STATM.read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
-        return 0.0
+        return None
     return float(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -267,7 +270,7 @@ def _cores_s() -> tuple[float, float]:
     import psutil
 
     cores = psutil.cpu_times(percpu=True)
-    allowed = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
+    allowed = [cores[core] for core in usable_cores() if core < len(cores)]
     idle_s = sum(core.idle + getattr(core, "iowait", 0.0) for core in allowed)
     # Guests' time is in that of the user already (proc_stat(5)).
     all_s = sum(sum(core[:8]) for core in allowed)
