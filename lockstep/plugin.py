@@ -41,8 +41,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def _is_further_rank() -> bool:
     """Return whether a launcher started this session as a rank above 0, with rank 0's options."""
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    by_srun = os.environ.get("LOCKSTEP_LAUNCHER") == "slurm"
-    rank = "SLURM_PROCID" if by_srun else "RANK" if by_torchrun else ""
+    launcher = os.environ.get("LOCKSTEP_LAUNCHER", "torchrun" if by_torchrun else "")
+    if not launcher:
+        return False
+    from lockstep.world.placement import VARIABLES
+
+    rank, *_ = VARIABLES.get(launcher, [""])
     return os.environ.get(rank, "0") != "0"
 
 

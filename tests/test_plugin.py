@@ -143,10 +143,18 @@ def test_a_session_that_does_not_use_it_loads_the_plugin_alone(tmp_path):
     assert ended.returncode == 0, ended.stdout
 
 
-@pytest.mark.parametrize(("rank", "is_written"), [("0", True), ("1", False)])
-def test_rank_0_alone_writes_the_files_of_a_session_under_torchrun(tmp_path, rank, is_written):
+@pytest.mark.parametrize(
+    ("place", "is_written"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "any", "RANK": "0"}, True),
+        ({"TORCHELASTIC_RUN_ID": "any", "RANK": "1"}, False),
+        ({"LOCKSTEP_LAUNCHER": "openmpi", "OMPI_COMM_WORLD_RANK": "1"}, False),
+        ({"LOCKSTEP_LAUNCHER": "pmi", "PMI_RANK": "1"}, False),
+        ({"RANK": "1"}, True),  # of a program around the session
+    ],
+)
+def test_rank_0_alone_writes_the_files_of_a_session_of_many(tmp_path, place, is_written):
     (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
-    place = {"TORCHELASTIC_RUN_ID": "any", "RANK": rank, "WORLD_SIZE": "2"}
     ended = with_the_plugin_alone(tmp_path, f"--junitxml={tmp_path}/out.xml", **place)
     assert ended.returncode == 0, ended.stdout
     assert (tmp_path / "out.xml").exists() == is_written
