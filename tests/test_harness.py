@@ -63,7 +63,10 @@ def test_a_check_that_says_false_fails_its_case(only_rank, answer):
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "32", None])
-def test_a_count_of_samples_that_is_no_count_is_refused_before_the_rounds(only_rank, samples):
+def test_a_count_of_samples_that_is_no_count_is_refused_before_the_rounds(
+    only_rank, monkeypatch, samples
+):
+    monkeypatch.setattr(Harness, "time", lambda *_: pytest.fail("its rounds were timed"))
     with pytest.raises(ValueError, match="no whole number of 1 or more"):
         only_rank.measure(lambda: None, samples=samples)
 
