@@ -45,11 +45,11 @@ SLURM_NAMES = (
 # What a launch has only where its ranks drive GPUs, whatever torch was built for.
 GPU_FACTS = ("cuda", "cudnn", "nccl", "driver")
 
-# Apptainer writes into every image when, and of what, it was built.
 # Whose code decides what is measured.
 MEASURING_ROOMS = (
     *("vocabulary", "machine", "world", "measure", "workloads", "trainer", "launch", "command"),
 )
+# Apptainer writes into every image when, and of what, it was built.
 IMAGE_LABELS = Path("/.singularity.d/labels.json")
 
 

@@ -26,6 +26,8 @@ SHARE = 0.6
 LEAST_BLOCKS, MOST_BLOCKS = 2, 24
 # Steps of a turn, at the most: many short turns tell more than few long ones.
 MOST_STEPS = 5
+# That are looked at to see when buckets are ready.
+LEAD_STEPS = 2
 
 
 def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int) -> int:
@@ -154,13 +156,12 @@ def reduce_buckets(ddp: Any) -> Step:
     return reduce
 
 
-def bucket_leads(ddp: Any, own: Step, steps: int = 2) -> list[float]:
+def bucket_leads(ddp: Any, own: Step) -> list[float]:
     """Return how long before the end of the backward each bucket has all of its gradients.
 
     Args:
         ddp: The model; its buckets are in use after three steps.
         own: The step without gradient synchronisation, which has run before.
-        steps: Steps that are looked at.
 
     Returns:
         Seconds, shape (num_buckets,), in the order in which the buckets are reduced; the median
@@ -174,7 +175,7 @@ def bucket_leads(ddp: Any, own: Step, steps: int = 2) -> list[float]:
     sizes = [each.numel() * each.element_size() for each in trained]
     buckets = bucket_bytes(ddp)
     found = []
-    for _ in range(steps):
+    for _ in range(LEAD_STEPS):
         ready = _ready_s(trained, own)
         last = max(ready, default=0.0)
         leads = sorted(((last - when, size) for when, size in zip(ready, sizes, strict=True)),

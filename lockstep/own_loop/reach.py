@@ -300,10 +300,6 @@ def _cell(cell: types.CellType) -> Binding:
     return Binding(lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))
 
 
-def _global(namespace: dict[str, Any], name: str) -> Binding:
-    return Binding(lambda: namespace.get(name), lambda value: namespace.update({name: value}))
-
-
 def _globals(function: types.FunctionType) -> dict[str, Binding]:
     namespace = function.__globals__
     return {
