@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.vocabulary.records.errors import RankError
 from lockstep.vocabulary.system.host import hostname
+from lockstep.vocabulary.text.formats import listed
 from lockstep.world.control import Control, LostError
 from lockstep.world.placement import Placement
 from lockstep.world.process_group import World, has_group
@@ -106,10 +107,9 @@ def _refuse(told: list[Any]) -> None:
     """
     silent = [rank for rank, each in enumerate(told) if each is None]
     if silent:
-        named = ", ".join(map(str, silent[:8]))
         raise RankError(
-            f"rank {named} of {len(told)} did not come to lockstep.explain within {PATIENCE_S:g} "
-            "s; call it on every rank, not on one",
+            f"rank {listed(silent)} of {len(told)} did not come to lockstep.explain within "
+            f"{PATIENCE_S:g} s; call it on every rank, not on one",
             *silent,
         )
     for rank, each in enumerate(told):

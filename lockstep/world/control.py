@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.system.host import hostname
+from lockstep.vocabulary.text.formats import listed
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -164,8 +165,7 @@ class Control:
         settled = self.settle(name, value, lambda given: None if None in given else judge(given))
         if self._silent:
             silent = sorted(self._silent)
-            named = ", ".join(map(str, silent[:8]))
-            raise OtherRankError(f"rank {named} did not answer in {name!r}", *silent)
+            raise OtherRankError(f"rank {listed(silent)} did not answer in {name!r}", *silent)
         return settled
 
     def exchange(self, name: str, value: Any) -> list[Any]:

@@ -15,6 +15,7 @@ import psutil
 from lockstep.machine import provenance
 from lockstep.vocabulary.records.errors import RankError
 from lockstep.vocabulary.system.host import die_with_parent, hostname
+from lockstep.vocabulary.text.formats import listed
 from lockstep.world.control import Control, LostError
 from lockstep.world.placement import SHOWN_CHARACTERS, Placement, integer, placement
 
@@ -219,10 +220,9 @@ def _refuse_apart(answers: list[dict[str, str] | None], timeout_s: float) -> Non
     """
     silent = [rank for rank, given in enumerate(answers) if given is None]
     if silent:
-        named = ", ".join(map(str, silent[:8]))
         raise RankError(
-            f"rank {named} of {len(answers)} did not join within {timeout_s:g} s; look whether its "
-            "process and node run",
+            f"rank {listed(silent)} of {len(answers)} did not join within {timeout_s:g} s; look "
+            "whether its process and node run",
             *silent,
         )
     for rank, given in enumerate(answers):
