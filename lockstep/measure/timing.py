@@ -111,13 +111,18 @@ def _round(world: "World", clock: Callable[..., float], step: Callable[[], Any],
 
 
 def _enter(world: "World") -> None:
+    meet(world)
+    synchronise(world.device)
+
+
+def meet(world: "World") -> None:
+    """Wait until all ranks are here."""
     from torch import distributed
 
     if world.world_size > 1:
         distributed.barrier(
             device_ids=[world.device.index] if world.device.type == "cuda" else None
         )
-    synchronise(world.device)
 
 
 def _host_round(step: Callable[[], Any], n: int) -> float:

@@ -12,7 +12,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lockstep.measure.timing import time_block
+from lockstep.measure.timing import meet, time_block
 from lockstep.screen.findings import Probe, Seat
 from lockstep.screen.search import turns
 
@@ -105,7 +105,7 @@ class Prober:
         is_shared = self.world.device.type == "cpu"
         found = turns(groups, self.seats) if is_shared else [list(range(len(groups)))]
         for turn in self.order.sample(found, len(found)):
-            _meet(self.world)
+            meet(self.world)
             yield next((index for index in turn if self.world.rank in groups[index]), None)
 
     def _time(self, probe: Probe, step: Step) -> float:
@@ -172,14 +172,6 @@ def _end(made: Sequence[Sequence["ProcessGroup"]]) -> None:
     for group in (group for groups in made for group in groups):
         if isinstance(group, distributed.ProcessGroup):  # a number on ranks outside it
             distributed.destroy_process_group(group)
-
-
-def _meet(world: "World") -> None:
-    from torch import distributed
-
-    if world.world_size > 1:
-        is_cuda = world.device.type == "cuda"
-        distributed.barrier(device_ids=[world.device.index] if is_cuda else None)
 
 
 def _usual(seconds: Sequence[float]) -> float:
