@@ -20,13 +20,13 @@ from lockstep import content
 from lockstep.machine import provenance, storage
 from lockstep.machine.gpus import hardware, nvidia_smi
 from lockstep.machine.interconnect import network
+from lockstep.machine.memory import GIB
 from lockstep.vocabulary.system.commands import answer
 from lockstep.vocabulary.system.files import write_atomically
 
 TITLE = "# Systems\n\nThe machines that results came from, as `lockstep system` read them.\n\n"
 DASH = "-"
 COMMAND_TIMEOUT_S = 20
-GIB = 2**30
 
 SYSTEM_FOLDER = Path("/sys")
 

@@ -18,7 +18,8 @@ import psutil
 import torch
 from torch import distributed
 
-MIB = 2**20
+from lockstep.vocabulary.system.files import MIB
+
 # Of less, the allocators of Python and of the C library keep as much for themselves.
 LEAK_BYTES = 256 * MIB
 COLLECTIVES = (

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from lockstep.vocabulary.system import commands
+from lockstep.vocabulary.system.files import MIB
 
-MIB = 2**20
 TIMEOUT_S = 30
 COLUMNS = "name,memory.total,driver_version"
 
