@@ -14,10 +14,9 @@ from pathlib import Path
 
 from lockstep.command.failed_runs import RunError
 from lockstep.command.table import GRACE_S, Command, Launcher, marks
+from lockstep.vocabulary.system.environment import THREADS
 from lockstep.vocabulary.system.host import die_with_parent, hostname
 
-# What OpenMP and the usual libraries of linear algebra read.
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of a rank that its launcher says; a program would take an outer launcher's for its own.
 OUTER = ("OMPI_", "PMI_", "PMIX_", "PMI2_")
 # Of the end of output; what a program prints before it is on disk, and not searched.

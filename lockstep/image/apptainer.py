@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.vocabulary.system import commands
+from lockstep.vocabulary.text.printable import COLOUR
 
 TAIL_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
@@ -22,7 +23,6 @@ ASK_TIMEOUT_S = 60
 LEAST_VERSION = (1, 2)
 # How long a build that is asked to end may take, before it is killed.
 GRACE_S = 10
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP = re.compile(r"^INFO:\s+(.*)$", re.MULTILINE)
 # What it notes while it packs the image, which takes longest.
 NOTES = ("To see mksquashfs output", "Non-gzip squashfs")

@@ -5,7 +5,6 @@ job, which goes before the account (Slurm's documentation, "Resource Limits"). s
 user's association what that has from the accounts above it.
 """
 
-import getpass
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -115,7 +114,7 @@ def read(cluster: str) -> Accounts:
         RuntimeError: sacctmgr is not installed, or does not answer.
     """
     show = ("sacctmgr", "--noheader", "--parsable2", "show")
-    which = ("user", getpass.getuser(), "withassoc", f"cluster={cluster}", f"format={_USER}")
+    which = ("user", slurm.own_name(), "withassoc", f"cluster={cluster}", f"format={_USER}")
     return parse(slurm.ask(*show, *which), slurm.ask(*show, "qos", f"format={_QOS}"))
 
 

@@ -3,7 +3,6 @@
 A question that fails has no answer: `None` or `unknown`, never a state that sounds good.
 """
 
-import getpass
 import os
 import pwd
 import re
@@ -250,7 +249,7 @@ def sbatch(script: Path, comment: str, *options: str) -> Taken:
         return _taken(ask(*command, environ=environment()))
     except RuntimeError as error:
         stderr = error.stderr if isinstance(error, FailedError) else ""
-        if explained := refusals.explain(stderr, getpass.getuser(), ask, script):
+        if explained := refusals.explain(stderr, own_name(), ask, script):
             raise ValueError(explained) from None
         # sbatch may lose the answer after the job has been taken.
         if (job_id := _find(comment)) is not None:

@@ -38,11 +38,9 @@ from lockstep.slurm.site_values import (
     absolute,
 )
 from lockstep.tracker.target import Tracker
+from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 from lockstep.vocabulary.text import inputs
 
-# Variables that choose the network interface of NCCL and gloo (their documentation, "Environment
-# Variables"; PyTorch, "Distributed communication package").
-INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 DEBUG_COMM = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
 
 

@@ -70,7 +70,7 @@ def login(testbed, monkeypatch):
 def test_what_a_real_sbatch_refuses_names_the_key_and_what_there_is(
     login, monkeypatch, option, key, allowed
 ):
-    monkeypatch.setattr(slurm.getpass, "getuser", lambda: TESTBED_USER)
+    monkeypatch.setattr(slurm, "own_name", lambda: TESTBED_USER)
     script = login / "true.sh"
     script.write_text("#!/bin/sh\ntrue\n")
     with pytest.raises(ValueError, match=r"^sbatch said: ") as refused:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lockstep.slurm.status import accounting
+from lockstep.slurm.status.causes import NEAR
 
-# Under so much of what was asked for, less would have done; over the other, more may be needed.
+# Under so much of what was asked for, less would have done; over NEAR, more may be needed.
 AMPLE = 0.5
-NEAR = 0.9
 # What is suggested is larger than what was used by so much.
 MARGIN = 1.25
 # Requests under these are not worth a change.

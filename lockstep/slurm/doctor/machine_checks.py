@@ -26,7 +26,7 @@ from lockstep.slurm.doctor.checks import (
     torch_in_words,
     warning,
 )
-from lockstep.slurm.site import INTERFACE_NAMES
+from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 
 GB = 10**9
 LEAST_FREE_BYTES = 2 * GB

@@ -9,6 +9,7 @@ from lockstep.slurm.lint.shell.sbatch_options import SRUN_SHORT, Option, options
 from lockstep.slurm.lint.shell.shell_commands import Command
 from lockstep.slurm.lint.shell.shell_script import Script
 from lockstep.slurm.lint.shell.shell_words import Word, WordReader, base_name, value_of
+from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
 
 CONTAINERS = ("apptainer", "singularity")
 PROFILERS = ("nsys", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
@@ -20,7 +21,7 @@ STARTERS = {
 # Programs that only print what they are given.
 SAYING = ("echo", "printf")
 LAUNCH = re.compile(r"(python[0-9.]*|torchrun|pytest|accelerate|deepspeed|.*\.py|.*\.sh)")
-VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TORCH_DISTRIBUTED_DEBUG")
+VARIABLE_PREFIXES = (*COMMUNICATION_PREFIXES, "TORCH_DISTRIBUTED_DEBUG")
 # Options of apptainer exec whose value may be the next word.
 CONTAINER_VALUES = {
     *("-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir"),

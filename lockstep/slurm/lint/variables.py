@@ -21,6 +21,7 @@ from lockstep.slurm.lint.nccl_variables import (
     OneOf,
     Values,
 )
+from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 
 Kind = Literal["name", "value", "interface", "slow"]
 
@@ -45,7 +46,6 @@ class Problem:
     kind: Kind
 
 
-INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 MAX_INTERFACE_NAME = 15  # IFNAMSIZ of Linux, less its final zero
 MAX_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
@@ -86,7 +86,7 @@ def _of_name(name: str, value: str) -> Problem | None:
 def _of_value(
     name: str, value: str, environ: Mapping[str, str], interfaces: Collection[str] | None
 ) -> Problem | None:
-    if name in INTERFACE_VARIABLES:
+    if name in INTERFACE_NAMES:
         return _of_interface(name, value, interfaces)
     if name in KNOWN and not KNOWN[name].accept(value):
         return _bad_value(name, value, KNOWN[name])

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from lockstep.slurm.programs.log_lines import MAX_LINE, read_end
 from lockstep.slurm.scheduler import NEVER_SATISFIED
-from lockstep.slurm.site import INTERFACE_NAMES
 from lockstep.slurm.status.sent import Results
 from lockstep.slurm.status.standing import Standing
 from lockstep.slurm.submit.submission import stored_site
+from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 from lockstep.vocabulary.text.printable import one_line
 
 Kind = Literal[

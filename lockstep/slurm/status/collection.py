@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status import accounting, by_hand, standing
-from lockstep.slurm.status.sent import Job, Results
+from lockstep.slurm.status.sent import Job, Results, writers
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.record import KEY
 from lockstep.vocabulary.system import files
@@ -239,15 +239,10 @@ def _rank_hours(results: Results) -> dict[str, dict[str, float]]:
         job_id = ""
         for entry in journal.read(path):
             if entry.get("kind") == "launch":
-                job_id = _job_of(entry)
+                job_id = next(writers(entry), "")
             elif entry.get("kind") == "case":
                 jobs[job_id] = jobs.get(job_id, 0.0) + _hours(entry)
     return hours
-
-
-def _job_of(header: Mapping[str, Any]) -> str:
-    """Return the job in which a session wrote to a journal; nothing outside a job."""
-    return str(_inside(header, "launch", "provenance", "slurm").get("SLURM_JOB_ID", ""))
 
 
 def _hours(entry: Mapping[str, Any]) -> float:

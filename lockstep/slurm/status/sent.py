@@ -162,7 +162,7 @@ class Results(Folder):
         for name in self.names():
             for entry in journal.read(self.journal(name)):
                 if entry.get("kind") == "launch":
-                    jobs.setdefault(name, set()).update(_writers(entry))
+                    jobs.setdefault(name, set()).update(writers(entry))
         return jobs
 
     def set_down(self, entry: Mapping[str, Any]) -> None:
@@ -283,8 +283,8 @@ def _is_script(script: object) -> bool:
     return is_whole and files.are_texts(script.get("launches"))
 
 
-def _writers(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the job in which a session wrote to a journal; nothing outside a job."""
+def writers(header: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the job of a session that wrote to a journal, of an array also `ID_K`; else nothing."""
     slurm: Any = header.get("launch")
     for name in ("provenance", "slurm"):
         slurm = slurm.get(name) if isinstance(slurm, dict) else None

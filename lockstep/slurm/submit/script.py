@@ -28,7 +28,7 @@ from lockstep.slurm.status import accounting
 from lockstep.slurm.submit.job_spec import JobSpec
 from lockstep.slurm.submit.runtimes import Entering, options, runtime_of
 from lockstep.vocabulary.system import commands, files
-from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES
+from lockstep.vocabulary.system.environment import COMMUNICATION_PREFIXES, THREADS
 from lockstep.vocabulary.text.inputs import MAX_SHOWN_CHARACTERS
 from lockstep.vocabulary.text.printable import one_line
 
@@ -45,7 +45,6 @@ DEVICES = {
 }
 # How names of variables begin that each rank hands on into the image.
 HANDED_ON = ("SLURM_", "SLURMD_NODENAME", "LOCKSTEP_", *COMMUNICATION_PREFIXES)
-THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What an MPI reads of its launcher, and libraries of their threads.
 OF_PROGRAMS = ("PMI", "OMPI_", "OMP_", "MKL_", "OPENBLAS_")
 WITHOUT_COPIES = {"stage_in": (), "stage_image": False, "stage_cache": None}

@@ -6,6 +6,11 @@ COMMUNICATION_PREFIXES = (
     *("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "OFI_NCCL_", "UCX_", "HSA_"),
 )
 PREFIXES = (*COMMUNICATION_PREFIXES, "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
+# How many threads OpenMP and the usual libraries of linear algebra take.
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Which network interface NCCL and gloo take (their documentation, "Environment Variables";
+# PyTorch, "Distributed communication package").
+INTERFACE_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_VISIBLE_DEVICES",

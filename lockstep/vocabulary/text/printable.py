@@ -2,7 +2,7 @@
 
 import re
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(text: str) -> str:
@@ -17,5 +17,5 @@ def one_line(text: str) -> str:
 
 def last_line(text: str) -> str:
     """Return the last line that is not empty, as `one_line` does but without colours."""
-    lines = _COLOUR.sub("", text).strip().splitlines()
+    lines = COLOUR.sub("", text).strip().splitlines()
     return one_line(lines[-1].strip()) if lines else ""

@@ -17,7 +17,8 @@ from lockstep.slurm.lint.rules.endings import hidden_by_a_pipe, hidden_by_the_en
 from lockstep.slurm.lint.rules.launchers import option_values, torch_launch
 from lockstep.slurm.lint.shell.shell_commands import Command
 from lockstep.slurm.lint.shell.shell_words import base_name, value_of
-from lockstep.slurm.lint.variables import INTERFACE_VARIABLES, Kind, problems
+from lockstep.slurm.lint.variables import Kind, problems
+from lockstep.vocabulary.system.environment import INTERFACE_NAMES
 
 INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv", "apt", "apt-get"}
 # What a task's own shell must expand: in the batch shell each of them is 0.
@@ -253,7 +254,7 @@ def debugging(job: Job) -> Iterator[Hit]:
 
 def own_interface(job: Job) -> Iterator[Hit]:
     """Look for the name of an interface in the script."""
-    for name in INTERFACE_VARIABLES if not job.is_rendered else ():
+    for name in INTERFACE_NAMES if not job.is_rendered else ():
         line, value = job.environ.get(name, (0, ""))
         if value and "$" not in value and not value.startswith("^"):
             yield Hit(line, f"the script sets {name}={value}")
