@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "slurm": {"vocabulary", "content", "campaign", "machine", "image", "tracker"},
     "follow": {"vocabulary", "content", "campaign", "slurm", "report"},
     "report": {"vocabulary", "content", "causes"},
-    "plugin": {"launch", "measure"},
+    "plugin": {"launch", "measure", "world"},
     "cli": {"vocabulary"},  # it names the commands, and loads each when it is asked for
     "__main__": {"cli"},
     "__init__": {"own_loop", "report"},
