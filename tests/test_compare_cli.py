@@ -81,8 +81,8 @@ def test_an_error_at_one_size_blocks_the_points_of_its_cases_alone(measured, tmp
 
 def test_markdown_is_a_table(sides):
     lines = run(*sides(SLOW), "--markdown").stdout.splitlines()
-    head = lines.index("| verdict | ranks | launches | ratio | interval | case |")
-    assert lines[head + 1] == "| --- | --- | --- | --- | --- | --- |"
+    head = lines.index("| verdict | ranks | launches | ratio | interval | memory | case |")
+    assert lines[head + 1] == "| --- | --- | --- | --- | --- | --- | --- |"
     assert lines[head + 2].startswith("| slower | 1 | 5 + 5 | 0.909 |")
 
 
@@ -96,7 +96,7 @@ def test_markdown_shows_strangers_text_as_it_is_and_leaves_out_names_before(tmp_
     done = run(tmp_path / "a", tmp_path / "b_side", "--markdown", "--redact")
     assert not re.search(r"<|@o|\*\*|gpu|(?<!\\)_|<path>", done.stdout)
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in done.stdout.splitlines()}
-    assert columns == {0, 7}
+    assert columns == {0, 8}
 
 
 def test_a_wider_margin_makes_more_the_same(sides):

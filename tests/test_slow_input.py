@@ -42,6 +42,7 @@ def test_mine(lockstep):
 # Slow once the first epoch is over, which the study goes through to count its samples.
 LOADING = """
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 import pytest
@@ -68,8 +69,14 @@ class Slow(data.ImageDataset):
 @pytest.mark.parametrize("nap_s", [0.0, 0.15])
 def test_loading(lockstep, monkeypatch, nap_s):
     fast = loader_cases._images
+
+    @contextmanager
+    def slow(*of):
+        with fast(*of) as images:
+            yield Slow(images, nap_s)
+
     monkeypatch.setattr(loader_cases.workloads, "make", eater)  # as long on a busy machine
-    monkeypatch.setattr(loader_cases, "_images", lambda *of: Slow(fast(*of), nap_s))
+    monkeypatch.setattr(loader_cases, "_images", slow)
     loader_cases.measure_loading(
         replace(lockstep, study="loader"), dataset="tensor", local_batch=1, num_workers=0,
         pin_memory=False, persistent_workers=False, prefetch_factor=None,

@@ -140,7 +140,11 @@ def _cases(rank: int, store: CountingStore, world_size: int) -> "Cases":
         control=Control(store, rank, world_size, TIMEOUT_S),  # type: ignore[arg-type]
         provenance={"ranks": [host] * world_size},
         keeper=SimpleNamespace(
-            broken="", folder=None, keep=lambda end: None, note_begin=lambda case: None
+            broken="",
+            folder=None,
+            telemetry_file=None,
+            keep=lambda end: None,
+            note_begin=lambda case: None,
         ),
         watchdog=mock.Mock(),
         is_voice=rank == 0,
