@@ -46,18 +46,18 @@ demo: venv ## Measure world sizes 1 and 2 on this machine and make the report
 		[ $$code = 0 ] || worst=$$code; \
 	done; exit $$worst
 
-# Two lanes of about equal length: what starts ranks here and the quick tests; browsers and the
-# testbed, which waits half its time.
+# Two lanes of about equal length: the testbed, which waits half of its time; and all else, in two
+# processes, which wait for ranks and browsers.
 test: venv ## Run what a change must pass, tests that start ranks and browsers included
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-here test-testbed
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-testbed test-here
 
 test-here: venv
-	$(BIN)/python -m pytest -m "not (slurm or browser or chaos)" $(DURATIONS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "not (slurm or chaos)" $(DURATIONS)
 
 # CI, where a missing image is a failure, makes it while the tests beside begin.
 test-testbed: venv
 	@[ -z "$$CI" ] || tests/testbed/image
-	$(BIN)/python -m pytest -m "(slurm or browser) and not chaos" $(DURATIONS)
+	$(BIN)/python -m pytest -m "slurm and not chaos" $(DURATIONS)
 
 unit: venv ## Run the quick tests only, in under a minute
 	$(BIN)/python -m pytest -m "not slow and not browser and not slurm"

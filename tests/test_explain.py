@@ -139,7 +139,7 @@ class SlowLoader:
 def test_a_slow_loader_is_what_bounds_a_step():
     found = asked(Script().step, batches=SlowLoader())["bound"]
     assert found["kind"] == "input"
-    assert found["shares"][0]["seconds"] == pytest.approx(0.02, rel=0.25)
+    assert 0.015 < found["shares"][0]["seconds"] < 0.06  # of 0.02; a busy machine sleeps longer
 
 
 class SlowData(Dataset):
