@@ -29,7 +29,7 @@ STEPS = dict.fromkeys(("full", "own", "reduce", "half"), lambda: None)  # 3 whol
     ],
 )
 def test_turns_add_a_share_to_a_case_within_bounds(num_steps, steps, blocks):
-    assert variants.num_blocks(num_steps, STEPS, steps) == blocks
+    assert variants.num_blocks(num_steps, STEPS, steps, steps) == blocks
 
 
 def test_an_order_is_drawn_for_each_block_and_equal_on_all_ranks():

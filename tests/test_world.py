@@ -131,8 +131,9 @@ def test_ranks_are_shared_out_over_the_nodes_where_only_ntasks_was_given():
     [
         ({}, 64),
         ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "1"}, 4),
-        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
-        ({"SLURM_NNODES": "16"}, 4),
+        ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_STEP_NUM_TASKS": "64", "SLURM_NNODES": "16"}, 4),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS_PER_NODE": "1"}, 64),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
     ],
 )

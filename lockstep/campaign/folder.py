@@ -1,6 +1,7 @@
 """A campaign's folder of results: whose it is, and how far each launch has come."""
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,8 +229,11 @@ def longest_case_s(claimed: Mapping[str, Any]) -> float:
     if not claimed.get("command"):
         return max(claimed.get("case_budget") or USUAL_BUDGET_S, START_S)
     changes = {name: claimed.get(name) for name in ("rounds", "warmup_rounds")}
-    size = sizes.adapt(sizes.find(claimed.get("size", "smoke")), **changes)
-    command = Command.model_validate(claimed["command"])
+    try:
+        size = sizes.adapt(sizes.find(claimed.get("size", "smoke")), **changes)
+        command = Command.model_validate(claimed["command"])
+    except ValueError:  # of another version, whose limits are not known
+        return math.inf
     return command.longest_s(size.rounds + size.warmup_rounds)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from lockstep.machine.telemetry import Telemetry
     from lockstep.measure.loop_variants import Loop
 
-NO_BATCH = "batches holds no batch; give a loader that does"
-
 
 @dataclass(frozen=True)
 class Harness:
@@ -166,18 +164,20 @@ class Harness:
         self.case.waits = waits(variants["own"]) if self.world.world_size > 1 else 0
         if self.case.waits:
             return {}
-        plan = self.plan
+        plan, seed = self.plan, self.seed + self.number
         num_steps = (plan.rounds + plan.warmup_rounds) * plan.steps_per_round
         # A CPU has nothing in flight between two steps, so its turns need not be longer.
         steps = 1 if self.device.type == "cpu" else min(plan.steps_per_round, MOST_STEPS)
-        blocks, seed = num_blocks(num_steps, variants, steps), self.seed + self.number
         if loop is None:
+            blocks = num_blocks(num_steps, variants, steps, steps)
             return time_in_turns(self.world, variants, blocks=blocks, steps=steps, seed=seed)
         from lockstep.measure.loop_variants import Plan
 
         name = f"{self.number}/workers"
         workers = self.world.control.settle_all(name, loop.num_workers, max)
-        return loop.time_in_turns(self.world, variants, Plan(blocks, steps, workers), seed)
+        turns = Plan(0, steps, workers)
+        blocks = num_blocks(num_steps, variants, steps, turns.full_steps)
+        return loop.time_in_turns(self.world, variants, replace(turns, blocks=blocks), seed)
 
     def measure(
         self,
@@ -215,10 +215,9 @@ class Harness:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
             RuntimeError: The check returned what is false, or another rank refuses its arguments.
         """
-        problem = _problem(scaling, samples, ddp, self.world.world_size)
         loop = None if batches is None else _loop(step, ddp, batches)
-        has_batch = loop is None or bool(problem) or loop.has_batch()
-        self.refuse_alike(problem or ("" if has_batch else NO_BATCH))
+        problem = _problem(scaling, samples, ddp, self.world.world_size)
+        self.refuse_alike(problem or (loop.problem() if loop else ""))
         round_s = self.time(loop.drawing() if loop else step)
         answer = None if check is None else check()
         if answer is not None and not answer:  # NumPy and torch have a False of their own

@@ -17,7 +17,7 @@ import numpy as np
 from torch import distributed
 
 from lockstep.machine import storage
-from lockstep.measure import data
+from lockstep.measure import data, timing
 from lockstep.measure.harness import Harness
 
 SHAPE = (3, 32, 32)
@@ -70,16 +70,16 @@ def image_files(harness: Harness, cache: str) -> Iterator[data.ImageDataset]:
     num_images = min(harness.size.loader_samples, MOST_FILES)
     folder = harness.data_root / f"image-files-{_agreed(harness)}"
     images, labels = data.generated(num_images, SHAPE)
-    try:
-        with data.locked(folder):  # one rank of those that see the folder writes
-            if not _path(folder, num_images - 1).exists():
-                _write(folder, images)
-        found = ImageFiles(folder, num_images, cache == "cold")
-        yield data.ImageDataset(found, labels, augment=True)
-        if harness.world.world_size > 1:
-            distributed.barrier()  # others may still read
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with data.locked(folder):  # one rank of those that see the folder writes
+        if not _path(folder, num_images - 1).exists():
+            _write(folder, images)
+    found = ImageFiles(folder, num_images, cache == "cold")
+    for index in range(num_images):  # fills this node's cache, or gives up what the writing left
+        found[index]
+    yield data.ImageDataset(found, labels, augment=True)
+    # Others may still read; where this rank fails, they fail by that, and the few MB stay.
+    timing.meet(harness.world)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _problem(folder: Path) -> str:

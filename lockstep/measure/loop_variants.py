@@ -74,6 +74,18 @@ class Loop:
             self._first = tuple(islice(self.stream, 1))
         return self.stream is None or bool(self._first)
 
+    def problem(self) -> str:
+        """Return why its batches cannot be measured with, or nothing; draws the first of them."""
+        if isinstance(self.batches, Iterator):
+            return (
+                f"batches is a {type(self.batches).__name__}, whose batches are gone once drawn; "
+                "give the loader itself"
+            )
+        try:
+            return "" if self.has_batch() else "batches holds no batch; give a loader that does"
+        except Exception as error:  # noqa: BLE001, the other ranks are to hear of it
+            return f"batches cannot be drawn from: {type(error).__name__}: {error}"
+
     def next_batch(self) -> tuple[Any, ...]:
         """Draw a batch.
 

@@ -22,6 +22,7 @@ from lockstep.measure import strategies
 from lockstep.measure.phases import unmarked
 from lockstep.vocabulary.records.record import DDP_SETTINGS
 from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
+from lockstep.vocabulary.system.files import MIB
 from lockstep.workloads import Workload, trees
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,7 +30,6 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AMPERE = (8, 0)
 # Steps after which DDP has its final buckets, see `bucket_bytes`.
 SETTLED_STEPS = 3
-MIB = 2**20
 _CPU_FLAGS_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 

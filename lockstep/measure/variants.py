@@ -30,16 +30,17 @@ MOST_STEPS = 5
 LEAD_STEPS = 2
 
 
-def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int) -> int:
+def num_blocks(num_steps: int, variants: Mapping[str, Step], steps: int, full_steps: int) -> int:
     """Return how many blocks of turns add at most `SHARE` to a case, but no fewer than needed.
 
     Args:
         num_steps: Steps that the rounds of the case take, warm-up included.
         variants: What runs in turns, by name.
         steps: Steps of a turn.
+        full_steps: Steps of a turn of the whole step.
     """
-    cost = sum(COST[name] for name in variants)
-    room = SHARE * num_steps / (cost * steps) - 1 / steps  # each first runs once untimed
+    cost = sum(COST[name] for name in variants) * steps + COST["full"] * (full_steps - steps)
+    room = SHARE * num_steps / cost - 1 / steps  # each first runs once untimed
     return min(max(int(room), LEAST_BLOCKS), MOST_BLOCKS)
 
 

@@ -36,7 +36,10 @@ def lines(explanation: Explanation, kept: str) -> list[str]:
 def _causes(explanation: Explanation) -> list[str]:
     if any(note.kind == "collectives" for note in explanation.notes):
         step = f"{number(explanation.bound.step_s * MILLI)} ms"
-        return [f"Not told: ranks wait for each other in what is to be each one's own of {step}."]
+        return [
+            "No cause is told: ranks wait for each other even where no gradients are synchronised. "
+            f"A step takes {step}."
+        ]
     return card(explanation.bound, explanation.hosts, NEXT)
 
 

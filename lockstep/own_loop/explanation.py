@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -117,14 +117,9 @@ def _problem(loop: Loop, seconds: Any, samples: Any, out: str | Path | None) -> 
         )
     if any(map(_is_unrecorded, loop.models)):
         return "a model with static_graph=True has taken no step; take one before you ask"
-    if isinstance(loop.batches, Iterator):
-        return (
-            f"batches is a {type(loop.batches).__name__}, whose batches are gone once drawn; give "
-            "the loader itself"
-        )
     if out is not None and not Path(out).absolute().parent.is_dir():
         return f"out={str(out)!r} lies in no folder that exists; make it, or choose another"
-    return "" if loop.has_batch() else "batches holds no batch; give a loader that does"
+    return loop.problem()
 
 
 def _is_unrecorded(ddp: DistributedDataParallel) -> bool:

@@ -253,9 +253,11 @@ class Trainer:
 
 
 def _in_force(step: TrainStep, runner: EpochRunner, num_taken: int) -> dict[str, Any]:
-    """Return what the loader does, and DDP once it took enough steps to settle on its buckets."""
-    settled = buckets(step.ddp) if num_taken >= SETTLED_STEPS else {}
-    return settled | {LOADER_SETTINGS: runner.loader_settings}
+    """Return what the loader and DDP do, with its buckets once it settled on them."""
+    found = buckets(step.ddp) | {LOADER_SETTINGS: runner.loader_settings}
+    if num_taken < SETTLED_STEPS:
+        del found["bucket_bytes"]
+    return found
 
 
 def _refuse_part_of_epoch(folder: Path, done: int, steps: int) -> None:

@@ -77,8 +77,12 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
 
 def find_ranks_per_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
     """Return ranks per host of a user's script, whichever launcher started it; all if none says."""
-    names = (of_launcher[-1] for of_launcher in VARIABLES.values())
+    # A batch script that starts ranks otherwise has Slurm's variables of itself.
+    by_srun = environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)
+    names = [names[-1] for one, names in VARIABLES.items() if one != "slurm" or by_srun]
     name = next((name for name in names if name in environ), "")
+    if not (name or by_srun):
+        return world_size
     return min(_ranks_per_node(environ, name, world_size), world_size)
 
 

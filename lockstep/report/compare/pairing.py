@@ -93,7 +93,8 @@ class Pair:
     def memory_ratio(self) -> float | None:
         """Peak memory of B over that of A; None where a side does not know it.
 
-        None also where A is of a GPU and B of a CPU: that is memory of tensors, and of a process.
+        None also where one side alone knows what PyTorch reserved, as GPUs do: a CPU's peak is of
+        the process, a GPU's of tensors.
         """
         a, b = self.peak_memory_bytes
         on_gpu = {bool(largest(side, "peak_reserved_bytes")) for side in (self.a, self.b)}

@@ -175,11 +175,11 @@ def judged(series: Series, point: Point) -> Bound | None:
 
 
 def _units(point: Point) -> list[Turns]:
-    """Return the turns of each launch, or of each job where there are enough for an interval."""
+    """Return the turns of each launch, or of each job where some share one."""
     rows = [row for row in point.rows if turns(row) is not None]
     known = [one for one in map(turns, rows) if one is not None]
     jobs = replicates.grouped(rows, known)
-    return known if len(jobs) < bound.FEWEST_LAUNCHES else list(map(bound.pool, jobs))
+    return known if len(jobs) == len(known) else list(map(bound.pool, jobs))
 
 
 def _buckets(row: Row) -> Buckets | None:

@@ -32,12 +32,14 @@ class Reading:
     Attributes:
         value: A fraction; GB/s of the network.
         case: The series that it is of.
+        is_shown: Whether launches tell it from the limit.
     """
 
     kind: Kind
     value: float
     case: str
     world_size: int
+    is_shown: bool = True
 
     @property
     def is_good(self) -> bool:
@@ -47,17 +49,14 @@ class Reading:
 
 
 def readings(series: Sequence[Series]) -> list[Reading]:
-    """Return what telemetry and the loader study have: of each ladder at its largest size."""
-    measured = [one for one in series if one.row.origin == "measured"]
-    found = [
+    """Return what telemetry has of each ladder at its largest size."""
+    return [
         Reading(kind, value, one.label, one.points[-1].world_size)
-        for one in measured
-        if one.row.study in LADDERS
+        for one in series
+        if one.row.study in LADDERS and one.row.origin == "measured"
         for kind, value in _of_devices(one.points[-1]).items()
         if value is not None
     ]
-    loaders = [one for one in measured if one.row.study == "loader"]
-    return found + _best_loader(loaders)
 
 
 def _of_devices(point: Point) -> dict[Kind, float | None]:
@@ -78,14 +77,3 @@ def _mean_share(rows: Sequence[Row], of: tuple[str, str], limit: str) -> float |
         if values and limits and all(limits):
             shares += [value / most for value, most in zip(values, limits, strict=True)]
     return fmean(shares) if shares else None
-
-
-def _best_loader(loaders: Sequence[Series]) -> list[Reading]:
-    """Return the setting that leaves a step waiting least, where any was fed to one."""
-    found = [
-        Reading("loader", quantities.centre(idle, "loader_idle"), one.label, point.world_size)
-        for one in loaders
-        for point in one.points[-1:]
-        if (idle := quantities.values(point.rows, "loader_idle"))
-    ]
-    return [min(found, key=lambda one: one.value)] if found else []

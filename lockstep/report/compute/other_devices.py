@@ -54,7 +54,9 @@ def _work(series: Series) -> tuple[object, ...]:
     """Return what one device was given to do, and who says so; nothing where that is unknown."""
     row, time_s = series.base.rows[0], series.base.time_s
     source, through = row.details.get(SOURCE), row.throughput_samples_per_s
-    if row.origin == "measured" or series.baseline != 1 or not (source and through and time_s):
+    if row.origin == "measured" or series.baseline != 1 or not kind_of_device(series):
+        return ()
+    if not (source and through and time_s):
         return ()
     samples = round(through * time_s)
     return row.origin, source, row.workload, row.precision, row.global_batch, samples

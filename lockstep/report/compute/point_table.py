@@ -177,12 +177,13 @@ def _of_devices(point: Point) -> dict[str, Any]:
 
 def _communication(point: Point) -> dict[str, Any]:
     """Return what a step waits for its all-reduce, what that takes alone, and what is hidden."""
-    hidden, starts = quantities.values(point.rows, "overlap"), _known(point, "first_reduce_s")
+    rows = [] if point.blocked_by else point.rows
+    hidden, starts = quantities.values(rows, "overlap"), _known(point, "first_reduce_s")
     share = quantities.centre(hidden, "overlap") if hidden else None
     return (
         _bounds("exposed_communication_s", *attribution.pooled(point, "exposed"))
         | _bounds("all_reduce_s", *attribution.pooled(point, "reduce"))
-        | _bounds("overlap", share, quantities.interval(point.rows, "overlap"))
+        | _bounds("overlap", share, quantities.interval(rows, "overlap"))
         | {"first_reduce_s": median(starts) if starts else None}
     )
 

@@ -16,7 +16,8 @@ NUMBER = re.compile(r"[-+.\d]")
 # Columns that tell repeats of one experiment apart, or say where a line is from.
 OF_REPEATS = frozenset({
     "run", "run_id", "id", "name", "repeat", "rep", "trial", "seed", "launch", "job", "jobid",
-    "job_id", "host", "hostname", "node", "date", "time", "timestamp", "started", "commit",
+    "job_id", "host", "hosts", "hostname", "node", "nodes", "nodename", "nodelist", "user", "file",
+    "log", "status", "date", "time", "timestamp", "started", "commit",
     "locator", "url", "verified", "comment",
 })  # fmt: skip
 

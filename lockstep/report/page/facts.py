@@ -210,19 +210,19 @@ def _measuring(results: Results, measured: Sequence[Series]) -> list[str]:
 
 
 def provenance(results: Results) -> Panel | None:
-    """Return versions, hardware, launches and the map of ranks, or None without launches."""
+    """Return versions, hardware, launches and the map of ranks, or None where none is known."""
     known = [launch for launch in results.launches if launch.provenance]
-    if not known:
-        return None
+    in_force = [found] if (found := _settings_table(results.rows)) else []
+    if not known:  # as of training runs
+        return panel("provenance", "Provenance", tables=in_force) if in_force else None
     made = panel("provenance", "Provenance")
-    made["tables"] = [_launch_table(results.launches), _fact_table(known)]
-    made["tables"] += [found] if (found := _settings_table(results.rows)) else []
+    made["tables"] = [_launch_table(results.launches), _fact_table(known), *in_force]
     made["tables"] += [_rank_table(known, results.rows)] if _widest(known).get("ranks") else []
     environment = _widest(known).get("environment") or {}
     if environment:
         rows = [[name, str(value)] for name, value in sorted(environment.items())]
         made["tables"].append(table(
-            f"Environment of launch {_widest_name(known)}", ("Variable", "Value"), rows, 2,
+            f"Environment of launch {_widest_name(known)}", ("Variable", "Value"), rows, 2, "",
             finding=counted(len(rows), "variable"),
         ))  # fmt: skip
     return made
@@ -291,7 +291,7 @@ def _settings_table(rows: Sequence[Row]) -> dict[str, Any] | None:
     several = len({setting[:2] for setting in found}) < len(found)
     return table(
         "Settings of DDP and loaders in force", ("Of", "Setting", "Value", "Studies"),
-        lines, 4, finding="several values" if several else "one value each",
+        lines, 4, "", finding="several values" if several else "one value each",
     )  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
     ]
     hosts = len({rank.get("host") for rank in ranks})
     said = f"{counted(len(ranks), 'rank')} on {counted(hosts, 'host')}"
-    made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), finding=said)
+    made = table(f"Ranks of launch {name}", (*columns, *MEANS), cells, len(keys), "", finding=said)
     is_watched = len(made["columns"]) > sum(column["text"] for column in made["columns"])
     if is_watched:
         made["note"] = " ".join(filter(None, (made.get("note"), MEANT)))

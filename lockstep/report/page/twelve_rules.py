@@ -71,7 +71,7 @@ class _Given:
     @cached_property
     def over(self) -> list[FactorLadder]:
         """Return the programs with ratios over a factor."""
-        return factor_ladders(self.series)
+        return [one for one in factor_ladders(self.series) if not one.is_blocked]
 
     @cached_property
     def ratios(self) -> list[Interval | None]:

@@ -30,6 +30,7 @@ def _headline(found: Replaced) -> dict[str, Any]:
     blocked = found.slowest.base.blocked_by or found.other.base.blocked_by
     text = "no verdict, blocked by the check" if blocked else said
     return {
-        "title": TITLES[origin], "of": found.slowest.label, "kind": "good", "text": text,
+        "title": TITLES[origin], "of": found.slowest.label, "text": text,
+        "kind": "blocked" if blocked else "good",
         "lines": [text], "short": "", "others": [],
     }  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from lockstep.slurm import cluster
 from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.status.accounting import instant
+from lockstep.vocabulary.system.files import MIB
 
-MIB = 1024**2
 MAX_HOSTS = 100_000  # of one job
 # text [who@when], as `scontrol show node` ends a reason
 _REASON = re.compile(r"(.*?)(?:\s*\[([^\[\]@]*)@([^\[\]]*)\])?", re.DOTALL)

@@ -7,7 +7,8 @@ from lockstep.report.compute.health import LIMITS, Kind, Reading
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels.collective_tables import sweeps
-from lockstep.report.page.panels.parts import MAX_ROWS, Panel, panel, table
+from lockstep.report.page.panels.parts import Panel, panel, table
+from lockstep.report.words import loader_card
 from lockstep.vocabulary.text.formats import counted, number, percent
 
 NAMES: dict[Kind, str] = {
@@ -27,20 +28,29 @@ def panel_of(results: Results, series: Sequence[Series]) -> Panel | None:
     """Return the section; None on CPUs, and where nothing of it was measured."""
     if results.on_cpus:
         return None
-    found = [*health.readings(series), *_network(series)]
+    found = [*health.readings(series), *_loader(series), *_network(series)]
     if not found:
         return None
-    good = sum(one.is_good for one in found)
+    good = sum(one.is_good and one.is_shown for one in found)
     columns = ("What", "Verdict", "Case", "Expected", "Measured", "Ranks")
     made = panel("health", "Health", lead=[LEAD])
     made["tables"] = [
         table(
             "Devices, loader and network at the largest size of each ladder", columns,
-            [_cells(one) for one in found[:MAX_ROWS]], 4,
+            [_cells(one) for one in found], 4, "",
             finding=f"{good} of {counted(len(found), 'check')} passed",
         )
     ]  # fmt: skip
     return made
+
+
+def _loader(series: Sequence[Series]) -> list[Reading]:
+    """Return the setting that leaves a step waiting least, where any was fed to one."""
+    found = loader_card.judge([one for one in series if one.row.origin == "measured"])
+    if found is None:
+        return []
+    best = found.settings[0]
+    return [Reading("loader", best.idle, "loader", best.num_ranks, found.kind != "open")]
 
 
 def _network(series: Sequence[Series]) -> list[Reading]:
@@ -60,6 +70,7 @@ def _network(series: Sequence[Series]) -> list[Reading]:
 
 def _cells(one: Reading) -> list[str]:
     limit, verdict = LIMITS[one.kind], "pass" if one.is_good else "warn"
+    verdict = verdict if one.is_shown else "not shown"
     if one.kind == "network":
         expected, value = f"from {number(limit)} GB/s", f"{number(one.value)} GB/s"
     else:

@@ -12,7 +12,8 @@ COLUMNS = (
     "All-reduce alone (ms)", "Exposed (ms)", "Overlap (%)", "95 % interval (%)",
 )  # fmt: skip
 NOTE = (
-    "Phases are of the turns of the whole step: means over ranks, medians over turns and launches. "
+    "Forward, backward and optimizer are of the turns of the whole step: means over ranks, medians "
+    "over turns and launches. Data is what the slowest rank waits for its batch, a mean. "
     "Backward holds the communication that it does not hide. Overlap is 1 less the exposed "
     "communication over the all-reduce of the gradients alone, with nothing beside it: 100 % where "
     "the backward hides all of it. Exposed communication holds DDP's own copies and hooks, too, so "
@@ -31,13 +32,14 @@ def phase_table(series: Series) -> Table | None:
 
 
 def _cells(point: Point) -> list[str]:
-    hidden = quantities.values(point.rows, "overlap")
+    rows = [] if point.blocked_by else point.rows
+    hidden = quantities.values(rows, "overlap")
     return [
         str(point.world_size),
         *map(_ms, step_phases.columns(point).values()),
         *(_ms(attribution.pooled(point, name)[0]) for name in ("reduce", "exposed")),
         percent(quantities.centre(hidden, "overlap") if hidden else None),
-        percent_span(quantities.interval(point.rows, "overlap")),
+        percent_span(quantities.interval(rows, "overlap")),
     ]
 
 
