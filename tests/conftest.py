@@ -1,6 +1,7 @@
 """Real ranks for the tests: processes with a launcher's variables, and each one's own output."""
 
 import gc
+import os
 import signal
 import socket
 import subprocess
@@ -32,8 +33,13 @@ hypothesis.settings.load_profile("lockstep")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard: a shell's background job ignores it, and so would all that it starts."""
+    """Let Ctrl-C be heard: a shell's background job ignores it, and so would all that it starts.
+
+    What a test starts is no worker of pytest-xdist, beside which pytest-benchmark measures nothing.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(tryfirst=True)

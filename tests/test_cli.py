@@ -27,7 +27,7 @@ REFUSED = {
     "run --frobnicate": "No such option '--frobnicate'",
     "reprot": "No such command 'reprot'; did you mean 'report'?",
     "run smoke --set bucket=1": "no factor 'bucket'; choose from workload, precision,",
-    "run --set num_workers=0 --set prefetch_factor=4": "set num_workers to 1 or more",
+    "run --set num_workers=0 --set prefetch_factor=4": "no case of the study loader is left",
     "run --tests . --set precision=bf16": "--set is about studies",
 }
 

@@ -16,7 +16,7 @@ from lockstep.vocabulary.text.formats import DASH, counted, number, percent
 
 Ladders = Mapping[str, Sequence[Series]]
 MEMORY = "Peak memory {} / {}"
-MAX_FACT, MOST_IN_FULL = 90, 4
+MAX_FACT, MOST_IN_FULL, MOST_WITH_MEMORY = 90, 4, 2
 BASELINE = (
     "Efficiency: of each campaign, relative to its own throughput at the smallest size of the case "
     "here (ranks: {})."
@@ -136,8 +136,9 @@ def _beside(
     lines: Sequence[Line], comparisons: Sequence[Comparison], unit: str
 ) -> tuple[list[str], list[list[str]]]:
     columns = [f"A ({unit})" if unit else "A"]
-    # More intervals than these have no room beside each other; the figure has them.
-    chosen = [0, 1, 2, 3] if len(comparisons) <= MOST_IN_FULL else [0, 2]
+    # More than these have no room beside each other; the figure has the intervals, --json all.
+    full = [0, 1, 2, 3] if len(comparisons) <= MOST_WITH_MEMORY else [0, 1, 2]
+    chosen = full if len(comparisons) <= MOST_IN_FULL else [0, 2]
     for made in comparisons:
         b = made.sides[1]
         names = [f"{b} change (%)", f"{b} interval (%)", f"{b} verdict",
