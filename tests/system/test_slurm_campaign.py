@@ -421,6 +421,6 @@ def test_what_slurm_refuses_names_the_site_s_key(folder, key, value):
     change(folder / "site.toml", **{key: value})
     ended = lockstep(folder, "submit", "campaign.toml", "--site", "site.toml")
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert re.search(rf"\b{key}\b.* in the site file", ended.stderr), ended.stderr
+    _, said = ended.stderr.splitlines()  # what the jobs may cost comes first
+    assert re.search(rf"\b{key}\b.* in the site file", said), ended.stderr
     assert status(folder)["jobs"] == []
