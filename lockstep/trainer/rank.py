@@ -72,21 +72,33 @@ def _system_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_run(folder: Path, control: Control) -> Iterator[None]:
-    """Keep other runs out of a folder while this one writes there.
+    """Keep other runs out of a folder while this one writes; what trained nothing leaves none.
 
     Raises:
         ValueError: Another run is in it; on all ranks alike.
     """
     with contextlib.ExitStack() as held:
-        problem = ""
+        problem, made = "", []
         if control.rank == 0:
+            made = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context((folder / ".lock").open("a", encoding="utf-8"))
             if not _take(lock):
                 problem = f"{locks.in_use(folder)}, or choose another --name"
         if problem := control.exchange_all("folder", [problem])[0][0]:
             raise ValueError(problem)
-        yield
+        try:
+            yield
+        finally:
+            if made and [one.name for one in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+                _remove_empty(made)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another has put something there meanwhile
+            folder.rmdir()
 
 
 def _take(lock: IO[str]) -> bool:
