@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from data.report_samples import document, record, write
@@ -329,6 +331,22 @@ def test_results_without_variants_are_not_split():
     assert attribution.parts(series.base) is None
     assert loss(series, series.points[1]) is None
     assert sentence(series, series.points[1]) is None
+
+
+def test_each_test_of_ones_own_has_a_card_and_what_loses_most_is_told_first():
+    series = ladder("weak", [(1, *BASE), (2, 2.35, two(2.1, 2.3))])
+    rows = {"test_a": rows_of(ladder("weak", [(1, *BASE)])), "test_b": rows_of(series)}
+    own = [
+        replace(row, case=f"bench/x.py::{name}[n=1]", workload=name, factors={"n": 1})
+        for name, of_test in rows.items()
+        for row in of_test
+    ]
+    found = verdict_card.judge_all(series_of(own), 0.7)
+    assert [one.series.row.workload for one in found] == ["test_b", "test_a"]
+    assert found[0].bound.kind == "imbalance"
+    assert found[0].is_own
+    (suite,) = verdict_card.judge_all([series, series], 0.7)
+    assert not suite.is_own
 
 
 @pytest.mark.parametrize("rules", [[], ["shared-device"]])

@@ -348,9 +348,10 @@ def _show_verdict(folder: Path, factors: Collection[str]) -> None:
         click.echo("\n".join(["", *ranked]))
     if trained := training_words.of_folder(folder):
         click.echo("\n".join(["", *trained, ""]))
-    if judged := verdict_card.of_folder(folder):
+    cards = verdict_card.of_folder(folder)
+    for judged in cards:
         click.echo("\n".join(["", f"{judged.title}:", *judged.lines, ""]))
-    elif lines := loader_card.of_folder(folder):
+    if not cards and (lines := loader_card.of_folder(folder)):
         click.echo("\n".join(["", *lines, ""]))
 
 

@@ -51,6 +51,17 @@ NEXT: dict[Kind, str] = {
     "own": "what of it is a fixed cost is not measured: give a half batch, or profile one rank",
     "open": "measure longer, or in 3 launches or more: lockstep run --repeats 5",
 }
+# Of a step of the user's own, what the user can change in it.
+NEXT_OWN: dict[Kind, str] = {
+    "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
+    "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
+    "input": "DataLoader(num_workers=, persistent_workers=True); lockstep diagnose loader",
+    "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
+    "contention": "cores of its own for each rank, fewer threads a rank",
+    "compute": "autocast in bf16, torch.compile; more ranks will scale",
+    "own": "what of it is a fixed cost is not measured: profile one rank",
+    "open": "more rounds, or 3 launches or more: the same command with --repeats 5",
+}
 
 
 def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEXT) -> list[str]:
@@ -152,7 +163,10 @@ def _gains(bound: Bound) -> list[str]:
 
 def _gain(gain: Gain, bound: Bound) -> str:
     faster = percent(bound.step_s / gain.step_s - 1) if gain.step_s > 0 else "?"
-    span = f" ({_ms(gain.interval[0])} to {_ms(gain.interval[1])})" if gain.interval else ""
+    span = ""
+    if gain.interval:
+        low, high = (max(end, 0.0) for end in gain.interval)
+        span = f" ({_ms(low)} to {_ms(high)})"
     return f"{CHANGES[gain.change]}: {_ms(gain.step_s)} ms{span}, {faster} % faster"
 
 

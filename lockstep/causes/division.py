@@ -22,7 +22,7 @@ own[r] less the waits in common and m[r] the median over turns of alone[r]:
     ddp       the same of a single rank, which communicates with nobody: DDP's hooks and copies
     input     mean of max over ranks of full[r] less that of resident
     fixed     the lower median over ranks of 2 half[r] - own[r], medians over turns: the c0 of
-              t = c0 + c1 b
+              t = c0 + c1 b, and no more than `own`
 
 `own`, `imbalance`, `contention`, `exposed` (or `ddp`) and `input` add up to the mean of the slowest
 rank's full step, by construction; `fixed` is a part of `own`. A median keeps a rank's usual pace
@@ -81,7 +81,8 @@ def divide(turns: Turns) -> Division:
         found["input"] = full - resident
     if HALF in turns:
         half, whole = (np.median(turns[name], axis=-1) for name in (HALF, OWN))
-        found["fixed"] = lower_median(2 * half - whole)
+        # Waits for a core are in both, and no part of a rank's own.
+        found["fixed"] = np.minimum(lower_median(2 * half - whole), found["own"])
     if REDUCE in turns:
         found["reduce"] = _slowest(turns[REDUCE])
     return found

@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 
 from lockstep.causes.bound import Kind
-from lockstep.causes.card import MILLI, card
+from lockstep.causes.card import MILLI, NEXT_OWN, card
 from lockstep.own_loop.explain_record import Explanation, Note
 from lockstep.vocabulary.text.formats import counted, listed, number
 
 LOST = {"drawn"}
-# What the user can change in the script itself; then it is asked again.
-NEXT: dict[Kind, str] = {
-    "communication": "a larger batch a rank, no_sync over several, or another bucket_cap_mb in DDP",
-    "imbalance": "equal work for all ranks; lockstep screen names a slow node or device",
-    "input": "DataLoader(num_workers=, persistent_workers=True); lockstep diagnose loader",
-    "launch": "a larger batch a rank, torch.compile, fused=True for the optimizer",
-    "contention": "cores of its own for each rank, fewer threads a rank",
-    "compute": "autocast in bf16, torch.compile; more ranks will scale",
+# Then it is asked again.
+NEXT: dict[Kind, str] = NEXT_OWN | {
     "own": "batches=loader, to see its fixed cost and its input as well; or profile one rank",
     "open": "explain(..., seconds=300), and batches=loader to see the input as well",
 }

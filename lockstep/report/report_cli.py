@@ -239,7 +239,7 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
     for line in factor_card.lines(series):
         click.echo(line)
-    if judged := verdict_card.judge(series, threshold):
+    for judged in verdict_card.judge_all(series, threshold):
         click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))
 
 

@@ -1,11 +1,12 @@
 """What bounds the step of a campaign, as the card that a page and a command show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from lockstep.causes.bound import Bound
-from lockstep.causes.card import NEXT, card
+from lockstep.causes.bound import Bound, Kind
+from lockstep.causes.card import NEXT, NEXT_OWN, card
 from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import sound
@@ -13,6 +14,8 @@ from lockstep.vocabulary.metrics import GOOD_EFFICIENCY
 
 # The first of these that was measured is what a card is of.
 STUDIES = ("strong", "weak")
+# Tests of one's own are steps of their own: so many are judged, and so many get a card.
+MOST_JUDGED, MOST_CARDS = 20, 4
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Judged:
     @property
     def lines(self) -> list[str]:
         """The card's lines."""
-        return card(self.bound, self._hosts)
+        return card(self.bound, self._hosts, self._todo)
 
     @property
     def measured(self) -> list[str]:
@@ -42,7 +45,22 @@ class Judged:
     @property
     def advice(self) -> str:
         """What to try next; empty where no cause is shown."""
-        return NEXT[self.bound.kind] if self.bound.named else ""
+        return self._todo[self.bound.kind] if self.bound.named else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the step is that of a test of one's own, whose name is then the workload's."""
+        row = self.series.row
+        return row.case.partition("[")[0].rpartition("::")[2] == row.workload
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the step that the largest cause shown takes; 0 without one."""
+        return max((one.seconds for one in self.bound.named), default=0.0) / self.bound.turns_s
+
+    @property
+    def _todo(self) -> Mapping[Kind, str]:
+        return NEXT_OWN if self.is_own else NEXT
 
     @property
     def _hosts(self) -> Sequence[str]:
@@ -51,25 +69,39 @@ class Judged:
 
 
 def judge(series: Sequence[Series], threshold: float) -> Judged | None:
-    """Return what bounds the point that a campaign is about; None where no variants were timed.
+    """Return what bounds the point that a campaign is about; None where no variants were timed."""
+    return next(iter(judge_all(series, threshold)), None)
+
+
+def judge_all(series: Sequence[Series], threshold: float) -> list[Judged]:
+    """Return what bounds the point that a campaign is about; of one's own tests, that of each.
 
     That is the smallest size whose efficiency is below the threshold, else the largest, of the
-    strong series where there is one, else of the weak, else of the first. A series with an error of
-    the check has no verdict, and none of this either.
+    strong series where there is one, else of the weak, else of the first. Of one's own tests the
+    one that loses most is the first. A series with an error of the check has no verdict, and none
+    of this either.
     """
+    found = _judged(series, threshold)
+    first = next(found, None)
+    if first is None or not first.is_own:
+        return [first] if first else []
+    own = [first, *(one for one in islice(found, MOST_JUDGED - 1) if one.is_own)]
+    return sorted(own, key=lambda one: -one.lost_share)[:MOST_CARDS]
+
+
+def _judged(series: Sequence[Series], threshold: float) -> Iterator[Judged]:
     order = {study: number for number, study in enumerate(STUDIES)}
     for one in sorted(sound(series), key=lambda each: order.get(each.row.study, len(order))):
         point = telling(one, threshold)
         if found := attribution.judged(one, point):
-            return Judged(one, point, found)
-    return None
+            yield Judged(one, point, found)
 
 
-def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> Judged | None:
-    """Return what bounds the step of the results in a folder; None where they do not say."""
+def of_folder(folder: Path, threshold: float = GOOD_EFFICIENCY) -> list[Judged]:
+    """Return what bounds the steps of the results in a folder, as `judge_all`."""
     from lockstep.report.page.checked import series_in
 
-    return judge(series_in(folder), threshold)
+    return judge_all(series_in(folder), threshold)
 
 
 def telling(series: Series, threshold: float) -> Point:
