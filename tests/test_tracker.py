@@ -419,6 +419,18 @@ def test_a_table_that_says_what_it_may_not_is_refused(folder, table, said):
     assert os.linesep not in str(refused.value)
 
 
+def test_results_are_collected_where_what_a_tracker_keeps_cannot_be_written(folder, monkeypatch):
+    tracker = target.Tracker(kind="http", uri="http://127.0.0.1:9")
+    monkeypatch.setattr(target, "find", lambda of: tracker)
+    (folder / "tracker" / live.LOG).mkdir(parents=True)  # as a file of another user's would be
+    said = []
+    live.tell(folder, said.append)
+    with live.following(folder) as sender:
+        assert isinstance(sender, live.Silent)
+    assert len(said) == 1
+    assert str(folder / "tracker") in said[0]
+
+
 def test_bencher_and_github_get_values_with_intervals(folder):
     found = other_formats.points(folder)
     document = other_formats.bencher(found)

@@ -145,7 +145,12 @@ def following(folder: Path) -> Iterator[Sender | Silent]:
     if tracker is None:
         yield Silent()
         return
-    sender = Sender(folder, tracker)
+    try:
+        sender = Sender(folder, tracker)
+    except OSError as error:  # a folder of another user's, for one
+        sys.stderr.write(f"No tracker is told: {error}\n")
+        yield Silent()
+        return
     try:
         yield sender
     finally:
@@ -158,11 +163,12 @@ def tell(folder: Path, say: Callable[[str], object]) -> None:
     """Send what was collected to the tracker, if the folder has one; nothing fails with it."""
     try:
         tracker = target.find(folder)
-    except ValueError as error:
-        say(f"No tracker was told: {error}")
+        sender = Sender(folder, tracker) if tracker else None
+    except (ValueError, OSError) as error:  # OSError of a folder of another user's, for one
+        say(f"No tracker is told: {error}")
         return
-    if tracker:
-        _report(Sender(folder, tracker).close(COLLECTED_S), folder, say)
+    if sender:
+        _report(sender.close(COLLECTED_S), folder, say)
 
 
 def _report(sent: Sent, folder: Path, say: Callable[[str], object]) -> None:
