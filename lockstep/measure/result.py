@@ -59,6 +59,7 @@ class Case:
         peak: This rank's peak memory of the rounds, where more followed them.
         waits: Collectives in which ranks wait for each other in a step without synchronisation.
         part: What this rank measured; None until then.
+        measured_by: pytest-benchmark's fixture of the test that measured it.
         conclude: Makes the result of all ranks' parts, on rank 0.
         folder: Where it may keep files of its own; None where nothing is kept.
         telemetry_file: Where this rank's samples go; None where nothing is kept.
@@ -72,6 +73,7 @@ class Case:
     peak: Peak | None = None
     waits: int = 0
     part: Part | None = None
+    measured_by: Any = None
     conclude: Callable[[Sequence[Part]], None] | None = None
     folder: Path | None = None
     telemetry_file: Path | None = None
