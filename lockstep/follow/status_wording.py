@@ -12,6 +12,8 @@ from lockstep.vocabulary.text.formats import counted, listed, number, percent, r
 
 # kind of a script -> when it is of use
 WHEN = {
+    "stage": "as its dependency says: a command of your own, before or after what measures",
+    "fallback": "where a job before it fails: a command of your own",
     "preflight": "first: in minutes it shows that nodes answer and ranks meet",
     "ladder": "now: it measures one repeat of all world sizes on the same nodes",
     "job": "in the order of the list: each measures a world size once the smaller ones are done",
@@ -213,7 +215,9 @@ def _points(unit: str, points: Sequence[Mapping[str, Any]], repeats: int | None)
 
     A point has all its launches where there are as many as repeats: then its row is final.
     """
-    of_all = "" if repeats is None else f" of {repeats}"
+    # Trainings of several seeds are launches of one point, too.
+    is_counted = repeats is not None and all(one["num_launches"] <= repeats for one in points)
+    of_all = f" of {repeats}" if is_counted else ""
     names = {"step_s": "Step", "throughput": f"Throughput ({unit}/s)", "speedup": "Speed-up",
              "parallel_efficiency": "Efficiency (%)"}  # fmt: skip
     if all(one["step_s"] is None for one in points):
@@ -255,7 +259,13 @@ def _signed(fraction: float | None) -> str:
 def _configuration(record: Mapping[str, Any]) -> Panel:
     rows = list(_pairs(record["campaign"], CONFIGURATION))
     jobs = record["campaign"].get("jobs") or {}
-    rows += [[f"jobs.{key}", _plain(value)] for key, value in jobs.items() if value]
+    rows += [
+        [f"jobs.{key}", _plain(value)] for key, value in jobs.items() if value and key != "stage"
+    ]
+    rows += [
+        [f"stage {stage['name']}", f"{stage['when']}, {stage['dependency']}: {stage['command']}"]
+        for stage in jobs.get("stage") or ()
+    ]
     tables = [table("What is measured", ["Key", "Value"], rows, texts=2)] if rows else []
     return panel("configuration", "Configuration", tables=tables)
 
