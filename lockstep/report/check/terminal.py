@@ -58,9 +58,14 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Return errors of different places as one where they say the same, all else by its kind."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
-        own = (one.message, one.action) if one.level == "error" else _kind(one.hit)
-        alike.setdefault((one.level, one.rule, *own), []).append(one)
+        alike.setdefault(_alike(one), []).append(one)
     return [_group(own) for own in alike.values()]
+
+
+def _alike(one: Finding) -> tuple[str, ...]:
+    """Return what findings that are told as one have in common."""
+    own = (one.message, one.action) if one.level == "error" else _kind(one.hit)
+    return one.level, one.rule, *own
 
 
 def _kind(hit: Hit) -> tuple[str, ...]:
@@ -135,11 +140,12 @@ def counts(findings: Iterable[Finding]) -> str:
     found = list(findings)
     texts = [counted(sum(one.level == "error" for one in found), "error")]
     for level in LEVELS[1:]:
-        groups = grouped(one for one in found if one.level == level)
-        points = frozenset[Place]().union(*(group.points for group in groups))
+        own = [one for one in found if one.level == level]
+        kinds = {_alike(one) for one in own}
+        points = frozenset[Place]().union(*(one.points for one in own))
         on = f" on {counted(len(points), 'point')}" if points else ""
-        if groups:
-            texts.append(f"{counted(len(groups), 'kind')} of {level}{on}")
+        if kinds:
+            texts.append(f"{counted(len(kinds), 'kind')} of {level}{on}")
         elif level == "warning":
             texts.append("no warning")
     return ", ".join(texts)
