@@ -363,6 +363,7 @@ def test_the_store_ends_with_the_script_also_where_that_is_killed(job):
     process.kill()
     process.communicate()
     until(lambda: command_of(store) != ["cat"], "the store's end")
+    assert process.returncode == -signal.SIGKILL
     os.kill(int((job.folder / "seen.rank").read_text()), signal.SIGTERM)
 
 

@@ -147,6 +147,7 @@ def test_a_file_that_cannot_be_written_costs_no_result(tmp_path) -> None:
     (tmp_path / "telemetry").write_text("in the way")
     kept = timeline.Timeline(["power_w"], [(1.0, {"power_w": 2.0})])
     kept.append_to(timeline.file_of(tmp_path / "journal.jsonl", 0), "weak")
+    assert (tmp_path / "telemetry").read_text() == "in the way"
 
 
 def test_each_rank_leaves_its_samples_beside_the_journal(measured) -> None:

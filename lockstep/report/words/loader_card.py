@@ -25,7 +25,7 @@ SAID: dict[Kind, str] = {
     "open": "Not shown whether the loader keeps up; at best",
 }
 # What to try next; empty for the best setting.
-TODO: dict[Kind, str] = {
+NEXT: dict[Kind, str] = {
     "keeps-up": "",
     "waits": "more cores and workers a rank, cheaper decoding, or data stored as it is used",
     "open": "measure in 3 launches or more: lockstep run --studies loader --repeats 5",
@@ -114,7 +114,7 @@ def lines(loading: Loading) -> list[str]:
     waits = f"{percent(best.idle)} % of a step waits for it with {_text(best)}"
     headline = f"{SAID[loading.kind]} {waits}."
     rows = [_row(each) for each in loading.settings]
-    todo = TODO[loading.kind] or f"give your DataLoader {_options_text(best)}"
+    todo = NEXT[loading.kind] or f"give your DataLoader {_options_text(best)}"
     where = f"a small model's step, {counted(best.num_ranks, 'rank')} loading at once"
     return [headline, *rows, f"next      {todo}", f"trust     {where}; yours may eat more slowly"]
 
