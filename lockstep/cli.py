@@ -14,119 +14,136 @@ import click
 
 from lockstep.vocabulary.text.printable import one_line
 
-# command -> (where it is, one line for --help), in the order a user meets them
-COMMANDS = {
-    "demo": ("lockstep.report.demo_cli:demo", "Show the page of a recorded campaign, in seconds."),
-    "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
-    "diagnose": (
-        "lockstep.campaign.diagnose_cli:diagnose",
-        "Answer one question about scaling, in about five minutes.",
-    ),
-    "doctor": (
-        "lockstep.slurm.doctor.doctor_cli:doctor",
-        "Say whether this machine can measure.",
-    ),
-    "screen": (
-        "lockstep.screen.screen_cli:screen",
-        "Find a slow node, device or link before a campaign.",
-    ),
-    "init": (
-        "lockstep.slurm.drafts.init_cli:init",
-        "Write a site and a campaign file for this place.",
-    ),
-    "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own scripts."),
-    "plan": (
-        "lockstep.slurm.submit.plan_cli:plan",
-        "Show the Slurm jobs of a campaign and their cost.",
-    ),
-    "render": ("lockstep.slurm.submit.submit_cli:render", "Write the batch scripts of a campaign."),
-    "submit": ("lockstep.slurm.submit.submit_cli:submit", "Send a campaign's jobs to Slurm."),
-    "resume": (
-        "lockstep.slurm.submit.submit_cli:resume",
-        "Send what a campaign's jobs have not measured yet.",
-    ),
-    "status": (
-        "lockstep.follow.status_cli:status",
-        "Say how far a campaign's jobs and launches are.",
-    ),
-    "serve": (
-        "lockstep.follow.serve_cli:serve",
-        "Serve a campaign's status page, and take events of its jobs.",
-    ),
-    "cancel": (
-        "lockstep.slurm.status.jobs_cli:cancel",
-        "Cancel a campaign's jobs that have not ended.",
-    ),
-    "collect": (
-        "lockstep.slurm.status.jobs_cli:collect",
-        "Gather what a campaign's jobs have measured.",
-    ),
-    "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
-    "nodes": (
-        "lockstep.slurm.any_job.any_job_cli:nodes",
-        "Say what each node does, for whom, or why it is drained.",
-    ),
-    "why": (
-        "lockstep.slurm.any_job.any_job_cli:why",
-        "Say why a job waits, when it may start, or how it ended.",
-    ),
-    "eff": (
-        "lockstep.slurm.any_job.any_job_cli:eff",
-        "Say how well a job used CPUs, memory and time.",
-    ),
-    "top": (
-        "lockstep.slurm.any_job.any_job_cli:top",
-        "Show what the nodes of a running job do now.",
-    ),
-    "shell": (
-        "lockstep.slurm.any_job.any_job_cli:shell",
-        "Open a shell in an allocation like a point's.",
-    ),
-    "report": (
-        "lockstep.report.report_cli:report",
-        "Make the scaling report of measured or imported results.",
-    ),
-    "export": (
-        "lockstep.tracker.export_cli:export",
-        "Give results to MLflow, TensorBoard, Bencher or another program.",
-    ),
-    "sync": (
-        "lockstep.tracker.export_cli:sync",
-        "Send a tracker what it lacks of results.",
-    ),
-    "bundle": (
-        "lockstep.report.bundle.bundle_cli:bundle",
-        "Pack results, their page and how to reproduce them.",
-    ),
-    "compare": (
-        "lockstep.report.compare.compare_cli:compare",
-        "Say of each point whether B is faster than A.",
-    ),
-    "predict": (
-        "lockstep.report.predict.predict_cli:predict",
-        "Predict a world size, or recommend one.",
-    ),
-    "gate": ("lockstep.report.gate.gate_cli:gate", "Say whether results reach their targets."),
-    "import": (
-        "lockstep.report.report_cli:import_table",
-        "Read a published or hand-made table into points.",
-    ),
-    "check": (
-        "lockstep.report.check.check_cli:check",
-        "Say whether results are a valid scaling study.",
-    ),
-    "verify": (
-        "lockstep.trainer.train_cli:verify",
-        "Check that DDP trains alike at two world sizes.",
-    ),
-    "train": ("lockstep.trainer.train_cli:train", "Train a workload with DDP and keep its curves."),
-    "data": ("lockstep.trainer.data_cli:data", "List data sets to train on, or fetch one."),
-    "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
-    "system": (
-        "lockstep.machine.system_cli:system",
-        "Describe this machine, as SYSTEM.md or JSON.",
-    ),
+# group -> command -> (where it is, one line for --help), in the order a user meets them
+GROUPS = {
+    "Measure on this machine": {
+        "demo": (
+            "lockstep.report.demo_cli:demo",
+            "Show the page of a recorded campaign, in seconds.",
+        ),
+        "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
+        "diagnose": (
+            "lockstep.campaign.diagnose_cli:diagnose",
+            "Answer one question about scaling, in about five minutes.",
+        ),
+        "verify": (
+            "lockstep.trainer.train_cli:verify",
+            "Check that DDP trains alike at two world sizes.",
+        ),
+        "train": (
+            "lockstep.trainer.train_cli:train",
+            "Train a workload with DDP and keep its curves.",
+        ),
+        "data": ("lockstep.trainer.data_cli:data", "List data sets to train on, or fetch one."),
+    },
+    "Before measuring": {
+        "doctor": (
+            "lockstep.slurm.doctor.doctor_cli:doctor",
+            "Say whether this machine can measure.",
+        ),
+        "screen": (
+            "lockstep.screen.screen_cli:screen",
+            "Find a slow node, device or link before a campaign.",
+        ),
+        "system": (
+            "lockstep.machine.system_cli:system",
+            "Describe this machine, as SYSTEM.md or JSON.",
+        ),
+        "init": (
+            "lockstep.slurm.drafts.init_cli:init",
+            "Write a site and a campaign file for this place.",
+        ),
+        "lint": ("lockstep.slurm.lint.lint_cli:lint", "Find errors in your own scripts."),
+        "image": ("lockstep.image.image_cli:image", "Build, inspect, verify or hash the image."),
+    },
+    "Measure on Slurm": {
+        "plan": (
+            "lockstep.slurm.submit.plan_cli:plan",
+            "Show the Slurm jobs of a campaign and their cost.",
+        ),
+        "render": (
+            "lockstep.slurm.submit.submit_cli:render",
+            "Write the batch scripts of a campaign.",
+        ),
+        "submit": ("lockstep.slurm.submit.submit_cli:submit", "Send a campaign's jobs to Slurm."),
+        "status": (
+            "lockstep.follow.status_cli:status",
+            "Say how far a campaign's jobs and launches are.",
+        ),
+        "serve": (
+            "lockstep.follow.serve_cli:serve",
+            "Serve a campaign's status page, and take events of its jobs.",
+        ),
+        "resume": (
+            "lockstep.slurm.submit.submit_cli:resume",
+            "Send what a campaign's jobs have not measured yet.",
+        ),
+        "cancel": (
+            "lockstep.slurm.status.jobs_cli:cancel",
+            "Cancel a campaign's jobs that have not ended.",
+        ),
+        "collect": (
+            "lockstep.slurm.status.jobs_cli:collect",
+            "Gather what a campaign's jobs have measured.",
+        ),
+    },
+    "Any job of Slurm": {
+        "jobs": ("lockstep.slurm.any_job.any_job_cli:jobs", "Say what all your jobs of Slurm do."),
+        "nodes": (
+            "lockstep.slurm.any_job.any_job_cli:nodes",
+            "Say what each node does, for whom, or why it is drained.",
+        ),
+        "why": (
+            "lockstep.slurm.any_job.any_job_cli:why",
+            "Say why a job waits, when it may start, or how it ended.",
+        ),
+        "eff": (
+            "lockstep.slurm.any_job.any_job_cli:eff",
+            "Say how well a job used CPUs, memory and time.",
+        ),
+        "top": (
+            "lockstep.slurm.any_job.any_job_cli:top",
+            "Show what the nodes of a running job do now.",
+        ),
+        "shell": (
+            "lockstep.slurm.any_job.any_job_cli:shell",
+            "Open a shell in an allocation like a point's.",
+        ),
+    },
+    "Read results": {
+        "report": (
+            "lockstep.report.report_cli:report",
+            "Make the scaling report of measured or imported results.",
+        ),
+        "check": (
+            "lockstep.report.check.check_cli:check",
+            "Say whether results are a valid scaling study.",
+        ),
+        "compare": (
+            "lockstep.report.compare.compare_cli:compare",
+            "Say of each point whether B is faster than A.",
+        ),
+        "gate": ("lockstep.report.gate.gate_cli:gate", "Say whether results reach their targets."),
+        "predict": (
+            "lockstep.report.predict.predict_cli:predict",
+            "Predict a world size, or recommend one.",
+        ),
+        "import": (
+            "lockstep.report.report_cli:import_table",
+            "Read a published or hand-made table into points.",
+        ),
+        "export": (
+            "lockstep.tracker.export_cli:export",
+            "Give results to MLflow, TensorBoard, Bencher or another program.",
+        ),
+        "sync": ("lockstep.tracker.export_cli:sync", "Send a tracker what it lacks of results."),
+        "bundle": (
+            "lockstep.report.bundle.bundle_cli:bundle",
+            "Pack results, their page and how to reproduce them.",
+        ),
+    },
 }
+COMMANDS = {name: facts for group in GROUPS.values() for name, facts in group.items()}
 
 EXIT_INPUT = 2
 EXIT_MACHINE = 3
@@ -161,8 +178,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,5 +1,6 @@
 """Real ranks for the tests: processes with a launcher's variables, and each one's own output."""
 
+import fcntl
 import gc
 import os
 import signal
@@ -85,9 +86,18 @@ def clean_environ() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the campaigns of `measured.py`, measured once; read only, so copy to change."""
-    return campaigns.measure(campaigns.kept(tmp_path_factory.mktemp("measured")))
+def measured(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """The folder of the campaigns of `measured.py`, measured once; read only, so copy to change.
+
+    The workers of pytest-xdist share it: the first that needs it measures, and others wait.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    is_worker = hasattr(pytestconfig, "workerinput")
+    folder = campaigns.kept((shared.parent if is_worker else shared) / "measured")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return campaigns.measure(folder)
 
 
 @pytest.fixture(scope="session")

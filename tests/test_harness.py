@@ -3,7 +3,7 @@
 import json
 import socket
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +12,11 @@ import pytest
 import torch
 from launched import suite
 
-from lockstep.measure import harness, result
+from lockstep.measure import result
 from lockstep.measure.batches import Goal
 from lockstep.measure.harness import Harness
 from lockstep.measure.loop_variants import Loop
+from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Part
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.records.flags import flag
@@ -83,8 +84,9 @@ def test_batches_that_hold_none_are_refused_and_used_up_ones_named(only_rank):
 
 def test_a_wrapper_with_no_sync_and_no_buckets_is_no_ddp_model():
     fsdp = SimpleNamespace(no_sync=nullcontext)
-    assert "SimpleNamespace" in harness._problem("weak", 1, fsdp, 2)
-    assert not harness._problem("weak", 1, None, 2)
+    own = OwnStep(print, 1, None, fsdp, None, "weak", "samples", {})
+    assert "SimpleNamespace" in own.problem(2)
+    assert not replace(own, ddp=None).problem(2)
 
 
 def test_a_single_round_has_no_margin_and_no_infinite_one_either():

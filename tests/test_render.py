@@ -10,7 +10,7 @@ import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
 from lockstep.report.compute import compared
-from lockstep.report.compute.attribution import Loss, Part
+from lockstep.report.compute.attribution import Loss, Part, Reason
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
@@ -158,9 +158,9 @@ def test_the_tile_of_a_loss_gives_all_of_it_and_its_cause_not_whoever_is_slow(
     (series,) = series_of(load([strong_tree(tmp_path)]).rows)
     judged = headline.judge(series, 0.7)
     assert not any(tile["label"].startswith("Lost") for tile in top.tiles(judged, ""))
-    lost = Loss("named", 0.04, 0.02, None, (), (Part(cause, 0.015, None),))
+    why = Reason("named", Loss(0.04, 0.02, None, ()), (Part(cause, 0.015, None),))
     slow = Slowest("node7", None, 3, 3, 1.12, (1.1, 1.14), is_elsewhere=True)
-    tiles = top.tiles(dataclasses.replace(judged, loss=lost, slow=slow), "")
+    tiles = top.tiles(dataclasses.replace(judged, why=why, slow=slow), "")
     (tile,) = [one for one in tiles if one["label"].startswith("Lost")]
     assert tile["value"] == "20.0 of 40.0 ms"
     assert headline.PHRASES[cause] in tile["note"]

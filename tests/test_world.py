@@ -115,6 +115,22 @@ def test_under_srun_a_rank_takes_what_its_task_was_given():
     assert world._threads(2, 4, given) == 2
 
 
+@pytest.mark.parametrize(
+    ("environ", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "a"}, 3),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a"}, 6),  # which torchrun has set
+        ({"OMP_NUM_THREADS": "many"}, 6),
+    ],
+)
+def test_a_rank_takes_the_threads_that_its_user_asks_openmp_for(monkeypatch, environ, threads):
+    monkeypatch.setattr(world, "usable_cores", lambda: 12)
+    assert world._threads(None, 2, environ) == threads
+    assert world._threads(7, 2, environ) == 7
+
+
 def test_ranks_are_shared_out_over_the_nodes_where_only_ntasks_was_given():
     environ = {
         "LOCKSTEP_LAUNCHER": "slurm",

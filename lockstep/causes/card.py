@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lockstep.causes.bound import Bound, Cause, Change, Gain, Kind, Share
+from lockstep.causes.words import NAMES
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text.formats import DASH, counted, listed, number, percent
 
@@ -11,14 +12,6 @@ WIDTH = 80
 # A cause is what bounds a step where it takes so much of it.
 BOUND = 0.25
 
-CAUSES: dict[Cause, str] = {
-    "exposed": "communication",
-    "imbalance": "waiting for slow ranks",
-    "input": "waiting for input",
-    "fixed": "fixed cost of a step",
-    "contention": "sharing cores and memory",
-    "ddp": "DDP's own work",
-}
 KINDS: dict[Kind, str] = {
     "communication": "communication",
     "imbalance": "imbalance",
@@ -94,7 +87,7 @@ def headline(bound: Bound) -> str:
     share = first.seconds / bound.turns_s
     name = KINDS[bound.kind]
     start = f"{name.capitalize()}-bound" if share >= BOUND else f"Loses most to {name}"
-    return f"{start}: {percent(share)} % of {step} is {CAUSES[first.cause]}."
+    return f"{start}: {percent(share)} % of {step} is {NAMES[first.cause]}."
 
 
 def _step(bound: Bound) -> str:
@@ -110,11 +103,13 @@ def _kept(bound: Bound) -> str:
 
 
 def _table(bound: Bound) -> list[str]:
-    """Return what the step is the sum of."""
+    """Return what the step is the sum of; nothing where too few turns give no interval."""
+    if not any(share.interval for share in bound.shares):
+        return []
     times = [("compute", bound.compute_s, "")]
-    times += [(CAUSES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
+    times += [(NAMES[one.cause], one.seconds, _interval(one)) for one in bound.shares]
     lines = [_line(name, seconds, seconds / bound.turns_s, more) for name, seconds, more in times]
-    beyond = [_line("rounds beyond the turns", bound.beyond_s)] if bound.beyond_s else []
+    beyond = [_line(NAMES["remainder"], bound.beyond_s)] if bound.beyond_s else []
     return lines + beyond
 
 

@@ -128,7 +128,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "SECONDS",
         "help": "time a case may take, set-up and teardown included (900, or 3 x --comm-timeout)",
     },
-    "--threads-per-rank": {"type": int, "help": "threads of a rank (its share of the cores)"},
+    "--threads-per-rank": {
+        "type": int,
+        "help": "threads of a rank (OMP_NUM_THREADS, or its share of the cores)",
+    },
     "--journal": {"type": Path, "help": "keep finished cases here (beside --benchmark-json)"},
     "--resume": {"action": "store_true", "help": "leave out the cases the journal already holds"},
     "--skip-failed": {"action": "store_true", "help": "with --resume: those that just failed, too"},

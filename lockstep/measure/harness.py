@@ -1,20 +1,19 @@
 """What a test measures with: timed rounds, and a place for what they gave."""
 
 import contextlib
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.machine import memory, telemetry
-from lockstep.measure import result, timing
+from lockstep.measure import own_step, result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
+from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.variants import MOST_STEPS, num_blocks, of_ddp, time_in_turns, waits
+from lockstep.measure.variants import MOST_STEPS, num_blocks, time_in_turns, waits
 from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import KEY
-from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import Size, case_id
 from lockstep.world.process_group import World
 
@@ -215,38 +214,8 @@ class Harness:
             ValueError: `scaling` is neither weak nor strong, or a count is not 1 or more.
             RuntimeError: The check returned what is false, or another rank refuses its arguments.
         """
-        loop = None if batches is None else _loop(step, ddp, batches)
-        problem = _problem(scaling, samples, ddp, self.world.world_size)
-        self.refuse_alike(problem or (loop.problem() if loop else ""))
-        round_s = self.time(loop.drawing() if loop else step)
-        answer = None if check is None else check()
-        if answer is not None and not answer:  # NumPy and torch have a False of their own
-            raise RuntimeError(f"the check of the measured step returned {answer}")
-        variant_s = self._time_own_variants(step, ddp, loop)
-        buckets = _buckets(ddp) if _is_ddp(ddp) else {}
-        own = replace(self, study=scaling, factors=self.factors | dict(factors or {}))
-        own.record(
-            round_s,
-            variant_s=variant_s,
-            own=samples,
-            conclude=_batches,
-            workload=self.name,
-            scaling=scaling,
-            sample_unit=unit,
-            checks={} if check is None else {"own_check": True},
-            details={BASIS: Basis().to_dict(), **buckets},
-        )
-        return round_s
-
-    def _time_own_variants(
-        self, step: Step, ddp: Any, loop: "Loop | None"
-    ) -> dict[str, list[float]]:
-        """Time the variants of a user's step that are known: without DDP a rank's own at most."""
-        if not (self.measures and self.causes):
-            return {}
-        if loop and (_is_ddp(ddp) or self.world.world_size == 1):
-            return self.time_variants(loop.variants(), loop)
-        return self.time_variants(of_ddp(ddp, step)) if _is_ddp(ddp) else {}
+        own = OwnStep(step, samples, batches, ddp, check, scaling, unit, factors or {})
+        return own_step.measure(self, own)
 
     def record(
         self,
@@ -328,49 +297,3 @@ class Harness:
 
 def _nothing() -> None:
     """Take no time: the replayed clock already knows how long the round took."""
-
-
-def _problem(scaling: str, samples: object, ddp: Any, world_size: int) -> str:
-    """Return what `Harness.measure` cannot take of its arguments, or nothing."""
-    if scaling not in ("weak", "strong"):
-        return f"scaling={scaling!r} is not weak or strong"
-    if type(samples) is not int or samples < 1:
-        return (
-            f"samples is {reprlib.repr(samples)}, which is no whole number of 1 or more; give "
-            "those of a step on this rank, such as len(batch)"
-        )
-    # A model may be wrapped only where there are other ranks.
-    if ddp is not None and world_size > 1 and not _is_ddp(ddp):
-        return (
-            f"ddp={type(ddp).__name__} is no DistributedDataParallel model; wrap it, or leave ddp "
-            "out"
-        )
-    return ""
-
-
-def _loop(step: "Callable[..., Any]", ddp: Any, batches: "Iterable[Any]") -> "Loop":
-    from lockstep.measure.loop_variants import Loop
-
-    # Half of a batch may be none that the user's step can take.
-    return Loop(step, [ddp] if _is_ddp(ddp) else [], batches, can_halve=False)
-
-
-def _is_ddp(ddp: Any) -> bool:
-    """Tell DDP, compiled too, from another wrapper that has a `no_sync` and no buckets: FSDP."""
-    return hasattr(ddp, "_get_ddp_logging_data")
-
-
-def _buckets(ddp: Any) -> dict[str, Any]:
-    from lockstep.measure.train_step import buckets
-
-    return buckets(ddp)
-
-
-def _batches(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the batches of a user's own step, which need not be equal on all ranks."""
-    batches = [part.own for part in parts]
-    return {
-        "samples_per_step": sum(batches),
-        "local_batch": batches[0] if len(set(batches)) == 1 else None,
-        "global_batch": sum(batches),
-    }

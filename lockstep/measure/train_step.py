@@ -125,7 +125,8 @@ class TrainStep:
                 "this workload has a step of its own, which accumulates by itself or not at all; "
                 "leave the accumulation study out"
             )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self._is_scaled = config.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self._is_scaled)
         # Called with each phase as it ends: forward, backward, optimizer.
         self.on_phase: Callable[[str], None] = unmarked
 
@@ -156,12 +157,18 @@ class TrainStep:
             loss = self._micro_step(inputs, targets, is_last=True)
         else:
             loss = self._accumulate(trees.pieces((inputs, targets), pieces))
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self._update()
         if self.scheduler:
             self.scheduler.step()
         self.on_phase("optimizer")
         return loss
+
+    def _update(self) -> None:
+        if not self._is_scaled:
+            self.optimizer.step()
+            return
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _accumulate(self, batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         last = len(batches) - 1
@@ -179,7 +186,7 @@ class TrainStep:
                 if self.config.accumulation > 1:
                     loss = loss / self.config.accumulation
             self.on_phase("forward")
-            torch.autograd.backward(self.scaler.scale(loss))
+            torch.autograd.backward(self.scaler.scale(loss) if self._is_scaled else loss)
         self.on_phase("backward")
         return loss.detach()
 

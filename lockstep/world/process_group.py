@@ -65,7 +65,8 @@ def join(
     Args:
         timeout_s: After this long a collective that a rank is missing from raises.
         device: "cpu" or "cuda"; CUDA where there is one, by default.
-        threads_per_rank: Threads of one rank; its share of the usable cores by default.
+        threads_per_rank: Threads of one rank; OMP_NUM_THREADS, or else its share of the usable
+            cores, by default.
         nccl_timeout_s: The same under NCCL, whose time-out ends the process: whoever watches over
             the ranks must come before it.
         environ: The launcher's variables.
@@ -177,10 +178,22 @@ def leave() -> None:
 def _threads(asked: int | None, ranks_per_node: int, environ: Mapping[str, str]) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"threads_per_rank={asked} is not 1 or more")
+    if given := asked or _threads_of_user(environ):
+        return given
     if environ.get("LOCKSTEP_LAUNCHER") == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         # Under srun the usable cores may already be one task's own.
-        return asked or integer(environ, "SLURM_CPUS_PER_TASK")
-    return asked or max(1, usable_cores() // ranks_per_node)
+        return integer(environ, "SLURM_CPUS_PER_TASK")
+    return max(1, usable_cores() // ranks_per_node)
+
+
+def _threads_of_user(environ: Mapping[str, str]) -> int:
+    """Return the threads that the user's OMP_NUM_THREADS asks for; 0 where it says nothing.
+
+    torchrun sets it to 1 itself where several ranks share a node and it is not set.
+    """
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    threads = int(first) if first.isdecimal() else 0
+    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in environ else threads
 
 
 def _device(

@@ -126,6 +126,15 @@ ACCESS = """
     dark: w.matchMedia("(prefers-color-scheme: dark)").matches,
   };"""
 
+# A page at the width of a phone and of a desktop.
+AT_WIDTHS = """
+  const found = [];
+  for (const width of [390, 1280]) {
+    f.style.width = `${width}px`;
+    found.push([width, (() => { LAYOUT })()]);
+  }
+  return [...found, (() => { ACCESS })()];"""
+
 
 @pytest.fixture(scope="module")
 def chromium():
@@ -269,19 +278,18 @@ def seen_by_axe(chromium, page, folder, scheme):
     return framed(chromium, folder, folder / "profile", 1280, script, *scheme)
 
 
-@pytest.mark.parametrize("width", [NARROW, 1280])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_status_page_fits_and_can_be_read(chromium, tmp_path, moment, width):
+def test_the_status_page_fits_and_can_be_read(chromium, tmp_path, moment):
     look(tmp_path, campaign_at(moment, tmp_path))
     (tmp_path / "results" / "x" / "status.html").rename(tmp_path / "page.html")
     layout = "\n".join(line for line in LAYOUT.splitlines() if "figure" not in line)
+    probe = AT_WIDTHS.replace("LAYOUT", layout).replace("ACCESS", ACCESS)
     for scheme in ((), DARK):
-        found = framed(chromium, tmp_path, tmp_path, width, layout, *scheme)
-        assert isinstance(found, dict), found
-        assert (found["client"], found["wide"], found["requests"]) == (width, [], [])
-        assert found["scroll"] <= width
-        found = framed(chromium, tmp_path, tmp_path, width, ACCESS, *scheme)
-        assert (found["headless"], found["dark"]) == (0, bool(scheme))
+        *widths, access = framed(chromium, tmp_path, tmp_path, 1280, probe, *scheme)
+        for width, found in widths:
+            assert (found["client"], found["wide"], found["requests"]) == (width, [], [])
+            assert found["scroll"] <= width
+        assert (access["headless"], access["dark"]) == (0, bool(scheme))
 
 
 @pytest.fixture(scope="module")

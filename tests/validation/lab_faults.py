@@ -89,12 +89,18 @@ class Faults:
             subprocess.run(["tc", "qdisc", *change.split()], check=True, stderr=subprocess.DEVNULL)
 
     def _set_quota(self, share: float) -> None:
-        """Let the slow rank's process have so much of a core; 0 for all of it."""
+        """Let the slow rank's process have so much of a core; 0 for all of it.
+
+        It is in a group of its own meanwhile: a neighbour outside would have next to nothing of the
+        core beside a group of that weight.
+        """
         if not self._is_slow:
             return
         group = self._group()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_US) or -1))
+        home = group if share else group.parent
+        (home / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
     def _group(self) -> Path:
         """Return this process's CPU group; the node's /sys has none, so it is mounted again."""
@@ -109,7 +115,6 @@ class Faults:
             runtime.write_text("900000", encoding="ascii")
             # Beside the processes of the root, each of which weighs as much as a whole group does.
             (self.groups / "lockstep-lab" / "cpu.shares").write_text("262144", encoding="ascii")
-            (self.groups / "lockstep-lab" / "cgroup.procs").write_text(str(os.getpid()))
         return self.groups / "lockstep-lab"
 
     def _set_neighbour(self, niceness: float) -> None:

@@ -71,21 +71,31 @@ class Loss:
     """What a point's step takes longer than an ideal one, and to what it is lost.
 
     Attributes:
-        kind: `named`: the causes named are shown by their intervals to take most of it. `little`:
-            it is shown to be less than `NOTABLE` of the step. `open`: not enough evidence for
-            either.
         step_s: The point's step time.
         seconds: The loss, `step_s` less the ideal step.
         interval: Of the loss, 95 %: as wide as that of their mean.
         parts: The loss of each cause; they add up to `seconds`.
-        named: The causes that are shown, the largest first; the remainder is none.
     """
 
-    kind: Kind
     step_s: float
     seconds: float
     interval: Interval | None
     parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a point loses time: what is shown of its loss, as its card shows it.
+
+    Attributes:
+        kind: `little`: the loss is shown to be less than `NOTABLE` of the step. `named`: causes
+            are shown. `open`: not enough evidence for either.
+        loss: What is lost.
+        named: The causes that are shown, the largest first.
+    """
+
+    kind: Kind
+    loss: Loss
     named: tuple[Part, ...]
 
 
@@ -140,10 +150,30 @@ def loss(series: Series, point: Point) -> Loss | None:
     interval = _moved(around, whole_s - mean_s)
     parted = [Part(cause, *_sum(terms)) for cause, terms in _terms(here, base, factor).items()]
     found = _adding_up(parted, whole_s)
-    turns_s = sum(fmean(here[cause]) for cause in WHOLE if cause in here and cause != "remainder")
-    named = sorted(_named(found, turns_s), key=lambda part: -part.seconds)
-    kind = _kind(whole_s, interval, named, step_s)
-    return Loss(kind, step_s, whole_s, interval, found, tuple(named))
+    return Loss(step_s, whole_s, interval, found)
+
+
+def reason(series: Series, point: Point) -> Reason | None:
+    """Return why a point loses time; None where `loss` is.
+
+    The causes are those of the point's card (`judged`). A strong ladder whose baseline has no half
+    batch loses to `own` besides, which the card cannot tell from computing.
+    """
+    lost = loss(series, point)
+    if lost is None:
+        return None
+    found = _bound(series, point)
+    named = [Part(one.cause, one.seconds, one.interval) for one in found.named] if found else []
+    named += [
+        part
+        for part in lost.parts
+        if part.cause == "own"
+        and part.seconds >= NOTABLE * lost.step_s
+        and part.interval
+        and part.interval[0] > 0
+    ]
+    named.sort(key=lambda part: -part.seconds)
+    return Reason(_kind(lost, named), lost, tuple(named))
 
 
 def _adding_up(found: Sequence[Part], whole_s: float | None) -> tuple[Part, ...]:
@@ -163,9 +193,12 @@ def _moved(interval: Interval | None, seconds: float) -> Interval | None:
 
 def judged(series: Series, point: Point) -> Bound | None:
     """Return what bounds a point's step; None where a launch timed no variant, or it is blocked."""
-    if point.blocked_by or not all(
-        FULL in row.rank_variant_s and turns(row) is not None for row in point.rows
-    ):
+    has_whole = all(FULL in row.rank_variant_s for row in point.rows)
+    return _bound(series, point) if has_whole else None
+
+
+def _bound(series: Series, point: Point) -> Bound | None:
+    if point.blocked_by or any(turns(row) is None for row in point.rows):
         return None
     base = [] if point is series.base else _units(series.base)
     bases = [Base(one, _ideal(series, point)) for one in base]
@@ -232,26 +265,10 @@ def _sum(terms: Sequence[Term]) -> tuple[float, Interval | None]:
     return sum(weight * fmean(values) for weight, values in terms), linear_interval(terms)
 
 
-def _named(found: Sequence[Part], turns_s: float) -> list[Part]:
-    """Return the causes that are worth a word and whose intervals lie above 0."""
-    return [
-        part
-        for part in found
-        if part.cause != "remainder"
-        and part.seconds >= NOTABLE * turns_s
-        and part.interval
-        and part.interval[0] > 0
-    ]
-
-
-def _kind(whole_s: float, interval: Interval | None, named: Sequence[Part], step_s: float) -> Kind:
-    """Tell what is shown: that there is little, causes that take most of the loss, or neither."""
-    if interval and interval[1] < NOTABLE * step_s:
+def _kind(lost: Loss, named: Sequence[Part]) -> Kind:
+    if lost.interval and lost.interval[1] < NOTABLE * lost.step_s:
         return "little"
-    if whole_s <= 0:
-        return "open"
-    sure_s = sum(part.interval[0] for part in named if part.interval)
-    return "named" if named and sure_s > whole_s / 2 else "open"
+    return "named" if named and lost.seconds > 0 else "open"
 
 
 def _splits(point: Point) -> dict[str, list[float]] | None:

@@ -100,9 +100,9 @@ def _scaling(about: Headline) -> list[dict[str, str]]:
 def _lost(about: Headline) -> dict[str, str]:
     """Return all that is lost at the size of which it is told, and what most of it goes to."""
     at = f"Lost on {counted(about.told.world_size, about.noun)}"
-    if about.loss is None:
+    if about.why is None:
         return _tile(at, "", "")
-    if about.loss.kind == "named":
+    if about.why.kind == "named":
         return _tile(at, headline.all_lost_ms(about), headline.lost_text(about))
     return _tile(at, headline.all_lost_ms(about), headline.cause_text(about))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.report.compute import attribution, slow
-from lockstep.report.compute.attribution import Cause, Loss
+from lockstep.report.compute.attribution import Cause, Loss, Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest
 from lockstep.report.page.panels import losses, parts
@@ -57,7 +57,7 @@ class Headline:
         threshold: Least efficiency that is called good.
         point: The largest good size, or the best where none is good.
         told: Where the loss is told: the smallest size below the threshold, or the largest.
-        loss: What is lost there; None where no variants were timed.
+        why: What is lost there, and to what; None where no variants were timed.
         slow: The host or rank that is slow there; None where none is shown.
         why_blocked: The rules that block it, as a sentence.
     """
@@ -67,7 +67,7 @@ class Headline:
     threshold: float
     point: Point
     told: Point
-    loss: Loss | None
+    why: Reason | None
     slow: Slowest | None
     why_blocked: str = ""
 
@@ -94,7 +94,7 @@ def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
         threshold=threshold,
         point=good[-1] if good else best,
         told=told,
-        loss=attribution.loss(series, told),
+        why=attribution.reason(series, told),
         slow=slow.slowest(told.rows),
         why_blocked=why_blocked,
     )
@@ -147,15 +147,22 @@ def gives(headline: Headline) -> str:
     goal = f"{100 * headline.threshold:.0f} %"
     if headline.kind == "alone":
         return f"no size above the baseline, {base}"
-    size = counted(point.world_size, headline.noun)
-    verb = "gives" if point.world_size == 1 else "give"
-    given = f"{size} {verb} {gain(point)} the rate of {base} ({achieved(point)})"
+    given = _given(headline, base)
     if headline.kind == "good":
         unsure = point.efficiency_interval and point.efficiency_interval[0] < headline.threshold
         return f"{given}, its interval reaching below {goal}" if unsure else given
-    if headline.kind == "below":
-        return f"no size reaches {goal} efficiency; at best {given}"
-    return f"not shown whether any size reaches {goal} efficiency; at best {given}"
+    sure = "no size reaches" if headline.kind == "below" else "not shown whether any size reaches"
+    best = "at best " if point.speedup >= 1 else ""
+    return f"{sure} {goal} efficiency; {best}{given}"
+
+
+def _given(headline: Headline, base: str) -> str:
+    point = headline.point
+    size = counted(point.world_size, headline.noun)
+    if point.speedup < 1:
+        return f"{size} are no faster than {base}: {gain(point)} its rate ({achieved(point)})"
+    verb = "gives" if point.world_size == 1 else "give"
+    return f"{size} {verb} {gain(point)} the rate of {base} ({achieved(point)})"
 
 
 def gain(point: Point) -> str:
@@ -184,27 +191,28 @@ def loses(headline: Headline) -> str:
 
 def lost_text(headline: Headline) -> str:
     """Say which of a step's milliseconds are lost, and to what; empty where nobody timed it."""
-    lost = headline.loss
-    if lost is None:
+    why = headline.why
+    if why is None:
         return ""
-    if lost.kind == "little":
+    if why.kind == "little":
         return "little is lost"
-    if lost.kind == "open":
+    if why.kind == "open":
         return f"{lost_ms(headline)} over the ideal, no cause shown"
     return f"{lost_ms(headline)} {cause_text(headline)}"
 
 
 def lost_ms(headline: Headline) -> str:
     """Return the milliseconds that go to the largest cause shown, or are lost, of the step's."""
-    assert headline.loss
-    lost = headline.loss
-    return _ms_of_step(lost.named[0].seconds if lost.kind == "named" else lost.seconds, lost)
+    assert headline.why
+    why = headline.why
+    seconds = why.named[0].seconds if why.kind == "named" else why.loss.seconds
+    return _ms_of_step(seconds, why.loss)
 
 
 def all_lost_ms(headline: Headline) -> str:
     """Return the milliseconds that are lost to all causes, of the step's."""
-    assert headline.loss
-    return _ms_of_step(headline.loss.seconds, headline.loss)
+    assert headline.why
+    return _ms_of_step(headline.why.loss.seconds, headline.why.loss)
 
 
 def _ms_of_step(seconds: float, lost: Loss) -> str:
@@ -214,10 +222,10 @@ def _ms_of_step(seconds: float, lost: Loss) -> str:
 
 def cause_text(headline: Headline) -> str:
     """Say what the milliseconds lost do, and who is slow where that is known."""
-    assert headline.loss
-    if headline.loss.kind != "named":
-        return "little is lost" if headline.loss.kind == "little" else "no cause shown"
-    cause = headline.loss.named[0].cause
+    assert headline.why
+    if headline.why.kind != "named":
+        return "little is lost" if headline.why.kind == "little" else "no cause shown"
+    cause = headline.why.named[0].cause
     who = f" ({losses.slow_text(headline.slow)})" if headline.slow and cause == "imbalance" else ""
     return PHRASES[cause] + who
 

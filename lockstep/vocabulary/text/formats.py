@@ -55,6 +55,11 @@ def ratio_span(interval: tuple[float, float] | None) -> str:
     return DASH if interval is None else f"{ratio(interval[0])} to {ratio(interval[1])}"
 
 
+def capital(text: str) -> str:
+    """Return a text that begins a cell or a sentence."""
+    return text[0].upper() + text[1:]
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
     plural = noun + ("es" if noun.endswith("ch") and noun != "epoch" else "s")

@@ -6,6 +6,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.report.check.evidence import Entry, Evidence, Hit, batches, difference, hit
+from lockstep.report.compute import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.conflicts import BATCHES
 
@@ -17,6 +18,8 @@ ROUNDED = 0.05
 SHORT_STEP_S = 0.010
 # Loss of parallel efficiency, per step, from which that shows.
 NOTABLE_LOSS = 0.1
+# What a larger batch does not mend.
+NOT_OF_THE_BATCH = ("imbalance", "input", "contention")
 
 
 def constant_work(evidence: Evidence) -> Iterator[Hit]:
@@ -103,11 +106,18 @@ def small_batch(evidence: Evidence) -> Iterator[Hit]:
     """Short steps of a fixed local batch get longer with the ranks: they wait, not compute."""
     for series in evidence.ladders:
         base, last = series.base.step_s, series.points[-1].time_ratio
-        if base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS:
+        is_short = base and last and base < SHORT_STEP_S and last < 1 - NOTABLE_LOSS
+        if is_short and base and not _has_another_cause(series):
             above = [p for p in series.points if p.world_size > series.baseline and p.step_s]
             added = [(point.step_s or 0) - base for point in above]
             sizes = [point.world_size for point in above]
             yield hit("short-steps", series, *sizes, added_s=added, step_s=base, sizes=sizes)
+
+
+def _has_another_cause(series: Series) -> bool:
+    """Tell whether the largest size is shown to lose most to what a larger batch does not mend."""
+    why = attribution.reason(series, series.points[-1])
+    return bool(why and why.named and why.named[0].cause in NOT_OF_THE_BATCH)
 
 
 def truncated_batch(evidence: Evidence) -> Iterator[Hit]:

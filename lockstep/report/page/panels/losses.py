@@ -1,27 +1,18 @@
 """What a report says of the time a step loses: the table, and one sentence for a point."""
 
+from lockstep.causes.words import NAMES
 from lockstep.report.compute import attribution
-from lockstep.report.compute.attribution import CAUSES, Cause, Loss, Part
+from lockstep.report.compute.attribution import CAUSES, Cause, Loss, Part, Reason
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.slow import Slowest, slowest
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted, number, percent
+from lockstep.vocabulary.text.formats import capital, counted, number, percent
 
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"
-NAMES: dict[Cause, str] = {
-    "exposed": "exposed communication",
-    "imbalance": "imbalance",
-    "input": "waiting for input",
-    "fixed": "the fixed cost of a step",
-    "contention": "contention",
-    "own": "own work",
-    "ddp": "DDP's own work",
-    "remainder": "what turns and rounds differ by",
-}
 ADVICE: dict[Cause, str] = {
     "exposed": "try a larger batch per rank, and the bucket sizes",
     "imbalance": "look at its device, its clocks, and what else runs on its host",
@@ -65,13 +56,13 @@ def loss_table(series: Series) -> Table | None:
 def _finding(series: Series) -> str:
     """Say to what most is lost at the largest size; empty where nothing is known of it."""
     point = series.points[-1]
-    lost = attribution.loss(series, point)
-    if lost is None:
+    why = attribution.reason(series, point)
+    if why is None:
         return ""
     where = f"on {counted(point.world_size, 'rank')}"
-    if lost.kind != "named":
-        return f"{where} {'little is lost' if lost.kind == 'little' else 'no cause is shown'}"
-    first, step_ms = lost.named[0], number(lost.step_s * MILLI)
+    if why.kind != "named":
+        return f"{where} {'little is lost' if why.kind == 'little' else 'no cause is shown'}"
+    first, step_ms = why.named[0], number(why.loss.step_s * MILLI)
     said = f"{_ms(first.seconds)} of {step_ms} ms to {NAMES[first.cause]}"
     return f"{series.label} {where} {said}"
 
@@ -83,7 +74,7 @@ def _point_rows(series: Series, point: Point) -> list[list[str]]:
     losses = {part.cause: part for part in lost.parts} if lost else {}
     times = {part.cause: part for part in parts}
     rows = [
-        [str(point.world_size), _capital(NAMES[cause]), *_cells(times.get(cause)),
+        [str(point.world_size), capital(NAMES[cause]), *_cells(times.get(cause)),
          *_cells(losses.get(cause), signed=True)]
         for cause in CAUSES if cause in times or cause in losses
     ]  # fmt: skip
@@ -91,10 +82,6 @@ def _point_rows(series: Series, point: Point) -> list[list[str]]:
     total = [str(point.world_size), "Whole step", number(whole * MILLI), formats.DASH]
     return [*rows, [*total, *_ends(lost.seconds, lost.interval, True)] if lost else
             [*total, formats.DASH, formats.DASH]]  # fmt: skip
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _cells(part: Part | None, signed: bool = False) -> list[str]:
@@ -122,24 +109,25 @@ def _span(interval: Interval | None, signed: bool = True) -> str:
 
 def sentence(series: Series, point: Point) -> str | None:
     """Return in a sentence why a point falls short, and what to do; None where little is lost."""
-    lost = attribution.loss(series, point)
-    if lost is None or lost.kind == "little":
+    why = attribution.reason(series, point)
+    if why is None or why.kind == "little":
         return None
+    lost = why.loss
     ideal = (lost.step_s - lost.seconds) * MILLI
     start = (
         f"{series.label} on {point.world_size} ranks: a step takes "
         f"{number(lost.step_s * MILLI)} ms where {number(ideal)} ms are ideal, "
         f"{_ms(lost.seconds)} ms{_brackets(lost.interval)}"
     )
-    return f"{start}; {_cause(lost, slowest(point.rows))}."
+    return f"{start}; {_cause(why, slowest(point.rows))}."
 
 
-def _cause(lost: Loss, slow: Slowest | None) -> str:
-    if lost.kind == "open":
-        return _open(lost)
-    first, *others = (_share(part, slow) for part in lost.named)
+def _cause(why: Reason, slow: Slowest | None) -> str:
+    if why.kind == "open":
+        return _open(why.loss)
+    first, *others = (_share(part, slow) for part in why.named)
     beside = f"; beside it {' and '.join(others)}" if others else ""
-    return f"{first}: {ADVICE[lost.named[0].cause]}{beside}"
+    return f"{first}: {ADVICE[why.named[0].cause]}{beside}"
 
 
 def _share(part: Part, slow: Slowest | None) -> str:

@@ -3,22 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.causes.words import NAMES
 from lockstep.report.compute import attribution
 from lockstep.report.compute.attribution import Cause, Part
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels.losses import NAMES
 from lockstep.report.page.panels.parts import MILLI, TITLES, Figure, ends
-from lockstep.vocabulary.text.formats import number
+from lockstep.vocabulary.text.formats import capital, number
 
 # From the foot of a bar to its top: the work itself, then what is added to it.
 STACKED: tuple[Cause, ...] = (
     "own", "ddp", "fixed", "contention", "input", "imbalance", "exposed", "remainder"
 )  # fmt: skip
-SHORT: dict[Cause, str] = {
-    "own": "Own work", "ddp": "DDP's own work", "fixed": "Fixed cost of a step",
-    "contention": "Contention", "input": "Waiting for input", "imbalance": "Imbalance",
-    "exposed": "Exposed communication", "remainder": "Rounds beyond the turns",
-}  # fmt: skip
 # Series of a study that have a figure of their own; tables have the others.
 MAX_SPLIT = 2
 
@@ -39,7 +34,7 @@ def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str
 
 def _figure(key: str, series: Series, bars: list[dict[str, Any]]) -> Figure:
     used = {part["cause"] for bar in bars for part in (*bar["parts"], *bar["lost"])}
-    names = {cause: SHORT[cause] for cause in STACKED if cause in used}
+    names = {cause: capital(NAMES[cause]) for cause in STACKED if cause in used}
     described = "; ".join(
         f"{bar['ranks']} ranks: {number(bar['total'])} ms, "
         + ", ".join(f"{NAMES[part['cause']]} {number(part['ms'])}" for part in bar["parts"])

@@ -1,0 +1,118 @@
+"""How a user's own step is measured: `lockstep.measure(step, ...)` in a test of theirs."""
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lockstep.measure.result import Part
+from lockstep.measure.variants import of_ddp
+from lockstep.vocabulary.records.step_basis import BASIS, Basis
+
+if TYPE_CHECKING:
+    from lockstep.measure.harness import Harness
+    from lockstep.measure.loop_variants import Loop
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """What a user gives to be measured: the arguments of `Harness.measure`."""
+
+    step: Callable[..., Any]
+    samples: int
+    batches: Iterable[Any] | None
+    ddp: Any
+    check: Callable[[], Any] | None
+    scaling: str
+    unit: str
+    factors: Mapping[str, Any]
+
+    def loop(self) -> "Loop | None":
+        """Return the step with what it draws batches of; None where it draws none."""
+        if self.batches is None:
+            return None
+        from lockstep.measure.loop_variants import Loop
+
+        # Half of a batch may be none that the user's step can take.
+        models = [self.ddp] if _is_ddp(self.ddp) else []
+        return Loop(self.step, models, self.batches, can_halve=False)
+
+    def problem(self, world_size: int) -> str:
+        """Return what cannot be measured of it; empty where all can."""
+        if self.scaling not in ("weak", "strong"):
+            return f"scaling={self.scaling!r} is not weak or strong"
+        if type(self.samples) is not int or self.samples < 1:
+            return (
+                f"samples is {reprlib.repr(self.samples)}, which is no whole number of 1 or more; "
+                "give those of a step on this rank, such as len(batch)"
+            )
+        # A model may be wrapped only where there are other ranks.
+        if self.ddp is not None and world_size > 1 and not _is_ddp(self.ddp):
+            return (
+                f"ddp={type(self.ddp).__name__} is no DistributedDataParallel model; wrap it, or "
+                "leave ddp out"
+            )
+        return ""
+
+
+def measure(harness: "Harness", own: OwnStep) -> list[float]:
+    """Measure a step on every rank, and keep the result; see `Harness.measure`."""
+    loop = own.loop()
+    problem = own.problem(harness.world.world_size)
+    harness.refuse_alike(problem or (loop.problem() if loop else ""))
+    round_s = harness.time(loop.drawing() if loop else own.step)
+    _check(own)
+    variant_s = _time_variants(harness, own, loop)
+    factors = harness.factors | dict(own.factors)
+    replace(harness, study=own.scaling, factors=factors).record(
+        round_s,
+        variant_s=variant_s,
+        own=own.samples,
+        conclude=_batches,
+        workload=harness.name,
+        scaling=own.scaling,
+        sample_unit=own.unit,
+        checks={} if own.check is None else {"own_check": True},
+        details={BASIS: Basis().to_dict(), **_buckets(own.ddp)},
+    )
+    return round_s
+
+
+def _check(own: OwnStep) -> None:
+    answer = None if own.check is None else own.check()
+    if answer is not None and not answer:  # NumPy and torch have a False of their own
+        raise RuntimeError(f"the check of the measured step returned {answer}")
+
+
+def _time_variants(harness: "Harness", own: OwnStep, loop: "Loop | None") -> dict[str, list[float]]:
+    """Time the variants that are known: without DDP those of one rank at most."""
+    if not (harness.measures and harness.causes):
+        return {}
+    if loop and (_is_ddp(own.ddp) or harness.world.world_size == 1):
+        return harness.time_variants(loop.variants(), loop)
+    if _is_ddp(own.ddp):
+        return harness.time_variants(of_ddp(own.ddp, own.step))
+    return {}
+
+
+def _is_ddp(ddp: Any) -> bool:
+    """Tell DDP, compiled too, from another wrapper that has a `no_sync` and no buckets: FSDP."""
+    return hasattr(ddp, "_get_ddp_logging_data")
+
+
+def _buckets(ddp: Any) -> dict[str, Any]:
+    if not _is_ddp(ddp):
+        return {}
+    from lockstep.measure.train_step import buckets
+
+    return buckets(ddp)
+
+
+def _batches(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the batches of a user's own step, which need not be equal on all ranks."""
+    batches = [part.own for part in parts]
+    return {
+        "samples_per_step": sum(batches),
+        "local_batch": batches[0] if len(set(batches)) == 1 else None,
+        "global_batch": sum(batches),
+    }
