@@ -21,7 +21,7 @@ PANEL = "check"
 
 def errors(found: Sequence[Finding]) -> list[str]:
     """Return the errors as sentences, for the top of the page."""
-    groups = [one for one in terminal.grouped(found) if one.level == "error"]
+    groups = terminal.grouped(one for one in found if one.level == "error")
     lines = [f"{one.rule}: {one.where()}: {one.message()}." for one in groups[:MAX_FIRST]]
     more = len(groups) - MAX_FIRST
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
