@@ -258,6 +258,13 @@ def test_a_bucket_is_exposed_by_what_of_it_lies_behind_the_backward():
     assert float(buckets.saved_s(np.array(0.4), 2.0)) == pytest.approx(0.1)
 
 
+def test_the_exposed_time_of_buckets_adds_to_that_of_the_step():
+    # The timeline has 1.0 s exposed, 0.1 and 0.3 and 0.6 of it; 0.5 s are measured.
+    turns = {"full": steady(1.5, 2), "own": steady(1.0, 2), "reduce": steady(1.2, 2)}
+    found = bound.judge([turns], buckets=Buckets([100, 100, 200], [0.2, 0.15, 0.0]))
+    assert found.exposed_bucket_s == pytest.approx((0.05, 0.15, 0.3))
+
+
 def test_the_sentence_leads_with_the_largest_cause_and_names_the_slow_rank_beside_imbalance():
     series = ladder("weak", [(1, *BASE), (2, 1.4, two(1.2, 1.4))])
     for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):

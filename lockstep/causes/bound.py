@@ -121,7 +121,8 @@ class Bound:
         gains: What changes would gain.
         slow: The rank that the others wait for, where one is shown; of one launch alone, since in
             another a rank may be on another machine.
-        exposed_bucket_s: What of each bucket is not hidden, by the timeline; empty where unknown.
+        exposed_bucket_s: What of the exposed communication goes to each bucket: shared out as the
+            timeline does; empty where unknown.
         num_launches: Launches that it rests on.
         num_turns: Turns of each variant in all of them.
         beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
@@ -202,7 +203,7 @@ def judge(
         shares=tuple(shares),
         gains=tuple(_gains(found)),
         slow=slow_rank(pooled[division.OWN].tolist()) if len(launches) == 1 else None,
-        exposed_bucket_s=_bucket_exposure(pooled, buckets),
+        exposed_bucket_s=_bucket_exposure(pooled, buckets, found),
         num_launches=len(launches),
         num_turns=pooled[division.FULL].shape[-1],
     )
@@ -368,8 +369,13 @@ def _gains(found: Mapping[str, Amount]) -> list[Gain]:
     ]
 
 
-def _bucket_exposure(turns: Turns, buckets: Buckets | None) -> tuple[float, ...]:
+def _bucket_exposure(
+    turns: Turns, buckets: Buckets | None, found: Mapping[str, Amount]
+) -> tuple[float, ...]:
     reduce_s = division.divide(turns).get("reduce")
-    if buckets is None or reduce_s is None:
+    if buckets is None or reduce_s is None or "exposed" not in found:
         return ()
-    return tuple(buckets.exposed_s(reduce_s).tolist())
+    modelled_s = buckets.exposed_s(reduce_s)
+    whole_s = float(modelled_s.sum())
+    scale = max(found["exposed"].seconds, 0.0) / whole_s if whole_s else 0.0
+    return tuple((scale * modelled_s).tolist())

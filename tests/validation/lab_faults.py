@@ -81,7 +81,7 @@ class Faults:
         self.delays.num_tiny = int(count)
 
     def _set_link(self, bit_per_s: float) -> None:
-        limit = f"tbf rate {bit_per_s:.0f}bit burst 128kb latency 400ms"
+        limit = f"tbf rate {bit_per_s:.0f}bit burst 32kb latency 400ms"
         change = (
             f"replace dev {INTERFACE} root {limit}" if bit_per_s else f"del dev {INTERFACE} root"
         )
