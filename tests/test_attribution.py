@@ -52,6 +52,10 @@ def lost(scaling, base, here):
     return loss(series, series.points[1])
 
 
+def told(series, point):
+    return sentence(series, point, reason(series, point))
+
+
 def why(series):
     found = reason(series, series.points[1])
     return found.kind, [part.cause for part in found.named]
@@ -270,15 +274,15 @@ def test_the_sentence_leads_with_the_largest_cause_and_names_the_slow_rank_besid
     for row, factor in zip(series.points[1].rows, LAUNCHES, strict=True):
         row.rank_variant_s["own"][1] = steady(1.2 * factor**2)[0]
     assert why(series) == ("named", ["imbalance", "exposed"])
-    said = sentence(series, series.points[1])
+    said = told(series, series.points[1])
     order = ["to waiting for slow ranks (rank 1", "look at its device", "to exposed communication"]
     assert [said.index(text) for text in order] == sorted(map(said.index, order))
 
 
 def test_a_point_that_loses_little_needs_no_reason():
     series = ladder("strong", [(1, *BASE), (2, 0.51, two(0.46, 0.51, own=0.46))])
-    assert sentence(series, series.points[1]) is None
-    assert sentence(series, series.base) is None
+    assert told(series, series.points[1]) is None
+    assert told(series, series.base) is None
 
 
 def test_a_small_loss_of_noisy_launches_is_open_and_a_sure_cause_is_named_all_the_same():
@@ -354,7 +358,7 @@ def test_results_without_variants_are_not_split():
     series = ladder("strong", [(1, 1.0, {}), (2, 0.8, two(0.6, 0.8))])
     assert attribution.parts(series.base) is None
     assert loss(series, series.points[1]) is None
-    assert sentence(series, series.points[1]) is None
+    assert told(series, series.points[1]) is None
 
 
 def test_each_test_of_ones_own_has_a_card_and_what_loses_most_is_told_first():

@@ -148,8 +148,9 @@ def _causes(runs: list[dict[str, Any]]) -> None:
     for errors, name, goal in ((weak, "weakest", 10), (other, "others", 5)):
         if errors:
             print(f"mean absolute error, {name}: {100 * fmean(errors):.1f} points (goal {goal})")
-    held = sum(_holds(judged(run, CONFIDENCE)) for run in runs)
-    print(f"90 % intervals hold the share put in: {held / len(runs):.1%} (goal 85 %)")
+    on_device = [run for run in runs if run["computes"] == "device"]
+    print(f"90 % intervals hold the share put in: {_held(runs)} (goal 85 %); of steps that a "
+          f"device computes: {_held(on_device)}")  # fmt: skip
     _confusion(each)
 
 
@@ -170,6 +171,11 @@ def _error(one: Judged) -> float:
 def _is_right(one: Judged) -> bool:
     (cause,) = one.wanted
     return one.bound.kind == bound.KINDS[cause]
+
+
+def _held(runs: Sequence[dict[str, Any]]) -> str:
+    held = sum(_holds(judged(run, CONFIDENCE)) for run in runs)
+    return f"{held} of {len(runs)}, {held / len(runs):.1%}"
 
 
 def _holds(one: Judged) -> bool:
@@ -242,10 +248,14 @@ def _of_timeline(one: Judged) -> float:
 
 
 def _traces(each: Sequence[Judged]) -> None:
-    """Print the error of the share of communication, ours and that of formulas over a trace."""
+    """Print the error of the share of communication, ours and that of formulas over a trace.
+
+    Where no communication was put in, the truth is what the step has of it without the fault.
+    """
     ours, theirs = [], []
     for one in each:
-        truth = one.truth if "exposed" in one.wanted else 0.0
+        natural = float(divide(_arrays(one.run["seconds"]["base"]))["exposed"]) / one.bound.step_s
+        truth = one.truth if "exposed" in one.wanted else natural
         ours.append(abs(max(one.found("exposed"), 0.0) - truth))
         theirs.append(abs(one.run["shares_of_trace"]["communication"] - truth))
     print(f"\nshare of communication, {len(each)} runs with at most one cause: mean error "

@@ -215,7 +215,8 @@ def _verdicts(found: Mapping[str, Sequence[Headline]]) -> list[str]:
         title = top.TITLES[kind]
         sentences += [f"{title}, {one.series.label}: {headline.sentence(one)}" for one in own]
         sound = [one for one in own if one.kind != "blocked"]
-        sentences += [why for one in sound if (why := losses.sentence(one.series, one.told))]
+        whys = (losses.sentence(one.series, one.told, one.why) for one in sound)
+        sentences += [why for why in whys if why]
     return sentences
 
 

@@ -107,9 +107,8 @@ def _span(interval: Interval | None, signed: bool = True) -> str:
     return f"{_ms(interval[0], signed)} to {_ms(interval[1], signed)}"
 
 
-def sentence(series: Series, point: Point) -> str | None:
+def sentence(series: Series, point: Point, why: Reason | None) -> str | None:
     """Return in a sentence why a point falls short, and what to do; None where little is lost."""
-    why = attribution.reason(series, point)
     if why is None or why.kind == "little":
         return None
     lost = why.loss
