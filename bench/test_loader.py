@@ -14,7 +14,7 @@ def test_loader(
     local_batch: int,
 ) -> None:
     """Which DataLoader settings feed the ranks, and where is the knee?"""
-    from lockstep.measure.loader_cases import measure_loading
+    from lockstep.measure.loading.loader_cases import measure_loading
 
     measure_loading(
         lockstep,

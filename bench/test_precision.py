@@ -1,7 +1,7 @@
 import pytest
 
 from lockstep.measure.harness import Harness
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 
 
 @pytest.mark.cases("precision")

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from lockstep import workloads
-from lockstep.measure import data, download
-from lockstep.measure.data import ImageDataset, MemmapImages
+from lockstep.measure.loading import data, download
+from lockstep.measure.loading.data import ImageDataset, MemmapImages
 
 # A process that fetches a tiny MNIST from a mirror, noting each file it downloads.
 CHILD = """

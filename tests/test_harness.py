@@ -217,7 +217,7 @@ SLIPS = """
 import pytest
 import torch
 from torch import distributed, nn
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 from lockstep.workloads import Workload
 
 def of_last_rank(asked):

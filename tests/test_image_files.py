@@ -11,8 +11,8 @@ import pytest
 from launched import environ
 
 from lockstep.machine import storage
-from lockstep.measure import data, image_files
-from lockstep.measure.image_files import IN_MEMORY, SHAPE, ImageFiles
+from lockstep.measure.loading import data, image_files
+from lockstep.measure.loading.image_files import IN_MEMORY, SHAPE, ImageFiles
 from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lockstep.measure import data, loader_cases
-from lockstep.measure.loader_cases import EndlessSampler, Numbered
+from lockstep.measure.loading import data, loader_cases
+from lockstep.measure.loading.loader_cases import EndlessSampler, Numbered
 from lockstep.world import process_group as world
 
 CPU = torch.device("cpu")

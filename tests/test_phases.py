@@ -10,8 +10,8 @@ import torch
 from data.report_samples import document, record, write
 from torch import nn
 
-from lockstep.measure import phases, step_cases, variants
-from lockstep.measure.train_step import StepConfig, TrainStep
+from lockstep.measure.step import phases, step_cases, variants
+from lockstep.measure.step.train_step import StepConfig, TrainStep
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load

@@ -235,7 +235,7 @@ def test_the_measuring_path_is_more_than_its_ends():
     assert {
         "lockstep/measure/harness.py",
         "lockstep/machine/provenance.py",
-        "lockstep/measure/data.py",
+        "lockstep/measure/loading/data.py",
     } <= found
     assert not found & {
         "lockstep/campaign/campaign.py",

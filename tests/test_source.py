@@ -27,7 +27,7 @@ def mine() -> Workload:
 """
 CASES = """
 import pytest
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 
 @pytest.mark.cases("bucket")
 def test_mine(lockstep, workload, precision, bucket_cap_mb, local_batch):

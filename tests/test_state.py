@@ -15,7 +15,7 @@ import time
 import pytest
 import torch
 from torch import distributed
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 
 KEPT = []
 

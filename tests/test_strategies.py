@@ -12,8 +12,8 @@ import torch
 from data.report_samples import document, record, write
 
 from lockstep.campaign.sweep import load_with
-from lockstep.measure import fitting
-from lockstep.measure.train_step import StepConfig
+from lockstep.measure.step import fitting
+from lockstep.measure.step.train_step import StepConfig
 from lockstep.report.check import checker
 from lockstep.report.compute.ranking import rank
 from lockstep.report.compute.scaling import series_of
@@ -30,7 +30,7 @@ import json, sys
 import torch
 from torch import distributed
 from lockstep import workloads
-from lockstep.measure.train_step import StepConfig, TrainStep
+from lockstep.measure.step.train_step import StepConfig, TrainStep
 
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
@@ -179,7 +179,7 @@ def test_what_halving_cannot_mend_names_what_else_helps(batch, more_collectives,
 HUNGRY = """
 import pytest, torch
 from torch import distributed, nn
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 from lockstep.workloads import Workload
 
 def hungry():

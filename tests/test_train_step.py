@@ -16,8 +16,8 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from lockstep import workloads
-from lockstep.measure import train_step
-from lockstep.measure.train_step import StepConfig, TrainStep, parameter_checksum
+from lockstep.measure.step import train_step
+from lockstep.measure.step.train_step import StepConfig, TrainStep, parameter_checksum
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ import json, sys, warnings
 import torch
 from torch import distributed
 from lockstep.measure import train_step; from lockstep import workloads
-from lockstep.measure.train_step import StepConfig, TrainStep
+from lockstep.measure.step.train_step import StepConfig, TrainStep
 
 warnings.simplefilter("error")
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]

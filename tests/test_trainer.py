@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from launched import ROOT, environ, inside, until
 
 from lockstep import workloads
-from lockstep.measure import data
+from lockstep.measure.loading import data
 from lockstep.report.load.reading import load
 from lockstep.trainer import epoch_progress as progress
 from lockstep.trainer import epochs, plan, rank, trained, trainer

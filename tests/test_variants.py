@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.measure import timing, variants
+from lockstep.measure import timing
+from lockstep.measure.step import variants
 from lockstep.vocabulary.records.record import KEY
 
 ROOT = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """How the variants of a step divide its time into causes.
 
 A launch runs variants of one step in turns, interleaved in an order drawn at random, each turn
-entered by all ranks together (`lockstep.measure.variants`):
+entered by all ranks together (`lockstep.measure.step.variants`):
 
     full      the whole step
     resident  the same on a batch that is already there, where the step has an input pipeline

@@ -135,7 +135,7 @@ def gather_unsupported(world: World, control: Control, asked: str) -> dict[str, 
         control: How they exchange it.
         asked: The precision that the launch asks for.
     """
-    from lockstep.measure.train_step import unsupported_here
+    from lockstep.measure.step.train_step import unsupported_here
 
     there = control.exchange_all("unsupported", unsupported_here(world.device, asked))
     return {name: reason for rank in reversed(there) for name, reason in rank.items()}

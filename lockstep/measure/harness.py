@@ -10,7 +10,7 @@ from lockstep.measure import own_step, result, timing
 from lockstep.measure.batches import Goal, Rounds, Step
 from lockstep.measure.own_step import OwnStep
 from lockstep.measure.result import Case, Conclusion, Part
-from lockstep.measure.variants import MOST_STEPS, num_blocks, time_in_turns, waits
+from lockstep.measure.step.variants import MOST_STEPS, num_blocks, time_in_turns, waits
 from lockstep.vocabulary.records.errors import OtherRankError
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import KEY

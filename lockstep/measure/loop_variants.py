@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lockstep.measure import fitting, timing, variants
+from lockstep.measure import timing
+from lockstep.measure.step import fitting, variants
 from lockstep.workloads import trees
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.measure.result import Part
-from lockstep.measure.variants import of_ddp
+from lockstep.measure.step.variants import of_ddp
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _is_ddp(ddp: Any) -> bool:
 def _buckets(ddp: Any) -> dict[str, Any]:
     if not _is_ddp(ddp):
         return {}
-    from lockstep.measure.train_step import buckets
+    from lockstep.measure.step.train_step import buckets
 
     return buckets(ddp)
 

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.measure import variants
 from lockstep.measure.loop_variants import Loop, Plan, Step
-from lockstep.measure.train_step import bucket_bytes
+from lockstep.measure.step import variants
+from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.own_loop import explain_wording
 from lockstep.own_loop.explain_record import Explanation, Part, made
 from lockstep.own_loop.meeting import Met, meet

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from lockstep.measure import download
-from lockstep.measure.download import SOURCES
+from lockstep.measure.loading import download
+from lockstep.measure.loading.download import SOURCES
 
 SHIPPED = {
     "digits": "ships: 1,797 handwritten digits of 8 x 8",

@@ -13,8 +13,8 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from lockstep.measure.data import Splits, loader_settings
-from lockstep.measure.train_step import TrainStep
+from lockstep.measure.loading.data import Splits, loader_settings
+from lockstep.measure.step.train_step import TrainStep
 from lockstep.trainer import failures
 from lockstep.trainer.epoch_progress import counted
 from lockstep.trainer.plan import Batch, TrainConfig, validation_indices

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.machine.gpus import nvml
 from lockstep.measure.harness import Harness
-from lockstep.measure.step_cases import facts_of, precision_flags, skip_unless_supported
+from lockstep.measure.step.step_cases import facts_of, precision_flags, skip_unless_supported
 from lockstep.trainer.plan import EpochRow, TrainConfig
 from lockstep.trainer.trained import epoch_of
 from lockstep.trainer.trainer import Trainer, check_equal_parameters

@@ -23,8 +23,8 @@ from torch import distributed
 
 from lockstep import content, workloads
 from lockstep.machine import memory, provenance
-from lockstep.measure import data
-from lockstep.measure.train_step import (
+from lockstep.measure.loading import data
+from lockstep.measure.step.train_step import (
     SETTLED_STEPS,
     StepConfig,
     TrainStep,

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.measure.harness import Harness
-from lockstep.measure.step_cases import measure_training
+from lockstep.measure.step.step_cases import measure_training
 
 pytestmark = [pytest.mark.cases("weak"), pytest.mark.parametrize("turn", range(4))]
 

@@ -108,7 +108,7 @@ def runner_turn(
     """Return a turn as a measured case runs it."""
     from lockstep import workloads
     from lockstep.measure import timing
-    from lockstep.measure.train_step import StepConfig, TrainStep
+    from lockstep.measure.step.train_step import StepConfig, TrainStep
 
     loss = workloads.make(plan.workload).loss
     step = TrainStep(model, loss, StepConfig(lr=LEARNING_RATE, momentum=MOMENTUM), world.device)
@@ -129,7 +129,7 @@ def compare(world: "World", plan: Plan) -> tuple[list[float], list[float]]:
     import torch
 
     from lockstep import workloads
-    from lockstep.measure.train_step import parameter_checksum
+    from lockstep.measure.step.train_step import parameter_checksum
 
     workload = workloads.make(plan.workload)
     generator = torch.Generator().manual_seed(1 + world.rank)

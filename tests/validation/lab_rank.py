@@ -18,8 +18,9 @@ import torch.distributed as dist
 from lab_faults import Faults
 from lab_step import Step
 
-from lockstep.measure import timing, variants
-from lockstep.measure.train_step import bucket_bytes
+from lockstep.measure import timing
+from lockstep.measure.step import variants
+from lockstep.measure.step.train_step import bucket_bytes
 from lockstep.world.process_group import World, join
 
 WARM_UP = 6

@@ -10,7 +10,7 @@ an imported table, bear its name, that value counts; else it is worked out where
                           it the backward hides; noise may take a launch beyond 0 or 1
     gpu_utilisation       share of NVML's sample periods in which a kernel ran, the mean over ranks
     loader_idle           of a step on batches of a loader, what the same step on a batch that lies
-                          there does not have (`lockstep.measure.loader_cases`)
+                          there does not have (`lockstep.measure.loading.loader_cases`)
 
 Energy is no fraction: the joules of a sample are the mean power of all ranks' boards, while their
 rounds were timed, over the throughput.

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from lockstep.workloads import Workload
 
 if TYPE_CHECKING:
-    from lockstep.measure.train_step import StepConfig
+    from lockstep.measure.step.train_step import StepConfig
 
 
 def wrap(model: nn.Module, config: "StepConfig", device: torch.device, own: Workload | None) -> Any:

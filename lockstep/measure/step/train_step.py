@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.measure import strategies
-from lockstep.measure.phases import unmarked
+from lockstep.measure.step import strategies
+from lockstep.measure.step.phases import unmarked
 from lockstep.vocabulary.records.record import DDP_SETTINGS
 from lockstep.vocabulary.sizes import PRECISIONS, STRATEGIES
 from lockstep.vocabulary.system.files import MIB

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lockstep.measure import download
-from lockstep.measure.download import LOCK_NAME, Archive, locked
+from lockstep.measure.loading import download
+from lockstep.measure.loading.download import LOCK_NAME, Archive, locked
 from lockstep.vocabulary.sizes import DATA
 from lockstep.workloads import Workload
 

@@ -15,7 +15,7 @@ from lockstep.measure import timing
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.measure.train_step import TrainStep
+    from lockstep.measure.step.train_step import TrainStep
 
 Step = Callable[[], Any]
 # A phase, and when it ended.

@@ -17,8 +17,9 @@ import numpy as np
 from torch import distributed
 
 from lockstep.machine import storage
-from lockstep.measure import data, timing
+from lockstep.measure import timing
 from lockstep.measure.harness import Harness
+from lockstep.measure.loading import data
 
 SHAPE = (3, 32, 32)
 # Their creation is no part of the measurement, and takes minutes where there are many.

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from lockstep import workloads
 from lockstep.machine import memory
 from lockstep.machine.gpus import hardware
-from lockstep.measure import fitting
 from lockstep.measure.harness import Harness
-from lockstep.measure.phases import Marks
-from lockstep.measure.strategies import is_sharded, unsuited
-from lockstep.measure.variants import Step, bucket_leads, of_ddp, without_sync
+from lockstep.measure.step import fitting
+from lockstep.measure.step.phases import Marks
+from lockstep.measure.step.strategies import is_sharded, unsuited
+from lockstep.measure.step.variants import Step, bucket_leads, of_ddp, without_sync
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.step_basis import BASIS, Basis
 from lockstep.vocabulary.sizes import ON_REQUEST, local_batch_of
@@ -23,7 +23,7 @@ from lockstep.workloads.costs import batch_bytes, flop_per_item, model_bytes
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.measure.train_step import StepConfig, TrainStep
+    from lockstep.measure.step.train_step import StepConfig, TrainStep
     from lockstep.workloads import Workload
 
 LEARNING_RATE = 0.01
@@ -58,7 +58,7 @@ def measure_training(
         RuntimeError: The step was fast but wrong: loss or parameters are not as they must be; or
             `make_batch` of another rank returned another number of items.
     """
-    from lockstep.measure.train_step import StepConfig
+    from lockstep.measure.step.train_step import StepConfig
 
     skip_unless_supported(harness, precision)
     model = workloads.make(workload)
@@ -158,7 +158,7 @@ def _details(
     variant_s: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the step's buckets, when this rank has them ready, and what the step rests on."""
-    from lockstep.measure.train_step import buckets, gradient_bytes
+    from lockstep.measure.step.train_step import buckets, gradient_bytes
 
     leads = _bucket_starts(step, variants["own"]) if variant_s else {}
     # No sample is read, decoded or copied to the device in the timed region.
@@ -189,7 +189,7 @@ def _time(
     harness: Harness, step: "TrainStep", inputs: Any, targets: Any
 ) -> tuple[list[float], dict[str, Any]]:
     """Return the seconds of this rank's rounds, and what its result is checked by."""
-    from lockstep.measure.train_step import parameter_checksum
+    from lockstep.measure.step.train_step import parameter_checksum
 
     first = float(step.run(inputs, targets))
     round_s = harness.time(lambda: step.run(inputs, targets))
@@ -221,7 +221,7 @@ def _build(
 ) -> "tuple[TrainStep, Any, Any]":
     import torch
 
-    from lockstep.measure.train_step import TrainStep
+    from lockstep.measure.step.train_step import TrainStep
 
     # Of an optimizer of one's own nothing is known: at the least it keeps nothing.
     num_moments = int(model.optimizer is None and config.momentum > 0)
@@ -321,6 +321,6 @@ def _dtype_flags(step: "TrainStep", precision: str) -> list[Flag]:
 
 def precision_flags(device: "torch.device", precision: str) -> list[Flag]:
     """Return a flag where the device computes a precision in software."""
-    from lockstep.measure.train_step import is_emulated
+    from lockstep.measure.step.train_step import is_emulated
 
     return [flag("bf16-emulated")] if is_emulated(precision, device) else []

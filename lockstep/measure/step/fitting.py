@@ -13,7 +13,7 @@ from lockstep.world.process_group import num_collectives
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
-    from lockstep.measure.train_step import StepConfig
+    from lockstep.measure.step.train_step import StepConfig
 
 # Batch normalisation cannot train on one sample.
 LEAST_BATCH = 2

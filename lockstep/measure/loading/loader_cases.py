@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lockstep import workloads
 from lockstep.machine import memory, storage
-from lockstep.measure import data, timing
+from lockstep.measure import timing
 from lockstep.measure.batches import Step
 from lockstep.measure.harness import Harness
-from lockstep.measure.image_files import image_files
-from lockstep.measure.train_step import StepConfig, TrainStep
+from lockstep.measure.loading import data
+from lockstep.measure.loading.image_files import image_files
+from lockstep.measure.step.train_step import StepConfig, TrainStep
 from lockstep.vocabulary import metrics
 from lockstep.vocabulary.records.flags import Flag, flag
 from lockstep.vocabulary.records.record import LOADER_SETTINGS

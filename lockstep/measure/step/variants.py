@@ -138,7 +138,7 @@ def reduce_buckets(ddp: Any) -> Step:
     import torch
     from torch import distributed
 
-    from lockstep.measure.train_step import bucket_bytes
+    from lockstep.measure.step.train_step import bucket_bytes
 
     trained = next(each for each in ddp.parameters() if each.requires_grad)
     buffers = [
@@ -170,7 +170,7 @@ def bucket_leads(ddp: Any, own: Step) -> list[float]:
     """
     from statistics import median
 
-    from lockstep.measure.train_step import bucket_bytes
+    from lockstep.measure.step.train_step import bucket_bytes
 
     trained = [each for each in ddp.parameters() if each.requires_grad]
     sizes = [each.numel() * each.element_size() for each in trained]
