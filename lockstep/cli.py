@@ -21,9 +21,9 @@ GROUPS = {
             "lockstep.report.demo_cli:demo",
             "Show the page of a recorded campaign, in seconds.",
         ),
-        "run": ("lockstep.campaign.run_cli:run", "Measure a campaign on this machine."),
+        "run": ("lockstep.campaign.local.run_cli:run", "Measure a campaign on this machine."),
         "diagnose": (
-            "lockstep.campaign.diagnose_cli:diagnose",
+            "lockstep.campaign.local.diagnose_cli:diagnose",
             "Answer one question about scaling, in about five minutes.",
         ),
         "verify": (

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from commands import BOUNDED
 
-from lockstep.campaign import ladder, launcher
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.ladder import Ladder
-from lockstep.campaign.launcher import Ended
+from lockstep.campaign.local import ladder, launcher
+from lockstep.campaign.local.ladder import Ladder
+from lockstep.campaign.local.launcher import Ended
 from lockstep.campaign.next import Facts, gather, mark
 from lockstep.vocabulary.records import journal
 from lockstep.vocabulary.records.journal import Journal
@@ -203,7 +203,8 @@ def test_a_result_with_nothing_measured_keeps_no_campaign_out(rungs, text):
 
 def test_one_driver_at_a_time(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from lockstep.campaign.ladder import only_driver\n"
+        "import sys; from pathlib import Path\n"
+        "from lockstep.campaign.local.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])): print('alone')"
     )
 
@@ -242,7 +243,7 @@ def test_a_driver_on_another_host_is_refused_by_its_name(tmp_path):
 def test_what_a_killed_driver_left_is_waited_for(tmp_path):
     script = (
         "import os, subprocess, sys; from pathlib import Path\n"
-        "from lockstep.campaign.ladder import only_driver\n"
+        "from lockstep.campaign.local.ladder import only_driver\n"
         "with only_driver(Path(sys.argv[1])) as lock:\n"
         "    left = subprocess.Popen(['sleep', '3'], pass_fds=[lock], stdout=2)\n"
         "    print(left.pid, flush=True)\n"
@@ -537,7 +538,7 @@ def test_a_rank_that_dies_or_hangs_costs_its_case_alone(tmp_path, clean_environ)
         'size = "smoke"\nthreads_per_rank = 1\ncase_budget = 15\n'
     )
     code = (
-        "import sys; from lockstep.campaign.run_cli import run; "
+        "import sys; from lockstep.campaign.local.run_cli import run; "
         "sys.exit(run(standalone_mode=False))"
     )
     ended = subprocess.run(

@@ -17,8 +17,9 @@ import pytest
 from job_runs import JobRun, made, plain, seen
 from launched import environ
 
-from lockstep.campaign import floor, run_cli
+from lockstep.campaign import floor
 from lockstep.campaign.campaign import Campaign, load, plan
+from lockstep.campaign.local import run_cli
 from lockstep.command import programs, table
 from lockstep.command.table import Command
 from lockstep.report.compute.factor_ladders import factor_ladders

@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.folder import Folder
-from lockstep.campaign.progress import TimeLeft, short_names
-from lockstep.campaign.time_needed import estimate
+from lockstep.campaign.local.progress import TimeLeft, short_names
+from lockstep.campaign.local.time_needed import estimate
 from lockstep.vocabulary.records.journal import Journal
 from lockstep.vocabulary.system.host import hostname
 

@@ -139,11 +139,11 @@ def test_no_two_modules_have_one_name():
 def test_the_import_rules_see_every_form_of_import(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
-        "import lockstep.world.control as w\nfrom lockstep.campaign import ladder, __doc__\n"
+        "import lockstep.world.control as w\nfrom lockstep.campaign import folder, __doc__\n"
         "def f():\n    from lockstep import content\n"
     )
     assert imports(path) == {
-        *("lockstep.world.control", "lockstep.campaign.ladder", "lockstep.campaign"),
+        *("lockstep.world.control", "lockstep.campaign.folder", "lockstep.campaign"),
         "lockstep.content",
     }
 
@@ -195,7 +195,7 @@ def test_the_vocabulary_and_campaigns_load_neither_torch_nor_pytest():
     ended = run("-c", f"import {', '.join(without_torch())}, sys; print(*sys.modules)")
     assert ended.returncode == 0, ended.stderr
     loaded = set(ended.stdout.split())
-    assert "lockstep.campaign.ladder" in loaded
+    assert "lockstep.campaign.local.ladder" in loaded
     assert not loaded & {"torch", "torchvision", "numpy", "pytest", "_pytest"}
 
 
@@ -239,8 +239,8 @@ def test_the_measuring_path_is_more_than_its_ends():
     } <= found
     assert not found & {
         "lockstep/campaign/campaign.py",
-        "lockstep/campaign/ladder.py",
-        "lockstep/campaign/run_cli.py",
+        "lockstep/campaign/local/ladder.py",
+        "lockstep/campaign/local/run_cli.py",
     }
 
 

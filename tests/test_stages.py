@@ -10,10 +10,10 @@ from data.job_samples import campaign_of, site_of, small
 from job_runs import STUBS, JobRun, environ_of, made, plain
 from pydantic import ValidationError
 
-from lockstep.campaign import local_stages
 from lockstep.campaign.folder import Folder
 from lockstep.campaign.job_cuts import Stage
-from lockstep.campaign.local_stages import Stages
+from lockstep.campaign.local import local_stages
+from lockstep.campaign.local.local_stages import Stages
 from lockstep.slurm.associations import Limit
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import by_hand

@@ -11,7 +11,7 @@ import pytest
 import torch
 from data.report_samples import document, record, write
 
-from lockstep.campaign.sweep import load_with
+from lockstep.campaign.choosing.sweep import load_with
 from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import StepConfig
 from lockstep.report.check import checker

@@ -7,7 +7,7 @@ from click.shell_completion import ShellComplete
 from data.report_samples import document, record, write
 
 from lockstep.campaign import campaign
-from lockstep.campaign.sweep import load_with
+from lockstep.campaign.choosing.sweep import load_with
 from lockstep.cli import lockstep
 from lockstep.report.compute.ranking import rank
 from lockstep.report.compute.scaling import series_of

@@ -16,7 +16,7 @@ from lockstep.vocabulary.records.record import KEY, check_schema
 from lockstep.vocabulary.system import files
 
 if TYPE_CHECKING:
-    from lockstep.campaign.launcher import Ended
+    from lockstep.campaign.local.launcher import Ended
 
 # The time of a case without a limit of its own, as in launch/options.py.
 USUAL_BUDGET_S = 900.0

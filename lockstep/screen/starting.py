@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep.campaign import launcher
 from lockstep.campaign.last_words import last_words
+from lockstep.campaign.local import launcher
 from lockstep.screen.findings import Screening
 from lockstep.screen.screening import Settings, num_repeats
 from lockstep.vocabulary.system.host import die_with_parent

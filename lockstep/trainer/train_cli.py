@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from lockstep.campaign import launcher
 from lockstep.campaign.last_words import how, last_words
+from lockstep.campaign.local import launcher
 from lockstep.tracker.live import Sender, Silent, following
 from lockstep.trainer import failures
 from lockstep.trainer.failures import DivergedError, Failure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.campaign import completing
+from lockstep.campaign.choosing import completing
 from lockstep.slurm.submit.cli_options import (
     FoundSite,
     as_json_option,

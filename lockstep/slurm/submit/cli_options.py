@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from lockstep.campaign import completing
+from lockstep.campaign.choosing import completing
 from lockstep.slurm.submit.budget import UNITS, Budget
 
 if TYPE_CHECKING:

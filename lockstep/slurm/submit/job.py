@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.campaign.campaign import Campaign, Launch, plan
 from lockstep.campaign.launch_options import common_options
-from lockstep.campaign.traced_run import FEW_STEPS, refuse_program
+from lockstep.campaign.local.traced_run import FEW_STEPS, refuse_program
 from lockstep.slurm.site import Site
 from lockstep.slurm.submit.job_spec import Dependency, JobSpec, Kind, Profiler
 from lockstep.slurm.submit.partition_limits import check_nodes, limit_s, time_limit_s

@@ -6,9 +6,9 @@ import shlex
 import click
 
 from lockstep.campaign.campaign import Campaign
-from lockstep.campaign.ladder import Ladder
-from lockstep.campaign.local_stages import Stages
-from lockstep.campaign.time_needed import Needed, estimate
+from lockstep.campaign.local.ladder import Ladder
+from lockstep.campaign.local.local_stages import Stages
+from lockstep.campaign.local.time_needed import Needed, estimate
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted
 

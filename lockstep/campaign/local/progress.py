@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lockstep.campaign.campaign import Launch, plan
 from lockstep.campaign.folder import Outcome
-from lockstep.campaign.ladder import Ladder, step_times
+from lockstep.campaign.local.ladder import Ladder, step_times
 from lockstep.vocabulary.text.durations import in_words
 from lockstep.vocabulary.text.formats import counted
 

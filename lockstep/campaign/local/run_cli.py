@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.campaign import completing
+from lockstep.campaign.choosing import completing
 from lockstep.vocabulary.sizes import PRECISIONS, SIZES
 from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from lockstep.campaign.campaign import Campaign, Launch, LeftOut
     from lockstep.campaign.folder import Outcome
-    from lockstep.campaign.ladder import Ladder
-    from lockstep.campaign.time_needed import Needed
+    from lockstep.campaign.local.ladder import Ladder
+    from lockstep.campaign.local.time_needed import Needed
 
 
 def _numbers(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:  # noqa: ARG001
@@ -140,7 +140,7 @@ def run(
       lockstep run --workload mine:tabular        a model of your own, in mine.py of this folder
       lockstep run smoke --torch-trace traces     what a few steps do, for ui.perfetto.dev
     """
-    from lockstep.campaign.sweep import load_with
+    from lockstep.campaign.choosing.sweep import load_with
     from lockstep.vocabulary.factors import parse
 
     sys.path.append(str(Path.cwd()))  # where ranks, of `python -m`, find a workload of the user's
@@ -152,8 +152,8 @@ def run(
 
 def _trace(chosen: "Campaign", folder: Path, *, dry_run: bool) -> int:
     """Trace a campaign's cases, and return the command's exit code."""
-    from lockstep.campaign import launcher, traced_run
     from lockstep.campaign.campaign import with_threads
+    from lockstep.campaign.local import launcher, traced_run
     from lockstep.world.process_group import usable_cores
 
     traced_run.refuse_program(chosen)
@@ -180,10 +180,10 @@ def measure(
         as_json: Print how each launch ended, as JSON.
         limit_s: No launch is begun that would probably end later than this.
     """
-    from lockstep.campaign import ladder as ladders
-    from lockstep.campaign import launcher, run_plan
     from lockstep.campaign.campaign import with_threads
     from lockstep.campaign.folder import Folder
+    from lockstep.campaign.local import ladder as ladders
+    from lockstep.campaign.local import launcher, run_plan
     from lockstep.world.process_group import usable_cores
 
     folder = root / chosen.name
@@ -221,7 +221,7 @@ def _with_tests(changes: dict[str, Any]) -> dict[str, Any]:
 def _within_gpus(campaign: "Campaign") -> "tuple[Campaign, list[LeftOut]]":
     """Return what this machine's GPUs can measure of a campaign, and name the rest."""
     from lockstep.campaign.campaign import within_gpus
-    from lockstep.campaign.launcher import num_gpus
+    from lockstep.campaign.local.launcher import num_gpus
     from lockstep.world.process_group import NO_GPU
 
     if campaign.device == "cpu":  # torch takes seconds to load: not where it is not asked
@@ -244,8 +244,9 @@ def _say_waiting() -> None:
 
 
 def _measure(ladder: "Ladder", limit_s: float, *, as_json: bool) -> int:
-    from lockstep.campaign import local_stages, on_end, run_plan, time_needed
-    from lockstep.campaign.ladder import only_skip
+    from lockstep.campaign import on_end
+    from lockstep.campaign.local import local_stages, run_plan, time_needed
+    from lockstep.campaign.local.ladder import only_skip
 
     missing = ladder.missing()
     click.echo(run_plan.summary(ladder.campaign, len(missing)), err=True)
@@ -295,7 +296,7 @@ def _outcomes(
 
     Once a world size has missed the campaign's floor, none of a larger one is made.
     """
-    from lockstep.campaign.progress import View
+    from lockstep.campaign.local.progress import View
     from lockstep.tracker.live import following
 
     trains = "train" in ladder.campaign.studies

@@ -24,7 +24,7 @@ from lockstep.campaign.floor import Missed, missed
 from lockstep.campaign.folder import USUAL_BUDGET_S, Folder, Outcome
 from lockstep.campaign.last_words import last_words
 from lockstep.campaign.launch_options import common_options, own_options
-from lockstep.campaign.launcher import (
+from lockstep.campaign.local.launcher import (
     Ended,
     Hang,
     left_ranks,

@@ -1,0 +1,1 @@
+"""How a user says what is measured: a question, values of factors, names that a shell completes."""
