@@ -10,8 +10,8 @@ from lockstep.causes import bound
 from lockstep.causes.bound import Base
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.card import card
-from lockstep.report.compute import attribution, quantities
-from lockstep.report.compute.attribution import loss, reason
+from lockstep.report.compute.lost_time import attribution, quantities
+from lockstep.report.compute.lost_time.attribution import loss, reason
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load

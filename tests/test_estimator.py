@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.report.compare.comparison import compare
 from lockstep.report.compare.comparison import document as compared
-from lockstep.report.compute import attribution
+from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.gate import gates

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.report.compute.other_devices import replaced
+from lockstep.report.compute.alternatives.other_devices import replaced
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import imports
 from lockstep.report.load.imports import write

@@ -22,7 +22,7 @@ from lockstep.campaign.campaign import Campaign, load, plan
 from lockstep.campaign.local import run_cli
 from lockstep.command import programs, table
 from lockstep.command.table import Command
-from lockstep.report.compute.factor_ladders import factor_ladders
+from lockstep.report.compute.alternatives.factor_ladders import factor_ladders
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather
 from lockstep.vocabulary.records import journal as journals

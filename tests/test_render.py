@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from data.report_samples import document, full_tree, provenance, record, strong_tree, write
 
-from lockstep.report.compute import compared
-from lockstep.report.compute.attribution import Loss, Part, Reason
+from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute.lost_time.attribution import Loss, Part, Reason
+from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.compute.slow import Slowest
 from lockstep.report.load.imports import read
 from lockstep.report.load.imports import write as write_import
 from lockstep.report.load.reading import load

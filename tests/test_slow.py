@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from lockstep.report.compute.lost_time.slow import slowest
 from lockstep.report.compute.scaling import series_of
-from lockstep.report.compute.slow import slowest
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
 from lockstep.vocabulary.records.record import KEY

@@ -15,7 +15,7 @@ from lockstep.campaign.choosing.sweep import load_with
 from lockstep.measure.step import fitting
 from lockstep.measure.step.train_step import StepConfig
 from lockstep.report.check import checker
-from lockstep.report.compute.ranking import rank
+from lockstep.report.compute.alternatives.ranking import rank
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import gather, load
 from lockstep.report.page.checked import mark

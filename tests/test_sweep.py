@@ -9,7 +9,7 @@ from data.report_samples import document, record, write
 from lockstep.campaign import campaign
 from lockstep.campaign.choosing.sweep import load_with
 from lockstep.cli import lockstep
-from lockstep.report.compute.ranking import rank
+from lockstep.report.compute.alternatives.ranking import rank
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.words.ranking_card import lines

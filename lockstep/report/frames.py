@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.report import columns
 from lockstep.report.columns import FACTOR, Column
-from lockstep.report.compute import learning, quantities
+from lockstep.report.compute import learning
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load import sources

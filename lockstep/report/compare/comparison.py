@@ -16,7 +16,7 @@ from lockstep.report.compare import circumstances, compare_wording, pairing, tra
 from lockstep.report.compare.circumstances import Caution
 from lockstep.report.compare.judging import BLOCKED, MARGIN, SLOWER, Judged, judge
 from lockstep.report.compare.pairing import MUST_AGREE, Ambiguous, Key, Pair
-from lockstep.report.compute import quantities
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.statistics import CONFIDENCE, t_quantile, welch
 from lockstep.report.load.results import Launch, Results, Row
 from lockstep.vocabulary.records import flags, record

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
-from lockstep.report.compute import quantities, replicates
+from lockstep.report.compute import replicates
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval, log_interval
 from lockstep.report.load.results import Row

@@ -9,7 +9,8 @@ from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
-from lockstep.report.compute import attribution, learning, quantities, step_phases
+from lockstep.report.compute import learning
+from lockstep.report.compute.lost_time import attribution, quantities, step_phases
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row

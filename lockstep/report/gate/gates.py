@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from lockstep.report.check.checker import Finding, errors
 from lockstep.report.compare.comparison import Comparison
-from lockstep.report.compute import compared, quantities
+from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import WITHOUT_COST, Point, Series, series_of
 from lockstep.report.compute.statistics import Interval, welch
 from lockstep.report.gate.references import judge_reference, name_of

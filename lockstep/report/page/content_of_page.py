@@ -9,8 +9,9 @@ from typing import Any
 
 from lockstep.report.check import checker
 from lockstep.report.check.checker import Finding
-from lockstep.report.compute import learning, slow
-from lockstep.report.compute.factor_ladders import without_laddered
+from lockstep.report.compute import learning
+from lockstep.report.compute.alternatives.factor_ladders import without_laddered
+from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.recorded import KEY as RECORDED

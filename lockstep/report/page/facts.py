@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.report.compute import device_use
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
+from lockstep.report.compute.lost_time import device_use
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Literal
 
 from lockstep.report.check.rules.ladders import WIDEST_STEP
-from lockstep.report.compute.factor_ladders import FactorLadder, factor_ladders
+from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import OTHER, Results, Row

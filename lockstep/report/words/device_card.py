@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.report.compute.other_devices import Replaced, kind_of_device, replaced
+from lockstep.report.compute.alternatives.other_devices import Replaced, kind_of_device, replaced
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels import parts
 from lockstep.report.words.headline import TIMES

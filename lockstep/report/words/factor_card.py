@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.report.compute.factor_ladders import FactorLadder, factor_ladders
+from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels import parts
 from lockstep.report.words.headline import TIMES

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.report.compute import attribution, slow
-from lockstep.report.compute.attribution import Cause, Loss, Reason
+from lockstep.report.compute.lost_time import attribution, slow
+from lockstep.report.compute.lost_time.attribution import Cause, Loss, Reason
+from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.slow import Slowest
 from lockstep.report.page.panels import losses, parts
 from lockstep.report.words import verdict_card
 from lockstep.vocabulary.text.formats import counted, listed, number, percent, percent_span, ratio

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.report.compute import quantities
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from lockstep.report.compute.ranking import Place, Ranking, rank
+from lockstep.report.compute.alternatives.ranking import Place, Ranking, rank
 from lockstep.vocabulary.metrics import GIGA
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, span
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.report.check import wording
-from lockstep.report.compute import compared, learning
+from lockstep.report.compute import learning
+from lockstep.report.compute.alternatives import compared
 from lockstep.report.compute.learning import Learned, Pooled, Targets
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import parts

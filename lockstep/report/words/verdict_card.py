@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.causes.bound import Bound, Kind
 from lockstep.causes.card import NEXT, NEXT_OWN, card
-from lockstep.report.compute import attribution
+from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import sound
 from lockstep.vocabulary.metrics import GOOD_EFFICIENCY

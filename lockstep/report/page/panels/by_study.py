@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.report.compute import slow
-from lockstep.report.compute.factor_ladders import without_laddered
+from lockstep.report.compute.alternatives.factor_ladders import without_laddered
+from lockstep.report.compute.lost_time import slow
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import OTHER, Results
 from lockstep.report.page.panels.cited import imported_panel

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from statistics import median
 
-from lockstep.report.compute import quantities
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout

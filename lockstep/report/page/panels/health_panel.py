@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from lockstep.report.compute import health, links
-from lockstep.report.compute.health import LIMITS, Kind, Reading
+from lockstep.report.compute import links
+from lockstep.report.compute.lost_time import health
+from lockstep.report.compute.lost_time.health import LIMITS, Kind, Reading
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load.results import Results
 from lockstep.report.page.panels.collective_tables import sweeps

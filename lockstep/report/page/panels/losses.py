@@ -1,10 +1,10 @@
 """What a report says of the time a step loses: the table, and one sentence for a point."""
 
 from lockstep.causes.words import NAMES
-from lockstep.report.compute import attribution
-from lockstep.report.compute.attribution import CAUSES, Cause, Loss, Part, Reason
+from lockstep.report.compute.lost_time import attribution
+from lockstep.report.compute.lost_time.attribution import CAUSES, Cause, Loss, Part, Reason
+from lockstep.report.compute.lost_time.slow import Slowest, slowest
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.compute.slow import Slowest, slowest
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
 from lockstep.vocabulary.metrics import NOTABLE

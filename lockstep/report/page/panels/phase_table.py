@@ -1,6 +1,6 @@
 """What a report says of the phases of a step, and of what of its all-reduce is hidden."""
 
-from lockstep.report.compute import attribution, quantities, step_phases
+from lockstep.report.compute.lost_time import attribution, quantities, step_phases
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.losses import GROUP
 from lockstep.report.page.panels.parts import MILLI, Table, table

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.report.compute import replicates
-from lockstep.report.compute.factor_ladders import FactorLadder, Rung, factor_ladders
+from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, Rung, factor_ladders
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import log_interval
 from lockstep.report.page.panels.parts import (

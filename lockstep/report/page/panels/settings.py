@@ -5,8 +5,9 @@ from itertools import chain, groupby, islice
 from math import exp, fsum, log
 from statistics import median
 
-from lockstep.report.compute import compared, quantities, ranking
-from lockstep.report.compute.compared import Cases, Key, varied
+from lockstep.report.compute.alternatives import compared, ranking
+from lockstep.report.compute.alternatives.compared import Cases, Key, varied
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.page.panels.parts import (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.report.compute.slow import Pace, Slowest
+from lockstep.report.compute.lost_time.slow import Pace, Slowest
 from lockstep.report.page.panels.parts import Figure
 from lockstep.vocabulary.text.formats import counted
 

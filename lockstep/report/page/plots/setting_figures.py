@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lockstep.report.compute import compared
-from lockstep.report.compute.compared import Cases, Grid, Key
+from lockstep.report.compute.alternatives import compared
+from lockstep.report.compute.alternatives.compared import Cases, Grid, Key
 from lockstep.report.page.panels.parts import MAX_ITEMS, TITLES, Figure, ends
 from lockstep.vocabulary.text.formats import counted, number, ratio
 

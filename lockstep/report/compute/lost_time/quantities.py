@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from lockstep.report.compute import attribution, replicates
+from lockstep.report.compute import replicates
+from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
 

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from lockstep.report.compute import attribution
+from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.scaling import Point
 
 # Phase -> its column.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from lockstep.report.compute import quantities
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE

@@ -1,0 +1,1 @@
+"""Alternatives side by side: settings, values of a factor, kinds of device."""
