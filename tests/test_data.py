@@ -35,7 +35,7 @@ import json, os, sys, time
 from pathlib import Path
 from typing import ClassVar
 from torchvision import datasets
-from lockstep.measure import data, download
+from lockstep.measure.loading import data, download
 
 root, mirror, log, resources = sys.argv[1:5]
 download.SOURCES["mnist"] = tuple(

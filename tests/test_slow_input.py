@@ -47,7 +47,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 import pytest
 from torch import nn
-from lockstep.measure import data, loader_cases
+from lockstep.measure.loading import data, loader_cases
 
 class Eater(nn.Sequential):
     def forward(self, images):

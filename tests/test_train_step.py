@@ -26,7 +26,7 @@ TWO_RANKS = """
 import json, sys, warnings
 import torch
 from torch import distributed
-from lockstep.measure import train_step; from lockstep import workloads
+from lockstep.measure.step import train_step; from lockstep import workloads
 from lockstep.measure.step.train_step import StepConfig, TrainStep
 
 warnings.simplefilter("error")
