@@ -6,7 +6,8 @@
 | | `layout` tells launches of one size apart, `conflicts` lists what may not be pooled; `reading` |
 | | puts them together, `results` is what they return; `imports` reads other people's tables |
 | `compute` | `scaling` and `point_table` the points, `statistics` the intervals, `rounds` and |
-| | `diagnosis` the rounds, `attribution` what a step is lost to, `slow` who is slow |
+| | `diagnosis` the rounds; `lost_time` what a step is lost to and who is slow, `alternatives` |
+| | settings and devices side by side |
 | `page` | `content_of_page`, its `panels`, `plots` and what `drawing` makes of them, `facts`, |
 | | `twelve_rules` and `render` |
 | `words` | headlines, cards, the next step, and the lines of a terminal |
