@@ -186,8 +186,7 @@ def measure(
     from lockstep.campaign.local import launcher, run_plan
     from lockstep.world.process_group import usable_cores
 
-    folder = root / chosen.name
-    before = Folder(folder).claimed() or {}
+    before = Folder(folder := root / chosen.name).claimed() or {}
     chosen = with_threads(chosen, before.get("threads_per_rank"), usable_cores())
     ladders.Ladder(chosen, folder).refuse()
     # A program brings its own packages, and says itself what it computes on.
