@@ -116,8 +116,7 @@ def test_why_names_the_dependency_for_which_slurm_cancelled_a_job(slurm):
     over = squeue(RUNS | {"state": "CANCELLED", "reason": "DependencyNeverSatisfied"})
     slurm.say("squeue", "", over)  # which shows it only with --states=all
     slurm.say("sacct", sacct(ENDED | {"State": "CANCELLED by 1", "Elapsed": "00:00:00"}))
-    said = ask("why 4711", slurm).stdout
-    assert "did not end as it needs (DependencyNeverSatisfied)" in said
+    assert asked("why 4711", slurm)["ended"]["4711"]["reason"] == "DependencyNeverSatisfied"
     assert "--states=all" in slurm.calls("squeue")[-1]
 
 

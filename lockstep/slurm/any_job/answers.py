@@ -87,11 +87,9 @@ def wait_lines(job: Held, wait: Wait) -> Iterator[str]:
         yield f"  priority {job.priority or 0:,}: {parts}"
 
 
-def end_lines(job_id: str, account: Mapping[str, Any], held: State | None = None) -> Iterator[str]:
-    """Yield how a job ended: as accounting has it, and the reason of squeue where that holds it."""
-    state = State(account["state"])
-    if held is not None and held.name == state.name:
-        state = held
+def end_lines(job_id: str, account: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a job ended: as accounting has it, with the reason where squeue gave one."""
+    state = State(account["state"], account.get("reason"))
     yield f"{job_id} {account['name']} of {account['user']}: {state.name}, {state.meaning}"
     if account["elapsed_s"] is not None:
         limit = "" if account["limit_s"] is None else f" of {in_words(account['limit_s'])}"

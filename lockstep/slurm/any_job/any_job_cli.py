@@ -117,13 +117,15 @@ def why(job: str, *, as_json: bool) -> None:
 def _say_end(job: str, *, as_json: bool) -> None:
     from lockstep.slurm.any_job import answers, held
 
-    accounts = _accounts((job,))
+    ended = {
+        job_id: account | {"reason": held.reason_of_end(job_id, account["state"])}
+        for job_id, account in _accounts((job,)).items()
+    }
     if as_json:
-        click.echo(json.dumps({"ended": accounts}, indent=1))
+        click.echo(json.dumps({"ended": ended}, indent=1))
         return
-    for job_id, account in accounts.items():
-        end = held.end_of(job_id) if account["state"] == "CANCELLED" else None
-        click.echo("\n".join(answers.end_lines(job_id, account, end)))
+    for job_id, account in ended.items():
+        click.echo("\n".join(answers.end_lines(job_id, account)))
 
 
 def _accounts(job_ids: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -130,13 +130,15 @@ def of_job(job_id: str) -> list[Held]:
         raise
 
 
-def end_of(job_id: str) -> State | None:
-    """Return how a job ended, with the reason, as long as squeue holds it; None after that."""
+def reason_of_end(job_id: str, state: str) -> str | None:
+    """Return why a job was cancelled, as long as squeue holds it; None of other ends."""
+    if state != "CANCELLED":
+        return None
     try:
         found = _ask(f"--jobs={job_id}", "--states=all")
     except RuntimeError:  # accounting has answered, and squeue need not
         return None
-    return found[0].state if len(found) == 1 else None
+    return found[0].state.reason if len(found) == 1 else None
 
 
 def wait(job: Held) -> Wait:
