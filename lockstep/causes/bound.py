@@ -77,7 +77,6 @@ class Share:
     """What of a step goes to a cause.
 
     Attributes:
-        cause: The cause.
         seconds: Of a step, the mean of its turns; negative where noise exceeds it.
         interval: 95 %; None where nothing is known of the spread.
         is_shown: Whether it is worth a word and its interval leaves 0 out.
@@ -94,8 +93,6 @@ class Gain:
     """What a step would take after a change: modelled, not measured.
 
     Attributes:
-        change: What is changed.
-        step_s: The step's seconds then.
         interval: 95 %, of what is measured of it; None where nothing is known of the spread.
     """
 
@@ -114,16 +111,13 @@ class Bound:
             computing. `open`: not enough evidence for either.
         step_s: Mean step of the turns, or the step of the timed rounds. Shares and whether they are
             shown are of `turns_s`.
-        interval: Of it.
         compute_s: What the causes leave of the turns' step: a rank's own work in proportion to its
             batch.
         shares: The causes, the largest first.
-        gains: What changes would gain.
         slow: The rank that the others wait for, where one is shown; of one launch alone, since in
             another a rank may be on another machine.
         exposed_bucket_s: What of the exposed communication goes to each bucket: shared out as the
             timeline does; empty where unknown.
-        num_launches: Launches that it rests on.
         num_turns: Turns of each variant in all of them.
         beyond_s: What the timed rounds take beyond the turns; 0 where the turns are all there is.
     """
@@ -151,12 +145,7 @@ class Bound:
         return self.step_s - self.beyond_s
 
     def of_rounds(self, step_s: float, interval: Interval | None) -> "Bound":
-        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`.
-
-        Args:
-            step_s: Their step time, of which the turns, means of single steps, are no measure.
-            interval: Of it.
-        """
+        """Return it for the step of the timed rounds, to which it adds up with `beyond_s`."""
         beyond = step_s - self.step_s
         gains = (
             replace(

@@ -58,13 +58,7 @@ NEXT_OWN: dict[Kind, str] = {
 
 
 def card(bound: Bound, hosts: Sequence[str] = (), todo: Mapping[Kind, str] = NEXT) -> list[str]:
-    """Return the lines of what bounds a step, the headline first.
-
-    Args:
-        bound: What bounds the step.
-        hosts: Host of each rank, where they are known.
-        todo: What to try next, by what bounds the step; empty for no such line.
-    """
+    """Return the lines of what bounds a step, the headline first; with no `todo`, no next step."""
     lines = [headline(bound), *_table(bound)]
     if bound.num_launches == 1 and any(share.cause == "exposed" for share in bound.shares):
         lines.append(_row("slow rank", slow_text(bound, hosts) if bound.slow else "none is shown"))

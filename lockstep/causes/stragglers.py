@@ -29,7 +29,6 @@ class SlowRank:
     """The rank that the others wait for.
 
     Attributes:
-        rank: The rank.
         ratio: Its own step over the median of the other ranks', 1.12 where it takes 12 % longer;
             the geometric mean over turns.
         interval: Of the ratio, by Student's t over turns, for all ranks together (Bonferroni).

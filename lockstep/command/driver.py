@@ -42,12 +42,8 @@ class Driver:
     """What a launch is to do.
 
     Attributes:
-        given: The options.
-        command: The program.
-        factors: Factor -> values.
         rounds: Runs of a case that count.
         warmups: Runs before them, which do not.
-        start: What starts the ranks.
         source: Digest of the program as it is before any run.
     """
 

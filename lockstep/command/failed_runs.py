@@ -35,9 +35,7 @@ class Failure:
     """Why a run of a program does not count.
 
     Attributes:
-        kind: What happened.
         run: Which run of the case, from 1, warm-ups first.
-        values: Its facts, as JSON holds them.
         said: The last line that the program printed.
     """
 
@@ -61,10 +59,6 @@ class Failure:
 
 class RunError(RuntimeError):
     """A run does not count.
-
-    Args:
-        kind: What happened.
-        values: Its facts, as JSON holds them.
 
     Attributes:
         said: What the program has printed.

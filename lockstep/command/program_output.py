@@ -18,11 +18,6 @@ CLOCK_S = 2.0
 def values(command: Command, run: Run, given: Mapping[str, Any]) -> dict[str, float]:
     """Return metric -> value of a run.
 
-    Args:
-        command: The program.
-        run: The run, which ended with exit code 0.
-        given: Names in the line, and in files' names, with their values.
-
     Raises:
         RunError: It is not sane, or lacks a metric.
     """

@@ -32,7 +32,6 @@ class Case:
 
     Attributes:
         name: As results have it, `trees[threads=2]`.
-        factors: Factor -> value.
     """
 
     name: str

@@ -32,9 +32,7 @@ class Start:
     """What starts the ranks of a program.
 
     Attributes:
-        launcher: Its name.
         words: Its command line, for the program's to follow.
-        hosts: Host of each rank.
     """
 
     launcher: Launcher
@@ -142,13 +140,6 @@ def run(
     words: Sequence[str], folder: Path, workdir: str, environ: Mapping[str, str], timeout_s: float
 ) -> Run:
     """Run a program once; what it prints is kept in files of a folder.
-
-    Args:
-        words: Its whole command line.
-        folder: Made for this run.
-        workdir: Where it runs.
-        environ: Its variables.
-        timeout_s: When it is ended.
 
     Raises:
         RunError: It did not start, did not end in time, or ended with another code than 0.

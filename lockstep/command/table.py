@@ -171,10 +171,6 @@ class Command(BaseModel):
     def check(self, factors: Mapping[str, Sequence[Any]], most_ranks: int) -> None:
         """Refuse factors that the line does not use, and names in it that have no value.
 
-        Args:
-            factors: The campaign's.
-            most_ranks: Its largest world size.
-
         Raises:
             ValueError: As said.
         """

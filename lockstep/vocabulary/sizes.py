@@ -49,8 +49,6 @@ class Size:
         local_batch: Batch per rank everywhere else.
         message_bytes: Sizes of the collective study.
         collective_steps_per_round: Steps in a round of that study, whose steps are short.
-        num_workers: DataLoader workers of the loader study.
-        loader_samples: Samples in the loader study's data set.
         epochs: Epochs of the training study.
         train_workload: The model of the training study, which fits the data that ship.
         train_batch: Batch over all ranks of the training study, which divides its data.

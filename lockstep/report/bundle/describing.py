@@ -37,9 +37,6 @@ class Described:
     """What the texts say.
 
     Attributes:
-        name: Of the bundle.
-        results: What was loaded.
-        series: Its series.
         point: The rows of the one point that it is of; None of a whole campaign.
     """
 
@@ -147,13 +144,7 @@ SOFTWARE = (
 
 
 def crate(described: Described, files: Mapping[str, Source], licence: str | None) -> bytes:
-    """Return the RO-Crate 1.1 metadata: what the archive is, and every file with its checksum.
-
-    Args:
-        described: What it is about.
-        files: Path in the bundle -> what it holds.
-        licence: Address or name of the data's licence, if the user chose one.
-    """
+    """Return the RO-Crate 1.1 metadata: what the archive is, and every file with its checksum."""
     parts = [_part(name, files[name]) for name in sorted(files)]
     root: dict[str, Any] = {
         "@id": "./", "@type": "Dataset", "name": f"Scaling measurements: {described.name}",

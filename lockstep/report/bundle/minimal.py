@@ -19,10 +19,6 @@ LONG = ("telemetry", "rank_variant_s", "rank_phase_s", "rank_alone_s", "bucket_l
 def find(results: Results, wanted: str) -> list[Row]:
     """Return the rows of the point that `CASE@SIZE` names, one a launch.
 
-    Args:
-        results: What was loaded.
-        wanted: A part of a case's name, an @, and a world size.
-
     Raises:
         ValueError: No case of a launch is meant by it, or several are.
     """
@@ -57,13 +53,7 @@ def find(results: Results, wanted: str) -> list[Row]:
 
 
 def documents(results: Results, rows: list[Row], *, whole: bool) -> Iterator[dict[str, Any]]:
-    """Yield each launch's result with that case alone.
-
-    Args:
-        results: What was loaded.
-        rows: What `find` returned.
-        whole: Whether to keep what is long and no round.
-    """
+    """Yield each launch's result with that case alone, without its long details if not `whole`."""
     wanted = {row.launch: row.recorded_case for row in rows}
     for launch in results.launches:
         if case := wanted.get(launch.name):

@@ -33,12 +33,7 @@ NOT_OF_SPEED = ("validation_accuracy",)
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for.
-
-    Attributes:
-        why: What comes of it.
-        action: What to do.
-    """
+    """One thing to look for."""
 
     name: str
     level: Level
@@ -58,8 +53,6 @@ class Finding:
 
     Attributes:
         hit: The fact with its values, and the cases, world sizes and launches it concerns.
-        why: What comes of it.
-        points: The points that it concerns.
     """
 
     rule: str

@@ -63,7 +63,6 @@ class Evidence:
     """A set of results and its series, conflicts among them included.
 
     Attributes:
-        results: What was read.
         known: The series of all rows; None where they are still to be formed.
     """
 

@@ -113,12 +113,7 @@ def lines(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def say_errors(findings: Iterable[Finding], side: str = "") -> None:
-    """Print the errors on stderr, shortened, so that stdout keeps to what was asked for.
-
-    Args:
-        findings: What the check has found.
-        side: Of two sets of results, what each line names first.
-    """
+    """Print the errors on stderr, shortened, each after `side`; stdout holds what was asked for."""
     errors = grouped(one for one in findings if one.level == "error")
     for group in errors[:MAX_ERRORS]:
         message = shorten(group.message(), LONGEST_MESSAGE, placeholder=" ...")

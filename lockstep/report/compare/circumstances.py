@@ -37,10 +37,6 @@ def environment(
 ) -> tuple[dict[str, tuple[list[Any], list[Any]]], list[str]]:
     """Return which facts of A and B differ, and which are equal.
 
-    Args:
-        launches: Those of A and of B that hold a point of both.
-        rows: The rows of those points.
-
     Returns:
         Fact -> values of A and of B, where they differ, and the facts that are known and equal.
     """
@@ -94,7 +90,6 @@ class Caution:
     Attributes:
         kind: "copies": both sides hold the same launches; "one-job": the launches of a side's
             point ran in one Slurm job; "not-in-turn": one side was measured before the other.
-        values: Its numbers and names.
     """
 
     kind: str
@@ -105,12 +100,7 @@ def cautions(
     launches: tuple[Sequence[Launch], Sequence[Launch]],
     points: Sequence[tuple[Sequence[Row], Sequence[Row]]],
 ) -> list[Caution]:
-    """Return what a reader must know before the points.
-
-    Args:
-        launches: Those of A and of B that hold a point of both.
-        points: The rows of each point of A and of B.
-    """
+    """Return what a reader must know before the points."""
     return [*_copies(*launches), *_not_in_turn(*launches), *_in_one_job(points)]
 
 

@@ -34,10 +34,6 @@ class Comparison:
         points: The common points, each with what the rule says of it.
         error: Error rate at which the intervals are drawn; their level is 1 - error.
         environment: Fact -> values of A and of B, where they differ.
-        same_facts: Facts that are known and equal.
-        cautions: What a reader must know before the points.
-        only_in_a: Points that B lacks.
-        only_in_b: Points that A lacks.
         ambiguous: Points that could be paired in more than one way, and were not.
         allowing: What `--allow` would pair beyond these points: its key -> number of points.
         sides: What A and B are called in texts; beside a third one, B may be C.
@@ -122,14 +118,7 @@ def compare_all(
     allowed: Collection[str],
     findings: Sequence[Sequence[Finding]],
 ) -> list[Comparison]:
-    """Compare each campaign but the first with the first.
-
-    Args:
-        campaigns: Two or more.
-        names: What a refusal calls each.
-        margin: As `compare` takes it.
-        allowed: As `compare` takes it.
-        findings: What the check has found in each.
+    """Compare each campaign but the first with the first, as `compare` does.
 
     Raises:
         ValueError: More than six campaigns, or one that cannot be compared with the first.

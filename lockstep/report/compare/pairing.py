@@ -57,7 +57,6 @@ class Pair:
 
     Attributes:
         case: Name of the case in A.
-        world_size: Number of ranks.
         a: Rows of A, one per launch.
         b: Rows of B, whose case may have another name where a factor may differ.
     """
@@ -145,13 +144,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Ambiguous:
-    """Points that are alike but for what may differ, several on a side.
-
-    Attributes:
-        world_size: Number of ranks.
-        a: Points of A.
-        b: Points of B.
-    """
+    """Points that are alike but for what may differ, several on a side."""
 
     world_size: int
     a: list[str]
@@ -191,11 +184,6 @@ def matched(
     a: Points, b: Points, allowed: Collection[str] = ()
 ) -> tuple[list[tuple[Key, Key]], list[Ambiguous]]:
     """Return the keys of the points that belong together, in the order of A.
-
-    Args:
-        a: The points of A.
-        b: The points of B.
-        allowed: Keys of `MUST_AGREE` that may differ.
 
     Returns:
         Keys of A and of B, and the points of which more than one pair could be made.

@@ -23,10 +23,8 @@ class Times:
     Attributes:
         kind: `epoch`, or `target`: training until the accuracy to reach.
         a: Median over runs of A, in seconds; None where a run does not reach the accuracy.
-        b: That of B.
         ratio: b / a; None where one is not known.
         interval: Of the ratio; None where no spread is known.
-        accuracy: The accuracy to reach.
     """
 
     kind: str

@@ -43,12 +43,9 @@ class Learned:
     """What the runs of a point came to.
 
     Attributes:
-        num_seeds: Different seeds among the runs.
-        epoch_s: Seconds of an epoch's updates.
         accuracy: After the last epoch; None where no accuracy is measured.
         best: The best of a run's epochs.
         target: Accuracy to reach; None where none is known.
-        num_reached: Runs that reach it.
         reached_s: Seconds until they do; None unless all runs do.
     """
 
@@ -76,12 +73,7 @@ def trained(series: Iterable[Series]) -> list[Series]:
 
 
 def learned(point: Point, target: float | None) -> Learned:
-    """Return what the runs of a point came to.
-
-    Args:
-        point: A point of training runs.
-        target: Accuracy to reach, see `targets`.
-    """
+    """Return what the runs of a point came to."""
     times = [reached_s(row, target) for row in point.rows]
     known = [time for time in times if time is not None]
     return Learned(

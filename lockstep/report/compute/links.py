@@ -39,7 +39,6 @@ class LinkFit:
         alpha_s: Time of an empty message.
         beta_gb_per_s: Rate of an endless one, as busbw.
         error: Root mean square of the relative errors of the fitted times.
-        num_sizes: Message sizes.
         alpha_interval: Student's t over launches, or several jobs, in seconds; None for fewer
             than two.
         beta_interval: The same of the rate, on logarithms, in GB/s.

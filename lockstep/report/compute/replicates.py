@@ -46,12 +46,7 @@ def independent(
 
 
 def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
-    """Return the values that `independent` makes one of; of a list each where nothing is shared.
-
-    Args:
-        rows: A point's rows, one per launch.
-        values: A value of each row.
-    """
+    """Return the values that `independent` makes one of; of a list each where nothing is shared."""
     jobs = num_jobs(rows)
     if jobs is not None and jobs not in (1, len(rows)):
         return _grouped([row.job for row in rows], values)
@@ -62,12 +57,7 @@ def grouped(rows: Sequence[Row], values: Sequence[Value]) -> list[list[Value]]:
 
 
 def of_seeds(seeds: Sequence[object], values: Sequence[float]) -> list[float]:
-    """Return one value for each seed: runs of one seed learn the same but for rounding.
-
-    Args:
-        seeds: Of each run.
-        values: A value of each run.
-    """
+    """Return one value for each seed: runs of one seed learn the same but for rounding."""
     return [fmean(one) for one in _grouped(seeds, values)]
 
 

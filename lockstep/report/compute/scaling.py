@@ -42,7 +42,6 @@ class Point:
 
     Attributes:
         rate: Median over launches of the work per second.
-        rates: One value per launch.
         step_s: Median over launches of the launch's median step.
         pooled: Of the step over all rounds, see `pooled_step_s`.
         time_ratio: Baseline step time over step time, where the local batch is fixed.

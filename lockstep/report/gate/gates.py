@@ -24,14 +24,7 @@ def verdicts(
     against: Comparison | None = None,
     findings: Sequence[Finding] = (),
 ) -> list[Verdict]:
-    """Return what can be said of each target at each point that it speaks of.
-
-    Args:
-        targets: What is to be reached.
-        results: What was measured or imported.
-        against: The results compared with a base, for `throughput_gain`.
-        findings: What the check has found in the results; its errors are no clean runs.
-    """
+    """Return what can be said of each target at each point that it speaks of."""
     series = series_of(row for row in results.rows if not row.has_smaller_batch)
     return [
         *_efficiencies(targets, series),

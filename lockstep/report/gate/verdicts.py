@@ -47,11 +47,8 @@ class Verdict:
     Attributes:
         target: The key of the target, with its world size where it has one.
         where: The point, for a reader; empty where no result holds the quantity.
-        least: What the value must reach; None without a lower limit.
-        most: What the value must not exceed; None without an upper limit.
         unit: "%" for fractions, "x" for ratios, else what the value counts.
         reasons: Why the verdict is so; empty where value and interval show it.
-        flags: Why the point is no proposal evidence.
         in_one_job: Whether the interval is over launches of one Slurm job.
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
         apart: In what the training runs behind it differ from those of other verdicts on the
@@ -101,12 +98,7 @@ class Goal:
         return self.counted(NOT_SHOWN, reasons=(Reason(kind, values),))
 
     def counted(self, verdict: str, **facts: Any) -> Verdict:
-        """Return a verdict that rests on no interval.
-
-        Args:
-            verdict: What can be said of the target.
-            facts: Further fields of the verdict.
-        """
+        """Return a verdict that rests on no interval."""
         return Verdict(
             self.target, verdict, least=self.least, most=self.most, unit=self.unit, **facts
         )
@@ -163,10 +155,7 @@ def block(
 ) -> list[Verdict]:
     """Return the verdicts, blocked and without a value where an error touches a result behind them.
 
-    Args:
-        verdicts: What was said without the check.
-        results: A set of results; rows of another set are not looked at.
-        findings: What the check has found in this set.
+    Rows of another set of results than this one are not looked at.
     """
     own = {id(row) for row in results.rows}
     return [_block(verdict, own, findings) for verdict in verdicts]

@@ -43,9 +43,6 @@ class Chosen:
 
     Attributes:
         strong: Series of strong scaling, at most two; that of the production point is one.
-        weak: Series of weak scaling, likewise.
-        num_others: Further series of either.
-        production: The production point and its series.
         is_given: Whether the user named it; else it follows from the job size.
     """
 
@@ -71,11 +68,6 @@ class Chosen:
 
 def choose(series: Sequence[Series], wanted: Production | None, threshold: float) -> Chosen:
     """Return what the pack is about.
-
-    Args:
-        series: All series.
-        wanted: The production point that the user names.
-        threshold: Least parallel efficiency called good.
 
     Raises:
         ValueError: Neither strong nor weak scaling was measured, or not the production point.

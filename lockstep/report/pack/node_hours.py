@@ -28,8 +28,6 @@ class Milestone:
         num_runs: Runs, each repeated so often.
         step_s: Mean time of a step.
         world_size: Ranks on which it was measured.
-        case: The series in which it was measured.
-        global_batch: Its global batch there.
     """
 
     type: str

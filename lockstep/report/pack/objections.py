@@ -19,10 +19,7 @@ class Objection:
     """One reason.
 
     Attributes:
-        finding: What the check has found, where it objects.
-        launches: Launches that may not be pooled.
         num_points: Points that are flagged, not whole, or without an interval.
-        flags: What they are flagged with.
     """
 
     kind: Kind
@@ -45,15 +42,7 @@ def objections(
     results: Results, chosen: Chosen, findings: Sequence[Finding], left_out: Sequence[Row],
     is_example: bool = False,
 ) -> list[Objection]:  # fmt: skip
-    """Return all that stands against handing results in; nothing where they are evidence.
-
-    Args:
-        results: What was loaded.
-        chosen: What the text is about.
-        findings: What the check has found.
-        left_out: Rows that may not be pooled.
-        is_example: Whether the planned runs are those of the example that ships.
-    """
+    """Return all that stands against handing results in; nothing where they are evidence."""
     found = list(_objections(results, chosen, findings, left_out))
     return [*found, Objection("example")] if is_example else found
 

@@ -80,16 +80,6 @@ def write(
 ) -> int:  # fmt: skip
     """Write the pack, or say what forbids it.
 
-    Args:
-        results: What was loaded.
-        series: The series of what may be pooled.
-        findings: What the check has found.
-        paths: What the user named.
-        threshold: Least parallel efficiency called good.
-        force: Whether to write into a folder of other files.
-        redact: Takes names out of plain data, or leaves it as it is.
-        pack: The pack's own options.
-
     Returns:
         The exit code: 1 where something forbids the pack.
     """

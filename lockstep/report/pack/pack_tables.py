@@ -23,16 +23,7 @@ def table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 0,
     bold: int | None = None, note: str = "",
 ) -> Table:  # fmt: skip
-    """Return a table; columns in which every cell is unknown are left out.
-
-    Args:
-        caption: What the rows share.
-        columns: Names, each with its unit in brackets.
-        rows: Cells.
-        texts: How many columns are text, from the left.
-        bold: The row that is set in bold.
-        note: A sentence below it.
-    """
+    """Return a table, its first `texts` columns text; columns of unknown cells are left out."""
     return parts.table(caption, columns, rows, texts, "", kind="table", bold=bold, note=note)
 
 

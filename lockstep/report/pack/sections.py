@@ -37,7 +37,6 @@ class Facts:
     Attributes:
         plan: What the planned runs cost, if any are planned.
         known: What accounting says of the campaign's jobs.
-        figures: Figures by id: id, title, note.
         against: What forbids to hand the results in.
         card: What bounds the step; None where no variants were timed.
     """
@@ -75,12 +74,7 @@ class Facts:
 
 
 def document(facts: Facts, programme: Path) -> dict[str, Any]:
-    """Return the text: a title, what stands against it, and sections of blocks.
-
-    Args:
-        facts: All that it is made of.
-        programme: The file of headings.
-    """
+    """Return the text: a title, what stands against it, and sections of blocks."""
     form = tomllib.loads(programme.read_text(encoding="utf-8"))
     made = [_section(one, facts) for one in form["sections"]]
     return {

@@ -37,15 +37,7 @@ def write(
     source: str,
     numbers: Mapping[str, Any],
 ) -> list[Path]:
-    """Write a pack and return its files, the texts first.
-
-    Args:
-        folder: Where to; it is made.
-        text: What `sections.document` returned.
-        specs: Descriptions of figures.
-        source: What stands with a figure that is saved alone.
-        numbers: All numbers of the text, as JSON holds them.
-    """
+    """Write a pack and return its files, the texts first."""
     files: dict[str, str | bytes] = {
         name: _environment(name).get_template(f"{name}.j2").render(text=text).encode(
             "utf-8", "backslashreplace"

@@ -33,13 +33,7 @@ def counts(found: Sequence[Finding]) -> str:
 
 
 def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -> str:
-    """Return why nothing is concluded from a series, without its name; empty where something is.
-
-    Args:
-        series: What was to be judged.
-        found: The errors of the check.
-        left_out: Rows that no series holds, since they may not be pooled.
-    """
+    """Return why nothing is concluded from a series, without its name; empty where something is."""
     rows = [row for point in series.points for row in point.rows]
     rows += [row for row in left_out if row.case == series.case]
     rules = blocked_by(found, rows)

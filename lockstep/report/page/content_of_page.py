@@ -48,15 +48,7 @@ def page(
     command: str = "",
     findings: Sequence[Finding] | None = None,
 ) -> dict[str, Any]:
-    """Return everything a report says.
-
-    Args:
-        results: What was loaded, what may not be pooled with it.
-        series: The series of what may be pooled.
-        threshold: Least parallel efficiency called good, a fraction.
-        command: The command line that makes this report again, for the figures' metadata.
-        findings: What the check has found in the results; it is run where this is None.
-    """
+    """Return everything a report says; where no findings are given, the check is run."""
     findings = checker.check(results) if findings is None else findings
     checked.mark(series, findings)
     facts.number_flags(series)

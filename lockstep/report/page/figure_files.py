@@ -11,11 +11,6 @@ from lockstep.vocabulary.system.files import write_atomically
 def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FORMATS) -> list[Path]:
     """Write every figure of a page as files named by the figure's id.
 
-    Args:
-        page: What `lockstep.report.page.content_of_page.page` returned.
-        folder: Where to; it is made where it is not there. Files of the same names are replaced.
-        formats: svg, pdf or png, each with the figure's basis below it.
-
     Returns:
         The files, in the order of the page. The same data give the same bytes.
     """

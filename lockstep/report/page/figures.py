@@ -56,13 +56,7 @@ def draw(spec: dict[str, Any], source: str = "") -> str:
 
 
 def saved(spec: dict[str, Any], source: str, kind: Format) -> bytes:
-    """Return a figure as the bytes of a file, its basis below it.
-
-    Args:
-        spec: A description as `draw` takes it.
-        source: What the numbers are and which command drew them.
-        kind: One of `FORMATS`.
-    """
+    """Return a figure as the bytes of a file, its basis below it."""
     with mpl.rc_context(STYLE):
         canvas = KINDS[spec["kind"]](spec, source)
         canvas.figure.patch.set(alpha=1, facecolor="#ffffff")

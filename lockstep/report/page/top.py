@@ -23,10 +23,7 @@ def headlines(
 ) -> dict[str, list[Headline]]:
     """Return what is to be said of every series, by study and origin, the measured ladders first.
 
-    Args:
-        series: What was measured and imported.
-        threshold: Least parallel efficiency called good.
-        blocked: Gives why nothing is concluded of a series; empty where something is.
+    `blocked` gives why nothing is concluded of a series, which is empty where something is.
     """
     found: dict[str, list[Headline]] = {}
     for kind in TITLES:
@@ -66,12 +63,7 @@ def first_of(found: dict[str, list[Headline]]) -> Headline | None:
 
 
 def tiles(about: Headline | None, checked: str) -> list[dict[str, str]]:
-    """Return the four figures that a reader looks for first, each with where it leads.
-
-    Args:
-        about: The headline that the page is about; None without a ladder.
-        checked: What the check counts; empty where it finds nothing.
-    """
+    """Return the four figures that a reader looks for first, each with where it leads."""
     if about is None or about.kind == "blocked":
         return []
     key = about.series.row.study if about.series.row.origin == "measured" else about.noun

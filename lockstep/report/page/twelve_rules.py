@@ -82,12 +82,7 @@ class _Given:
 
 
 def checklist(results: Results, series: Sequence[Series]) -> list[Kept]:
-    """Return the twelve rules with what the results say of each.
-
-    Args:
-        results: What was loaded.
-        series: Its series.
-    """
+    """Return the twelve rules with what the results say of each."""
     given = _Given(results, series)
     kept = []
     for number, (rule, judge) in enumerate(RULES, start=1):

@@ -29,9 +29,7 @@ class Ladder:
         rates: Work per second.
         repeats: The rates of the launches at each size.
         nodes: Nodes at each size; None unless all are known.
-        fixed: Whether the work of all ranks or of each rank is fixed.
         metric: What the series' own table holds, as `throughput` or `training_time`.
-        unit: Its unit.
         time_scale_s: Seconds of a step (or run) per unit of work / rate.
         time_noun: What those seconds are of: "step", "run", or "unit of a rank's work".
         value_scale: The table's value per rate, or per work / rate where it holds times.
@@ -94,13 +92,7 @@ def can_be_modelled(series: Series) -> bool:
 
 
 def ladder_of(series: Series, facts: dict[str, Any], findings: "Iterable[Finding]" = ()) -> Ladder:
-    """Return a series as predictions see it.
-
-    Args:
-        series: Of one case; times, step times or throughput.
-        facts: What the imported table says of itself; empty for measured series.
-        findings: What `lockstep check` finds in the results that hold the series.
-    """
+    """Return a series as predictions see it."""
     base, row = series.base, series.row
     stated = _stated_work(series)
     fixed: Fixed = stated or "global"

@@ -73,10 +73,6 @@ def fit_usl(sizes: Sequence[float], rates: Sequence[float] | Array) -> Fit:
 
     By `scipy.optimize.least_squares` with a bound at zero; the rest is fitted again without what is
     at its bound.
-
-    Args:
-        sizes: World sizes, of shape (num_sizes,).
-        rates: Work per second at each.
     """
     p, x = np.asarray(sizes, dtype=float), np.asarray(rates, dtype=float)
     unit = float(x.max())
@@ -204,8 +200,6 @@ class Break:
 
     Attributes:
         kind: "falls", "saturation", "cliff", or "node-boundary" where the ranks leave their node.
-        world_size: Where.
-        below: The size before it.
         growth: Throughput over that at the size before.
         factor: Ranks over those at the size before.
     """
@@ -234,11 +228,6 @@ def breaks(
     A throughput may fall; it may saturate, gaining under a quarter of what the added ranks could;
     or it may drop by a cliff, where a doubling loses over 13 % per rank and three times what it
     usually does.
-
-    Args:
-        sizes: World sizes, rising.
-        repeats: Work per second of each launch, per size.
-        nodes: Nodes at each size, where known.
     """
     rates = [median_rate(each) for each in repeats]
     losses = _losses(sizes, rates)

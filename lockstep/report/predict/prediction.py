@@ -88,7 +88,6 @@ class Prediction:
     Attributes:
         assumed: Which work is taken as fixed, since nothing states it; None where it is stated.
         spread: s g of the module's formula, of the logarithm.
-        warnings: What the reader should know of the value.
     """
 
     at: int
@@ -222,14 +221,7 @@ def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) 
 
 
 def foretell(ladder: Ladder, at: int, share: float, learned: Learned) -> Prediction:
-    """Predict one size whatever speaks against it, by what was learned from other ladders.
-
-    Args:
-        ladder: Two sizes or more.
-        at: World size asked for.
-        share: Share of truths that the interval shall contain, a fraction.
-        learned: The rules' errors elsewhere, and the interval's scale.
-    """
+    """Predict one size whatever speaks against it, by what was learned from other ladders."""
     rule, error, rate = _continued(ladder, at, learned)
     away = max(math.log2(at / ladder.sizes[-1]), math.log2(ladder.sizes[0] / at))
     spread = math.hypot(error, ladder.noise) * (_distance(away) if away > 0 else 1)

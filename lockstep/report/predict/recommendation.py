@@ -82,12 +82,7 @@ def parse(text: str) -> Criterion:
 
 
 def recommend(series: Series, criterion: Criterion, samples: float | None = None) -> Recommendation:
-    """Return the size that a rule asks for.
-
-    Args:
-        series: The measured sizes.
-        criterion: What to meet.
-        samples: Samples of the whole run, where a throughput and no run was measured.
+    """Return the size that a rule asks for; `samples` are of a whole run, where none was measured.
 
     Raises:
         ValueError: A deadline or budget is asked for, and the run's length is not known.

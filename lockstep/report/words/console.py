@@ -21,12 +21,8 @@ def console_table(
 ) -> list[str]:
     """Return the points of the scaling series as aligned lines, a header first.
 
-    A series' name has a line of its own where it leaves its numbers no room.
-
-    Args:
-        results: What was loaded.
-        series: Its series.
-        width: Columns of the terminal; None asks it, and takes 80 to 120.
+    A series' name has a line of its own where it leaves its numbers no room. Without a width the
+    terminal is asked, and 80 to 120 columns are taken.
     """
     columns = width or min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     trained = training_words.ordered(series)
@@ -58,11 +54,7 @@ def _lines(
 
 
 def verdict(page: Mapping[str, Any]) -> list[str]:
-    """Return what a page says first, as lines of 80 columns: each study, and what to do next.
-
-    Args:
-        page: What `lockstep.report.page.content_of_page.page` made.
-    """
+    """Return what a page says first, as lines of 80 columns: each study, and what to do next."""
     lines: list[str] = []
     for one in page["headlines"]:
         lines += ["", *sentence(f"{one['title']}, {one['of']}:", NARROWEST)]

@@ -29,14 +29,7 @@ PHRASES: dict[Cause, str] = {
 
 @dataclass(frozen=True)
 class Backing:
-    """What a measured series rests on.
-
-    Attributes:
-        fewest: Launches of the size that has the fewest.
-        most: Launches of the size that has the most.
-        num_flagged: Its points with a flag.
-        num_points: All its points.
-    """
+    """What a measured series rests on."""
 
     fewest: int
     most: int
@@ -53,8 +46,6 @@ class Headline:
             `open`: none does, and of some it is not shown. `alone`: there is no size above the
             baseline.
             `blocked`: an error of the check forbids to say more.
-        series: Of which it is.
-        threshold: Least efficiency that is called good.
         point: The largest good size, or the best where none is good.
         told: Where the loss is told: the smallest size below the threshold, or the largest.
         why: What is lost there, and to what; None where no variants were timed.
@@ -78,13 +69,7 @@ class Headline:
 
 
 def judge(series: Series, threshold: float, why_blocked: str = "") -> Headline:
-    """Return what is to be said of a series.
-
-    Args:
-        series: What was measured or imported.
-        threshold: Least parallel efficiency called good.
-        why_blocked: Why nothing may be concluded; empty where something may.
-    """
+    """Return what is to be said of a series."""
     above, good = series.above, series.good(threshold)
     best = max(above, key=lambda point: point.parallel_efficiency, default=series.points[-1])
     told = verdict_card.telling(series, threshold)

@@ -37,12 +37,10 @@ class Setting:
     """One setting of a loader.
 
     Attributes:
-        factors: Its options, name -> value.
         images_per_s: That the loaders of all ranks deliver.
         idle: Share of a step on its batches that waits for it.
         interval: Of that share, over launches.
         num_ranks: That loaded at once.
-        num_launches: That it rests on.
     """
 
     factors: dict[str, object]

@@ -19,14 +19,7 @@ BOUND = (
 def timing(
     points: Sequence[Point], version: str, warmup_rounds: Sequence[object], is_campaign: bool
 ) -> list[str]:
-    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, medians.
-
-    Args:
-        points: What was measured.
-        version: Lockstep's.
-        warmup_rounds: Of each launch, None where it is not recorded.
-        is_campaign: Whether a campaign planned the launches, and so their order.
-    """
+    """Say how times were taken: clock, synchronisation, warm-up, window, ranks, medians."""
     rows = [row for point in points for row in point.rows]
     rounds = span_of(row.rounds for row in rows)
     steps = span_of(row.steps_per_round for row in rows)
@@ -60,12 +53,7 @@ def span_of(values: Iterable[int | None]) -> str:
 
 
 def basis(found: Sequence[Basis | None], precisions: Iterable[str | None] = ()) -> str:
-    """Say what measured steps contain, and of what they are therefore a bound.
-
-    Args:
-        found: Of each row; equal ones are said once.
-        precisions: Those of the rows.
-    """
+    """Say what measured steps contain, equal ones once, and of what they are therefore a bound."""
     known = list(dict.fromkeys(one for one in found if one))
     if not known:
         return NOT_RECORDED

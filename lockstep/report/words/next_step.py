@@ -28,15 +28,7 @@ def next_step(
     slowest: Sequence[Slowest],
     judged: Judged | None = None,
 ) -> str:
-    """Return the most useful next action that the data call for.
-
-    Args:
-        results: What was loaded.
-        series: Its series.
-        threshold: Least parallel efficiency called good.
-        slowest: The host or rank that is slow, where one is.
-        judged: What bounds the point that the page is about.
-    """
+    """Return the most useful next action that the data call for."""
     measured = [one for one in series if one.row.origin == "measured"]
     if not measured:
         return UNMEASURED if results.launches else CITED_ALONE

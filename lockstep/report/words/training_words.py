@@ -80,12 +80,7 @@ def percent_of(target: float | None) -> str:
 
 
 def cells(series: Sequence[Series], targets: Targets) -> list[list[list[str]]]:
-    """Return a line of cells for each point of each series; the first row is what others are over.
-
-    Args:
-        series: Those of training runs, in the order of the table.
-        targets: The accuracies to reach.
-    """
+    """Return a line of cells for each point of each series; other rows are over the first."""
     several = len({_device(one) for one in series}) > 1
     first = series[0].points[0] if several else None
     return [

@@ -2,12 +2,7 @@
 
 
 class RankError(RuntimeError):
-    """What went wrong on some ranks, which the message names.
-
-    Args:
-        message: The sentence.
-        ranks: The ranks it names as the cause.
-    """
+    """What went wrong on some ranks, which the message names as the cause."""
 
     def __init__(self, message: str, *ranks: int) -> None:
         super().__init__(message)
@@ -21,9 +16,7 @@ class OtherRankError(RankError):
 class AgreedError(ValueError):
     """What all ranks refuse alike once they have met: each knows that rank 0 says it.
 
-    Args:
-        message: The sentence.
-        ranks: The ranks it names as the cause, if it is not about all.
+    It has the ranks that the message names as the cause, if it is not about all.
     """
 
     def __init__(self, message: str, *ranks: int) -> None:

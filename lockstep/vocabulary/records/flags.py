@@ -156,7 +156,6 @@ class Flag:
 
     Attributes:
         kind: A key of `WORDS`, or one of a later version.
-        values: Its facts, as JSON holds them.
     """
 
     kind: str

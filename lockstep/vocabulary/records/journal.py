@@ -140,12 +140,7 @@ def fixed(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def crash(case: str, after: str) -> dict[str, Any]:
-    """Return the end of a case that was in flight as its session ended.
-
-    Args:
-        case: The case.
-        after: How the session ended; empty where nobody knows.
-    """
+    """Return the end of a case that was in flight as its session ended."""
     reason = f"crashed: {after or 'the session ended while this case ran'}"
     return {"kind": "fail", "case": case, "reason": reason, "crashed": True}
 

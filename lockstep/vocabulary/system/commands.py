@@ -15,7 +15,6 @@ class Ended:
 
     Attributes:
         code: Its exit code; negative where a signal ended it.
-        output: What it printed on standard output.
         errors: What it printed on standard error; empty where that went into `output`.
     """
 
@@ -28,7 +27,6 @@ class CommandError(RuntimeError):
     """A command did not run to its end.
 
     Args:
-        message: The sentence.
         kind: `absent` where it cannot be started, `late` where it took longer than its limit.
     """
 
@@ -81,12 +79,6 @@ def output(
     folder: Path | None = None,
 ) -> str:
     """Return what a command prints.
-
-    Args:
-        command: The command and its arguments.
-        timeout_s: When it is killed.
-        environ: Its variables; ours by default.
-        folder: Where it runs; the current folder by default.
 
     Raises:
         RuntimeError: It is not there, fails, or does not answer in time.

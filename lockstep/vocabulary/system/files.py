@@ -24,10 +24,6 @@ _LONG_NUMBERS = (b"0" * len(str(LARGEST)), b"e000", b"e+000")
 def opened(path: Path, limit: int = LIMIT_BYTES) -> Iterator[BufferedReader]:
     """Open a file for reading.
 
-    Args:
-        path: The file.
-        limit: Most bytes it may hold.
-
     Raises:
         ValueError: It cannot be opened, is a folder, or is too large.
     """

@@ -20,12 +20,7 @@ MAX_COMMAND_CHARACTERS = 200
 
 
 class NoLocksError(ValueError):
-    """A file system has no locks.
-
-    Args:
-        folder: A folder on it.
-        error: How the file system refused.
-    """
+    """A file system has no locks."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
         code = errno.errorcode.get(error.errno or 0, str(error))
@@ -36,11 +31,7 @@ class NoLocksError(ValueError):
 
 
 def take(file: IO[Any], wait_s: float = 0.0) -> bool:
-    """Take the lock of an open file; return whether it was free within a time.
-
-    Args:
-        file: The file, which holds the lock until it is closed.
-        wait_s: How long to wait for another holder.
+    """Take the lock of an open file, until that is closed; return whether it was free in time.
 
     Raises:
         NoLocksError: The file's file system has no locks.

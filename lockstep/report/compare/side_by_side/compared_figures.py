@@ -25,11 +25,7 @@ HOW = (
 
 
 def names(lines: Sequence[Line]) -> list[str]:
-    """Return what points of one study are called: ranks, and what tells cases and layouts apart.
-
-    Args:
-        lines: The points of a study.
-    """
+    """Return what points of one study are called: ranks, and what tells cases and layouts apart."""
     labels = [line.pair.case_label.split(", ") for line in lines]
     shared = set.intersection(*map(set, labels)) if labels else set()
     cases = {line.pair.case for line in lines}
@@ -48,15 +44,7 @@ def names(lines: Sequence[Line]) -> list[str]:
 def changes(
     key: str, title: str, lines: Sequence[Line], margin: float, of: Sequence[str]
 ) -> Figure | None:
-    """Return the change at each point of a study, by ranks; None where all are blocked.
-
-    Args:
-        key: Id of the figure.
-        title: Its title.
-        lines: The points of the study.
-        margin: Largest relative difference that counts as the same.
-        of: What each campaign but the first is called.
-    """
+    """Return the change at each point of a study, by ranks; None where all are blocked."""
     drawable = [
         (line, name) for line, name in zip(lines, names(lines), strict=True) if _strength(line)
     ]
@@ -114,12 +102,7 @@ def _item(cell: JudgedPair | None, name: str, called: str) -> dict[str, Any] | N
 
 
 def ladders(lines: Sequence[Line], of: Sequence[str]) -> dict[str, list[Series]]:
-    """Return of each case the curve of every campaign, where several sizes can be compared.
-
-    Args:
-        lines: The points of a study.
-        of: What each campaign is called, the first included.
-    """
+    """Return of each case the curve of every campaign, where several sizes can be compared."""
     found: dict[str, list[Series]] = {}
     for case in dict.fromkeys(line.pair.case for line in lines):
         own = [line for line in lines if line.pair.case == case]
@@ -150,13 +133,7 @@ def _main(rows: Sequence[Row], called: str, baseline: int) -> Series:
 def curves(
     key: str, found: dict[str, list[Series]], called: Mapping[str, str]
 ) -> tuple[list[Figure], list[str]]:
-    """Return efficiency and throughput of a rank over ranks for each case, and what has none.
-
-    Args:
-        key: Begins the figures' ids.
-        found: As `ladders` returns it.
-        called: Case -> its name for a reader.
-    """
+    """Return efficiency and throughput of a rank over ranks for each case, and what has none."""
     figures = []
     for number, (case, series) in enumerate(list(found.items())[:MAX_CASES], start=1):
         name = called[case]

@@ -36,15 +36,7 @@ def page(
     findings: Sequence[Sequence[Finding]],
     command: str,
 ) -> dict[str, Any]:
-    """Return everything a page of comparisons with one base says.
-
-    Args:
-        comparisons: One or more.
-        names: The paths of the campaigns, that of the base first.
-        campaigns: What was loaded of each.
-        findings: What the check has found in each.
-        command: The command line that makes the comparison again.
-    """
+    """Return everything a page of comparisons with one base, the first campaign, says."""
     called = _called(names)
     title = f"Comparison: {listed(called[1:])} against {called[0]}"
     lines = outcome.lines(comparisons)

@@ -46,14 +46,7 @@ def points(
     comparisons: Sequence[Comparison],
     ladders: Ladders,
 ) -> Table:
-    """Return the points of a study, a lone campaign in full, several side by side.
-
-    Args:
-        title: Of the table.
-        lines: The points, by the number of ranks.
-        comparisons: Those the lines have cells of.
-        ladders: Case -> the curve of each campaign, for efficiencies.
-    """
+    """Return the points of a study, a lone campaign in full, several side by side."""
     units = {line.pair.a[0].sample_unit for line in lines}
     unit = f"{units.pop()}/s" if len(units) == 1 and "" not in units else ""
     shown = lines[:MAX_ROWS]

@@ -49,7 +49,6 @@ class Grid:
         sizes: World sizes, ascending.
         cells: Values of the factors -> world size -> cell; none where the reference failed at that
             size, or an error of the check forbids the ratio.
-        reference: The values of the reference.
     """
 
     series: Series
@@ -89,10 +88,6 @@ def references(study: str, found: Sequence[tuple[Key, Cases]]) -> list[tuple[Ser
 
     It is None where that setting was measured at other sizes alone: the ratio to another setting
     would be another quantity.
-
-    Args:
-        study: The study.
-        found: What `groups` returned.
     """
     every: dict[tuple[str, str], Cases] = {}
     for (workload, _, others), cases in found:
@@ -128,12 +123,7 @@ def independent(names: Sequence[str], cases: Cases) -> list[str]:
 
 
 def grids(study: str, found: Sequence[tuple[Key, Cases]]) -> list[Grid]:
-    """Return the groups that differ in their size alone as one grid each.
-
-    Args:
-        study: The study.
-        found: What `groups` returned.
-    """
+    """Return the groups that differ in their size alone as one grid each."""
     joined: dict[tuple[str, str], list[tuple[Key, Cases]]] = {}
     for key, cases in found:
         if len(cases) > 1:

@@ -20,12 +20,9 @@ class Rung:
     """One value of the factor.
 
     Attributes:
-        value: The value.
-        point: What was measured there.
         speedup: Rate over that at the smallest value.
         speedup_interval: None at the smallest value, and without repeats.
         efficiency: Speed-up over the ratio of the values.
-        efficiency_interval: Its interval.
     """
 
     value: float
@@ -41,7 +38,6 @@ class FactorLadder:
     """A program over one factor.
 
     Attributes:
-        factor: Its name.
         label: The program, and the factors that are fixed.
         world_size: Ranks of all rungs.
         series: The series of the smallest value.

@@ -18,8 +18,6 @@ class Replaced:
     """A run on the slowest device beside the same work on one of another kind.
 
     Attributes:
-        slowest: The series of the slowest device.
-        other: One of a faster device.
         speedup: The rate of the other's one device over that of the slowest.
     """
 

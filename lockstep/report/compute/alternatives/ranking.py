@@ -19,7 +19,6 @@ class Place:
     Attributes:
         kind: `best`: of the highest throughput; `slower`: its interval lies below the best's;
             `not_told_apart`: it does not, or too few launches say so; `alone`: there is no other.
-        factors: Factor -> value.
         rate: Median over launches, in samples per second.
         ratio: Of its rate to the best's.
         interval: Of that ratio, over launches; of the best, of its rate.
@@ -39,13 +38,10 @@ class Ranking:
     """The settings of one question, the best first.
 
     Attributes:
-        study: Whose cases they are.
-        workload: What they ran, one for all.
         common: The factors in which the cases agree.
         world_size: The largest one, which is ranked.
         num_launches: The fewest that any of them has; 0 where none is ranked.
         unit: What a sample is.
-        places: In order.
         absent: Settings that have no point at this size, or one that the check forbids to compare.
     """
 

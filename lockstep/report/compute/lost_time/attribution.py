@@ -55,7 +55,6 @@ class Part:
     """Seconds of a step that go to one cause, or are lost to it.
 
     Attributes:
-        cause: One of `CAUSES`.
         seconds: The mean over launches; negative where it took less. Of the remainder, what makes
             all parts add up.
         interval: 95 % over launches, or over several jobs, about `seconds`; None without repeats.
@@ -71,7 +70,6 @@ class Loss:
     """What a point's step takes longer than an ideal one, and to what it is lost.
 
     Attributes:
-        step_s: The point's step time.
         seconds: The loss, `step_s` less the ideal step.
         interval: Of the loss, 95 %: as wide as that of their mean.
         parts: The loss of each cause; they add up to `seconds`.
@@ -90,7 +88,6 @@ class Reason:
     Attributes:
         kind: `little`: the loss is shown to be less than `NOTABLE` of the step. `named`: causes
             are shown. `open`: not enough evidence for either.
-        loss: What is lost.
         named: The causes that are shown, the largest first.
     """
 

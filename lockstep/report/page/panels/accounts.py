@@ -30,10 +30,6 @@ Row = Mapping[str, Any]
 def jobs(results: Results, hours: str) -> Panel | None:
     """Return the jobs with what they cost, or None where nothing is known of any.
 
-    Args:
-        results: What was loaded.
-        hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
-
     Raises:
         ValueError: An accounting cannot be read, or is of another schema.
     """

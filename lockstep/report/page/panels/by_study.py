@@ -39,15 +39,7 @@ def panels(
     hours: str,
     predicted: Mapping[str, Curve] | None = None,
 ) -> list[Panel]:
-    """Return the panels of everything measured and imported, in the order of the page.
-
-    Args:
-        results: What was loaded.
-        series: Its series.
-        threshold: Least parallel efficiency called good.
-        hours: Name of a device hour: GPU-hours, or rank-hours on CPUs.
-        predicted: Name of a series -> its next size by the rule chosen; `ladders` has those drawn.
-    """
+    """Return the panels of everything measured and imported, in the order of the page."""
     measured = [one for one in series if one.row.origin == "measured"]
     studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
     wires = {one.name: wire for one in results.launches if (wire := _wire(one.provenance))}

@@ -59,15 +59,7 @@ def ladder_panel(
     hours: str,
     predicted: Mapping[str, Curve],
 ) -> Panel:
-    """Return the panel of a ladder study, strong or weak.
-
-    Args:
-        study: strong or weak.
-        series: The study's series.
-        threshold: Least parallel efficiency called good, a fraction.
-        hours: Name of a device hour.
-        predicted: Name of a series -> its next size by the rule chosen.
-    """
+    """Return the panel of a ladder study, strong or weak."""
     strong = study == "strong"
     lead = (
         "The global batch is fixed, so each rank's share of it shrinks as ranks are added."

@@ -74,12 +74,7 @@ def settings_panel(study: str, series: list[Series]) -> Panel:
 
 
 def requested(study: str, series: Sequence[Series]) -> list[Table]:
-    """Return the settings of a step beside one another, time and memory, where they vary.
-
-    Args:
-        study: A ladder study, whose cases have such factors only where a user sets them.
-        series: Its series.
-    """
+    """Return the settings of a step beside one another, time and memory, where they vary."""
     if not any(len({str(one.row.factors.get(n)) for one in series}) > 1 for n in sizes.ON_REQUEST):
         return []
     groups = compared.groups(study, series)

@@ -22,12 +22,7 @@ NOTE = (
 
 
 def training_panel(study: str, series: Sequence[Series]) -> Panel:
-    """Return the panel of training runs.
-
-    Args:
-        study: The study, whose name the panel has.
-        series: Those of training runs.
-    """
+    """Return the panel of training runs."""
     own = training_words.ordered(series)
     targets = learning.targets(own)
     names = training_words.varied(own)

@@ -19,12 +19,7 @@ MAX_SPLIT = 2
 
 
 def causes(study: str, series: Sequence[Series]) -> tuple[list[Figure], list[str]]:
-    """Return a figure for each of the first series, and a note on the others.
-
-    Args:
-        study: strong or weak.
-        series: The series of the study; those without timed variants have no figure.
-    """
+    """Return a figure for each of the first series with timed variants, a note on the others."""
     found = [(one, bars) for one in series if len(bars := _bars(one)) > 1]
     made = [_figure(f"{study}-causes-{i}", *each) for i, each in enumerate(found[:MAX_SPLIT])]
     if len(found) > MAX_SPLIT:

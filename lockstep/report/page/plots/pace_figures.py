@@ -12,12 +12,7 @@ MAX_LINES = 12
 
 
 def pace(paces: Sequence[Pace], found: Slowest | None) -> Figure:
-    """Return each host, or each rank of a single host, with its time over the others'.
-
-    Args:
-        paces: The slowest first.
-        found: The host or rank that is shown to be slow, if one is.
-    """
+    """Return each host, or each rank of a single host, with its time over the others'."""
     is_hosts = paces[0].rank is None
     noun = "host" if is_hosts else "rank"
     items = [_item(one, found) for one in paces[:MAX_LINES]]

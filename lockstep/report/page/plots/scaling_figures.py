@@ -81,14 +81,7 @@ def speedup(study: str, series: Sequence[Series]) -> Figure:
 def efficiency(
     study: str, series: Sequence[Series], threshold: float, predicted: Mapping[str, Curve]
 ) -> Figure:
-    """Return parallel efficiency over world sizes, with lines at what it is held to.
-
-    Args:
-        study: The study, or the origin of imported tables.
-        series: What is drawn.
-        threshold: Least efficiency called good.
-        predicted: Name of a series -> its next size by the rule chosen.
-    """
+    """Return parallel efficiency over world sizes, with lines at what it is held to."""
     curves = []
     for one in series[:MAX_CURVES]:
         base = one.base.rate / one.base.world_size

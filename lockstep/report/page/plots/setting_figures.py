@@ -14,12 +14,7 @@ MAX_GRID_ROWS, MAX_GRID_COLUMNS = 16, 12
 
 
 def settings(study: str, groups: Sequence[tuple[Key, Cases]]) -> tuple[list[Figure], list[str]]:
-    """Return the figures of a study's settings, and a note on what is not drawn.
-
-    Args:
-        study: The study.
-        groups: What `compared.groups` made of it.
-    """
+    """Return the figures of a study's settings, and a note on what is not drawn."""
     compare = [(key, cases) for key, cases in groups if len(cases) > 1]
     if len({size for (_, size, _), _ in compare}) >= GRID_FROM:
         grids = compared.grids(study, compare)

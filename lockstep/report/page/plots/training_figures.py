@@ -20,12 +20,7 @@ Named = tuple[str, Point]
 
 
 def figures(series: Sequence[Series], targets: Targets) -> list[Figure]:
-    """Return accuracy against epoch and against time, and the loss against epoch.
-
-    Args:
-        series: Those of training runs.
-        targets: The accuracies to reach, of which one that all share is a line.
-    """
+    """Return accuracy over epochs and time, with a goal that all share, and loss over epochs."""
     points = named(series)
     goals = {targets.get(learning.learns(one)) for one in series}
     lines = [
