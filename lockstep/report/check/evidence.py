@@ -57,6 +57,16 @@ class Entry:
         """Return each round's duration: that of its slowest rank."""
         return metrics.slowest_rank(self.block["rank_round_s"])
 
+    @property
+    def point(self) -> Place:
+        """Its case and world size."""
+        return self.case, int(self.block["world_size"])
+
+    def hit(self, kind: str, **values: Any) -> Hit:
+        """Return what was found in the case, in this launch alone."""
+        case, size = self.point
+        return Hit(kind, values, (case,), (size,), (self.launch.name,))
+
 
 @dataclass(frozen=True)
 class Evidence:

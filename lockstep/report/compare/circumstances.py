@@ -76,7 +76,7 @@ def _provenance(launch: Launch) -> dict[str, Any]:
     variables = provenance.get("environment") or {}
     return (
         {name: value for name, value in provenance.items() if name not in OWN_FACTS}
-        | {"hosts": sorted({str(rank.get("host")) for rank in provenance.get("ranks") or []})}
+        | {"hosts": sorted({str(rank.get("host")) for rank in launch.ranks})}
         | {"cores_per_rank": layout.settings(provenance).get("cores_per_rank")}
         | {"partition": slurm.get("SLURM_JOB_PARTITION") if isinstance(slurm, dict) else None}
         | {f"variable {name}": value for name, value in variables.items()}

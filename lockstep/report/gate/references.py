@@ -62,7 +62,7 @@ def _systems(rows: Sequence[Row], results: Results) -> list[str]:
         if launch.name in launches:
             provenance = launch.provenance
             slurm = provenance.get("slurm")
-            names += [str(rank.get("host")) for rank in provenance.get("ranks") or []]
+            names += [str(rank.get("host")) for rank in launch.ranks]
             names += map(str, provenance.get("device_names") or [])
             names += [str(slurm.get("SLURM_JOB_PARTITION"))] if isinstance(slurm, dict) else []
     return list(dict.fromkeys(names)) or ["an unknown system"]

@@ -145,14 +145,24 @@ class Launch:
         return dict(self.facts.get("provenance") or {})
 
     @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each rank ran on; empty where none is recorded."""
+        return self.provenance.get("ranks") or []
+
+    @property
     def devices(self) -> list[str]:
         """Device of each rank, as torch names it; empty where none is recorded."""
-        return [str(rank.get("device", "")) for rank in self.provenance.get("ranks") or []]
+        return [str(rank.get("device", "")) for rank in self.ranks]
 
     @property
     def hosts(self) -> list[str]:
         """Host of each rank; empty where none is recorded."""
-        return [str(rank.get("host") or "") for rank in self.provenance.get("ranks") or []]
+        return [str(rank.get("host") or "") for rank in self.ranks]
+
+    @property
+    def named_hosts(self) -> set[str]:
+        """The hosts that its ranks name."""
+        return set(filter(None, self.hosts))
 
     @property
     def cpu_threads(self) -> int | None:
@@ -286,6 +296,12 @@ class Results:
     def provenance(self) -> dict[str, Any]:
         """Facts of the first launch that has any; they differ in none that matters."""
         return next((one.provenance for one in self.launches if one.provenance), {})
+
+    @property
+    def device_names(self) -> list[str]:
+        """Names of the launches' devices, each once."""
+        known = (name for one in self.launches for name in one.provenance.get("device_names") or [])
+        return list(dict.fromkeys(map(str, known)))
 
     @property
     def days(self) -> list[str]:

@@ -112,12 +112,9 @@ def source(facts: Facts) -> str:
 
 def _measured_on(facts: Facts) -> str:
     launches = facts.results.launches
-    devices = dict.fromkeys(
-        str(name) for one in launches for name in one.provenance.get("device_names") or []
-    )
     when = method.days(facts.results.days) or "on an unknown day"
     return (
-        f"Measured on {listed(devices, 4) or formats.DASH}, {when}, in "
+        f"Measured on {listed(facts.results.device_names, 4) or formats.DASH}, {when}, in "
         f"{counted(len(launches), 'launch')}"
     )
 

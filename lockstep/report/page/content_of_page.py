@@ -170,9 +170,8 @@ def _measured_summary(results: Results, series: Sequence[Series]) -> str:
     measured = [one for one in series if one.row.origin == "measured"]
     points = sum(len(one.points) for one in measured)
     sizes = sorted({point.world_size for one in measured for point in one.points})
-    devices = dict.fromkeys(
-        str(name) for one in results.launches for name in one.provenance.get("device_names") or []
-    ) | dict.fromkeys(row.training.device_name for row in results.rows if row.training)
+    trained_on = (row.training.device_name for row in results.rows if row.training)
+    devices = dict.fromkeys([*results.device_names, *trained_on])
     days = method.days(results.days)
     steps = (one for one in measured if one.row.study in basis.TRAINING)
     workloads = dict.fromkeys(one.row.workload for one in steps)

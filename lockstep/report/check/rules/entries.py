@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
-from lockstep.report.check.evidence import Entry, Evidence, Hit
+from lockstep.report.check.evidence import Entry, Evidence, Hit, Place
 from lockstep.report.load.results import Launch
 
 # The fastest step without communication over the slowest round's step: beyond the noise of few
@@ -24,7 +23,7 @@ def ranks_missing(evidence: Evidence) -> Iterator[Hit]:
         held, size = len(entry.block["rank_round_s"]), entry.block["world_size"]
         # A program's runs are timed from outside, by one clock.
         if held != size and "command" not in entry.block.get("details", {}):
-            yield _hit("ranks-missing", entry, held=held, size=size)
+            yield entry.hit("ranks-missing", held=held, size=size)
 
 
 def alone_longer(evidence: Evidence) -> Iterator[Hit]:
@@ -36,7 +35,7 @@ def alone_longer(evidence: Evidence) -> Iterator[Hit]:
         alone = list(map(min, steps or [])) or details.get("alone_step_s")
         step_s = max(entry.round_s) / entry.block["steps_per_round"]
         if entry.block["world_size"] > 1 and alone and min(alone) > LONGER * step_s:
-            yield _hit("alone-longer", entry, alone_s=min(alone), step_s=step_s)
+            yield entry.hit("alone-longer", alone_s=min(alone), step_s=step_s)
 
 
 def launch_disagrees(evidence: Evidence) -> Iterator[Hit]:
@@ -45,36 +44,32 @@ def launch_disagrees(evidence: Evidence) -> Iterator[Hit]:
         for fact, known in _of_launch(entry.launch).items():
             value = entry.block.get(fact)
             if known is not None and value != known:
-                yield _hit("launch-disagrees", entry, fact=fact, value=value, known=known)
-        own, ranked = set(entry.block.get("rank_hosts") or []), _hosts(entry.launch)
+                yield entry.hit("launch-disagrees", fact=fact, value=value, known=known)
+        own, ranked = set(entry.block.get("rank_hosts") or []), entry.launch.named_hosts
         # A launch that was resumed may have moved; a flag of the result says so.
         if own and ranked and own != ranked and len(entry.launch.facts.get("sessions") or []) < 2:
-            yield _hit(
-                "launch-disagrees", entry, fact="hosts", value=sorted(own), known=sorted(ranked)
+            yield entry.hit(
+                "launch-disagrees", fact="hosts", value=sorted(own), known=sorted(ranked)
             )
     for launch in evidence.results.launches:
-        ranks = launch.provenance.get("ranks") or []
-        size = launch.facts.get("world_size")
-        if ranks and size and len(ranks) != size:
-            values = {"ranks": len(ranks), "size": size}
-            yield Hit("ranks-listed", values, launches=(launch.name,))
+        listed, size = len(launch.ranks), launch.facts.get("world_size")
+        if listed and size and listed != size:
+            yield Hit("ranks-listed", {"ranks": listed, "size": size}, launches=(launch.name,))
 
 
 def _of_launch(launch: Launch) -> dict[str, int | None]:
     """Return what a launch says that its cases say, too."""
     # Nodes may share one host name; who launched the ranks knows how many nodes there were.
-    nodes = launch.facts.get("num_nodes") or len(_hosts(launch)) or None
+    nodes = launch.facts.get("num_nodes") or len(launch.named_hosts) or None
     return {"world_size": launch.facts.get("world_size"), "num_nodes": nodes}
-
-
-def _hosts(launch: Launch) -> set[str]:
-    ranks = launch.provenance.get("ranks") or []
-    return {str(rank["host"]) for rank in ranks if rank.get("host")}
 
 
 def cold_start(evidence: Evidence) -> Iterator[Hit]:
     """The first round is the longest by far in every launch of a point."""
-    for (case, size), entries in _points(evidence).items():
+    points: dict[Place, list[Entry]] = {}
+    for entry in evidence.entries:
+        points.setdefault(entry.point, []).append(entry)
+    for (case, size), entries in points.items():
         rounds = [entry.round_s for entry in entries]
         if sum(map(len, rounds)) < FEWEST_ROUNDS or min(map(len, rounds)) < 2:
             continue
@@ -102,15 +97,3 @@ def scaled_copies(evidence: Evidence) -> Iterator[Hit]:
             sizes = tuple(dict.fromkeys(int(one.block["world_size"]) for one in entries))
             names = tuple(one.launch.name for one in entries)
             yield Hit("scaled-copy", {"count": len(entries)}, (str(case),), sizes, names)
-
-
-def _points(evidence: Evidence) -> dict[tuple[str, int], list[Entry]]:
-    points: dict[tuple[str, int], list[Entry]] = {}
-    for entry in evidence.entries:
-        points.setdefault((entry.case, int(entry.block["world_size"])), []).append(entry)
-    return points
-
-
-def _hit(kind: str, entry: Entry, **values: Any) -> Hit:
-    size = int(entry.block["world_size"])
-    return Hit(kind, values, (entry.case,), (size,), (entry.launch.name,))

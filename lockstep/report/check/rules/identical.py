@@ -1,9 +1,9 @@
 """The rule about cases of one launch that do the same work, and so must take the same time."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import geometric_mean
+from typing import Any
 
 from lockstep.report.check.evidence import Evidence, Hit
 from lockstep.report.compute import replicates
@@ -21,26 +21,6 @@ USUAL = {"accumulation": 1, "no_sync": True}
 Work = tuple[int, str]
 # Case -> launch -> row.
 Cases = dict[str, dict[str, Row]]
-VALUES = ("slow", "fast", "factor", "low", "high")
-
-
-@dataclass(frozen=True)
-class Twins:
-    """Two cases of identical work, and how many times as long the slower one's step takes.
-
-    Attributes:
-        factor: Geometric mean over launches of the ratio of median steps.
-        low: Lower end of its interval.
-        high: Upper end.
-        launches: The launches that hold both.
-    """
-
-    slow: str
-    fast: str
-    factor: float
-    low: float
-    high: float
-    launches: tuple[str, ...]
 
 
 def identical_work(evidence: Evidence) -> Iterator[Hit]:
@@ -48,12 +28,12 @@ def identical_work(evidence: Evidence) -> Iterator[Hit]:
     for (size, _), cases in _alike(evidence).items():
         pairs = list(combinations(cases, 2))
         for pair in pairs:
+            shared = tuple(name for name in cases[pair[0]] if name in cases[pair[1]])
             # So many pairs are looked at that one of them lies outside its own 95 % by chance.
-            found = _differ(cases, pair, 1 - (1 - CONFIDENCE) / len(pairs))
-            if found and found.low > 1 and found.factor > NOTABLE:
-                values = {name: getattr(found, name) for name in VALUES}
-                values["count"] = len(found.launches)
-                yield Hit("identical-work", values, pair, (size,), found.launches)
+            found = _differ(cases, pair, shared, 1 - (1 - CONFIDENCE) / len(pairs))
+            if found and found["low"] > 1 and found["factor"] > NOTABLE:
+                values = found | {"count": len(shared)}
+                yield Hit("identical-work", values, pair, (size,), shared)
 
 
 def _alike(evidence: Evidence) -> dict[Work, Cases]:
@@ -76,20 +56,22 @@ def _work(row: Row) -> str:
     ])  # fmt: skip
 
 
-def _differ(cases: Cases, pair: tuple[str, str], confidence: float) -> Twins | None:
-    """Return how two cases differ; None where no spread is known, as with one launch.
+def _differ(
+    cases: Cases, pair: tuple[str, str], launches: Sequence[str], confidence: float
+) -> dict[str, Any] | None:
+    """Return how many times as long the slower of two cases takes; None where no spread is known.
 
     Each launch that holds both gives one ratio of median steps; what slows a launch as a whole is
-    in both.
+    in both. The factor is their geometric mean.
     """
     first, second = (cases[case] for case in pair)
-    shared = [name for name in first if name in second]
-    ratios = [(first[name].step_s or 1) / (second[name].step_s or 1) for name in shared]
-    units = replicates.independent([first[name] for name in shared], ratios)
+    ratios = [(first[name].step_s or 1) / (second[name].step_s or 1) for name in launches]
+    units = replicates.independent([first[name] for name in launches], ratios)
     interval = log_interval(units, confidence)
     if interval is None:
         return None
     factor, (low, high) = geometric_mean(units), interval
+    slow, fast = pair
     if factor < 1:
-        return Twins(pair[1], pair[0], 1 / factor, 1 / high, 1 / low, tuple(shared))
-    return Twins(*pair, factor, low, high, tuple(shared))
+        slow, fast, factor, low, high = fast, slow, 1 / factor, 1 / high, 1 / low
+    return {"slow": slow, "fast": fast, "factor": factor, "low": low, "high": high}

@@ -1,12 +1,12 @@
 """Rules about a curve over world sizes: its sizes, its shape, and points that do not fit it."""
 
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 
 from lockstep.report.check.evidence import UNIT, Evidence, Hit, are_apart, hit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
+from lockstep.report.predict.ladder_rules import between
 from lockstep.report.predict.models import TOLERANCE, breaks, growth_interval
 from lockstep.vocabulary.text.formats import percent_span
 
@@ -98,5 +98,5 @@ def _dips(series: Series) -> Iterator[tuple[Point, Point, Point]]:
 
 def _between(left: Point, right: Point, size: int) -> float:
     """Return the rate at a size on the straight line, of logarithms, through two points."""
-    share = math.log(size / left.world_size) / math.log(right.world_size / left.world_size)
-    return math.exp((1 - share) * math.log(left.rate) + share * math.log(right.rate))
+    sizes, rates = (left.world_size, right.world_size), (left.rate, right.rate)
+    return between(sizes, rates, size)

@@ -64,7 +64,7 @@ def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
     """Yield (host, threads of its ranks, cores they may use) where both are known."""
     provenance = launch.provenance
     hosts: dict[str, list[dict[str, Any]]] = {}
-    for rank in provenance.get("ranks") or []:
+    for rank in launch.ranks:
         hosts.setdefault(str(rank.get("host")), []).append(rank)
     for host, ranks in hosts.items():
         each = (rank.get("num_threads", provenance.get("threads_per_rank")) for rank in ranks)
@@ -142,14 +142,8 @@ def other_unit(evidence: Evidence) -> Iterator[Hit]:
             each = {point.world_size: point.rate / point.world_size for point in (left, right)}
             low, high = sorted(each, key=each.__getitem__)
             if each[high] > UNIT * each[low]:
-                yield hit(
-                    "unit-of-size",
-                    series,
-                    *each,
-                    fast=high,
-                    slow=low,
-                    factor=each[high] / each[low],
-                )
+                factor = each[high] / each[low]
+                yield hit("unit-of-size", series, *each, fast=high, slow=low, factor=factor)
 
 
 def _ends(point: Point) -> tuple[Row, Row]:
@@ -161,8 +155,8 @@ def _ends(point: Point) -> tuple[Row, Row]:
 def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
     """Two ranks of a launch computed on one GPU."""
     for launch in evidence.results.launches:
-        ranks: dict[tuple[str, str], list[int]] = {}
-        for rank in launch.provenance.get("ranks") or []:
+        ranks: dict[tuple[str, str], list[Any]] = {}
+        for rank in launch.ranks:
             if rank.get("gpu_uuid"):
                 place = (str(rank.get("host")), str(rank["gpu_uuid"]))
                 ranks.setdefault(place, []).append(rank.get("rank"))

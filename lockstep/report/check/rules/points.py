@@ -56,17 +56,15 @@ def _sizes(launches: list[Launch]) -> list[int]:
 
 def _other_hosts(sizes: Sizes) -> Iterator[Hit]:
     """Yield the sizes that share no host with any other."""
-    hosts = {size: _hosts(launches) for size, launches in sizes.items()}
+    hosts = {
+        size: {host for one in launches for host in one.named_hosts}
+        for size, launches in sizes.items()
+    }
     for size, own in sorted(hosts.items())[1:]:
         others = {host for other, known in hosts.items() if other != size for host in known}
         if own and others and not own & others:
             values = {"own": sorted(own), "others": sorted(others)}
             yield Hit("other-hosts", values, world_sizes=(size,))
-
-
-def _hosts(launches: list[Launch]) -> set[str]:
-    ranks = [rank for one in launches for rank in one.provenance.get("ranks") or []]
-    return {str(rank["host"]) for rank in ranks if rank.get("host")}
 
 
 def _other_days(sizes: Sizes) -> Iterator[Hit]:

@@ -140,11 +140,11 @@ def samples_time(evidence: Evidence) -> Iterator[Hit]:
     for entry in evidence.entries:
         factor = _stored_factor(entry)
         if not (_is_one(factor) or _is_size(factor, entry.block["world_size"], EXACT)):
-            yield _stored(entry, "stored-throughput", factor=factor)
+            yield entry.hit("stored-throughput", factor=factor)
             continue
         for statistic, found in _statistic_factors(entry).items():
             if not _is_one(found):
-                yield _stored(entry, "stored-statistic", statistic=statistic, factor=found)
+                yield entry.hit("stored-statistic", statistic=statistic, factor=found)
     for series in evidence.ladders:
         yield from _grows_unlike_speedup(series)
 
@@ -163,11 +163,6 @@ def _grows_unlike_speedup(series: Series) -> Iterator[Hit]:
             "samples-of-table", series, *(p.world_size for p in apart), samples=samples,
             grown=[grown[p.world_size] for p in apart], speedups=[p.speedup for p in apart],
         )  # fmt: skip
-
-
-def _stored(entry: Entry, kind: str, **values: Any) -> Hit:
-    size = int(entry.block["world_size"])
-    return Hit(kind, values, (entry.case,), (size,), (entry.launch.name,))
 
 
 def _is_one(factor: float) -> bool:
@@ -203,8 +198,7 @@ def doubled_world_size(evidence: Evidence) -> Iterator[Hit]:
     """Samples of all ranks were multiplied by the world size once more."""
     for entry in evidence.entries:
         if _is_size(_stored_factor(entry), entry.block["world_size"], EXACT):
-            size = entry.block["world_size"]
-            yield _stored(entry, "stored-doubled", size=size)
+            yield entry.hit("stored-doubled", size=entry.block["world_size"])
     for series in evidence.series:
         yield from _doubled_steps(series)
         for point in series.points:

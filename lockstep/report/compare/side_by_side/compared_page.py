@@ -78,15 +78,11 @@ def _called(names: Sequence[str]) -> list[str]:
 
 
 def _side(letter: str, name: str, one: Results) -> str:
-    devices = dict.fromkeys(
-        str(device) for launch in one.launches
-        for device in launch.provenance.get("device_names") or []
-    )  # fmt: skip
     sizes = sorted({row.world_size for row in one.rows})
     parts = [
         f"{counted(len(one.launches), 'launch')}" if one.launches else "",
         f"on {listed(sizes)} rank{'' if sizes == [1] else 's'}",
-        listed(devices, 3), method.days(one.days),
+        listed(one.device_names, 3), method.days(one.days),
     ]  # fmt: skip
     return f"{letter}: {', '.join([name, *filter(None, parts)])}."
 

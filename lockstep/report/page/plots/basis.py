@@ -46,7 +46,6 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
     """Name devices, nodes and image, and what is not known of them."""
     known = [one.provenance for one in results.launches]
-    devices = dict.fromkeys(str(name) for one in known for name in one.get("device_names") or [])
     images = dict.fromkeys(
         str(one["image_sha256"])[:DIGEST] for one in known if one.get("image_sha256")
     )
@@ -54,6 +53,6 @@ def _machine(results: Results, rows: Sequence[Row]) -> list[str]:
     if not known:
         return []
     return [
-        f"Machine: {formats.listed(devices, 3) or 'unknown devices'}, "
+        f"Machine: {formats.listed(results.device_names, 3) or 'unknown devices'}, "
         f"{method.nodes(rows)}, {image}; whether others shared the nodes is not recorded."
     ]
