@@ -171,4 +171,4 @@ def _row(name: str, text: str) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return number(seconds * MILLI)
+    return number(seconds, scale=MILLI)

@@ -55,6 +55,14 @@ _STEPS = {
     "sample_unit": Column("text", "what a sample is"),
     "samples_per_step": Column("count", "samples of all ranks in a step"),
 }
+_IS_POOLED = {
+    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary")
+}
+_OF_DEVICES = {
+    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
+    "peak_reserved_bytes": Column("bytes", "held by the GPU's allocator, of the rank with most"),
+    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+}
 _BOUNDS = {"low": "lower end of its 95 % interval", "high": "upper end of its 95 % interval"}
 
 
@@ -63,6 +71,15 @@ def _with_interval(name: str, unit: str, meaning: str) -> dict[str, Column]:
     return {name: Column(unit, meaning)} | bounds
 
 
+OF_TRAININGS = {
+    "num_seeds": Column("count", "different seeds of training runs, which accuracies are over"),
+    **_with_interval("epoch_s", "s", "median epoch of training, validation left aside"),
+    **_with_interval("validation_accuracy", "ratio", "mean over runs, after the last epoch"),
+    **_with_interval("best_accuracy", "ratio", "mean over runs of the best epoch's"),
+    "target_accuracy": Column("ratio", "to reach: as asked for, or what all runs come to"),
+    "num_reached": Column("count", "runs that reach it"),
+    **_with_interval("time_to_target_s", "s", "training until then, where all runs reach it"),
+}
 # One row a case, layout and world size, over all its launches.
 POINTS = {
     "series": Column("text", "label of the curve: what varies, without what all share"),
@@ -84,9 +101,7 @@ POINTS = {
     "cost": Column("currency", "device-hours times the price of one"),
     "extra_device_hours": Column("ratio", "device-hours over the baseline's, less 1"),
     "mfu": Column("ratio", "model FLOP/s over the datasheet's dense peak"),
-    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
-    "peak_reserved_bytes": Column("bytes", "held by the GPU's allocator, of the rank with most"),
-    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    **_OF_DEVICES,
     "data_s": Column("s", "what a step waits for its batch, where it draws one"),
     "forward_s": Column("s", "forward of the turns' step, the loss with it"),
     "backward_s": Column("s", "backward of that, with the communication that it does not hide"),
@@ -97,13 +112,7 @@ POINTS = {
     "first_reduce_s": Column(
         "s", "from the backward's beginning until DDP's first bucket is ready"
     ),
-    "num_seeds": Column("count", "different seeds of training runs, which accuracies are over"),
-    **_with_interval("epoch_s", "s", "median epoch of training, validation left aside"),
-    **_with_interval("validation_accuracy", "ratio", "mean over runs, after the last epoch"),
-    **_with_interval("best_accuracy", "ratio", "mean over runs of the best epoch's"),
-    "target_accuracy": Column("ratio", "to reach: as asked for, or what all runs come to"),
-    "num_reached": Column("count", "runs that reach it"),
-    **_with_interval("time_to_target_s", "s", "training until then, where all runs reach it"),
+    **OF_TRAININGS,
     "flags": Column("text", "kinds of reasons for which it is no proposal evidence"),
     "num_far_out": Column("count", "rounds far outside their launch's quartiles; none is left out"),
     "blocked_by": Column("text", "rules of lockstep check that forbid its ratios"),
@@ -117,7 +126,7 @@ LAUNCHES = {
     **WHAT,
     "job": Column("text", "Slurm job of the launch"),
     "started": Column("text", "when the launch began, as ISO 8601"),
-    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
+    **_IS_POOLED,
     "position": Column("count", "place of the case in its launch's order"),
     "rounds": Column("count", "timed rounds"),
     "steps_per_round": Column("count", "steps of a round"),
@@ -129,9 +138,7 @@ LAUNCHES = {
     "overlap": Column("ratio", "1 - exposed communication / all-reduce alone"),
     "gpu_utilisation": Column("ratio", "share of NVML's sample periods in which a kernel ran"),
     "loader_idle": Column("ratio", "share of a step that waits for the data loader"),
-    "peak_memory_bytes": Column("bytes", "of the rank that needs most"),
-    "peak_reserved_bytes": Column("bytes", "held by the GPU's allocator, of the rank with most"),
-    "joules_per_sample": Column("J", "mean power of all ranks' boards over the throughput"),
+    **_OF_DEVICES,
     "seed": Column("count", "of a training run"),
     "epoch_s": Column("s", "median epoch of a training run, validation left aside"),
     "validation_accuracy": Column("ratio", "of a training run, after its last epoch"),
@@ -144,7 +151,7 @@ LAUNCHES = {
 ROUNDS = {
     "launch": Column("text", "name of the launch"),
     **WHAT,
-    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
+    **_IS_POOLED,
     "rank": Column("count", "the rank, from 0"),
     "host": Column("text", "its host"),
     "round": Column("count", "the timed round, from 0"),
@@ -157,7 +164,7 @@ ROUNDS = {
 EPOCHS = {
     "launch": Column("text", "name of the launch, or of the folder of a run"),
     **WHAT,
-    "is_pooled": Column("truth", "whether its point has it; else it differs in what may not vary"),
+    **_IS_POOLED,
     "seed": Column("count", "of the run"),
     "epoch": Column("count", "which, from 1"),
     "steps": Column("count", "updates"),

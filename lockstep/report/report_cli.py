@@ -112,7 +112,7 @@ def report(
     pack_cli.refuse_alone(more)
     code = 1 if results.unread or results.conflicts else 0
     if as_csv or as_json:
-        _print_records(_marked(series, findings), left_out, as_csv, redact)
+        _print_records(series, findings, left_out, as_csv, redact)
         return code
     target = output or (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT
     render.refuse_foreign(target, force, "--output")
@@ -154,19 +154,17 @@ def _say_kept(left_out: "list[Row]", series: "list[Series]", baseline: int | Non
         )
 
 
-def _marked(series: "list[Series]", findings: "list[Finding]") -> "list[Series]":
-    """Return the series with what the check forbids noted on their points."""
+def _print_records(
+    series: "list[Series]",
+    findings: "list[Finding]",
+    left_out: "list[Row]",
+    as_csv: bool,
+    redact: Callable[[Any], Any],
+) -> None:
+    from lockstep.report.compute.point_table import table
     from lockstep.report.page import checked
 
     checked.mark(series, findings)
-    return series
-
-
-def _print_records(
-    series: "list[Series]", left_out: "list[Row]", as_csv: bool, redact: Callable[[Any], Any]
-) -> None:
-    from lockstep.report.compute.point_table import table
-
     records = redact(table(series))
     if as_csv:
         click.echo(_csv(records), nl=False)

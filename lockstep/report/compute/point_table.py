@@ -1,14 +1,15 @@
 """One flat record per point, as `--csv`, `--json` and the page's data give it.
 
-`lockstep.report` says what each column means.
+`lockstep.report.columns` says what each column means.
 """
 
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from statistics import median
 from typing import Any
 
+from lockstep.report import columns
 from lockstep.report.compute import learning
 from lockstep.report.compute.lost_time import attribution, quantities, step_phases
 from lockstep.report.compute.scaling import Point, Series
@@ -16,90 +17,7 @@ from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.records import flags
 
-
-@dataclass(kw_only=True)
-class PointRecord:
-    """A point's columns, in the order in which they are printed."""
-
-    series: str
-    case: str
-    origin: str
-    study: str
-    workload: str
-    scaling: str | None
-    precision: str | None
-    local_batch: int | None
-    global_batch: int | None
-    world_size: int
-    num_nodes: int | None
-    ranks_per_node: int | None
-    layout: str
-    num_launches: int
-    num_jobs: int | None
-    interval_over: str | None
-    rounds: int
-    step_s: float | None
-    step_s_low: float | None
-    step_s_high: float | None
-    min_step_s: float | None
-    max_step_s: float | None
-    mean_step_s: float | None
-    stddev_step_s: float | None
-    time_s: float | None
-    sample_unit: str
-    samples_per_step: int | None
-    throughput_samples_per_s: float | None
-    throughput_samples_per_s_low: float | None
-    throughput_samples_per_s_high: float | None
-    baseline_world_size: int | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    parallel_efficiency: float | None
-    parallel_efficiency_low: float | None
-    parallel_efficiency_high: float | None
-    time_ratio: float | None
-    device_hours: float | None
-    device_hours_per: str | None
-    cost: float | None
-    extra_device_hours: float | None
-    mfu: float | None
-    peak_memory_bytes: int | None
-    peak_reserved_bytes: int | None
-    joules_per_sample: float | None
-    data_s: float | None
-    forward_s: float | None
-    backward_s: float | None
-    optimizer_s: float | None
-    exposed_communication_s: float | None
-    exposed_communication_s_low: float | None
-    exposed_communication_s_high: float | None
-    all_reduce_s: float | None
-    all_reduce_s_low: float | None
-    all_reduce_s_high: float | None
-    overlap: float | None
-    overlap_low: float | None
-    overlap_high: float | None
-    first_reduce_s: float | None
-    num_seeds: int | None = None
-    epoch_s: float | None = None
-    epoch_s_low: float | None = None
-    epoch_s_high: float | None = None
-    validation_accuracy: float | None = None
-    validation_accuracy_low: float | None = None
-    validation_accuracy_high: float | None = None
-    best_accuracy: float | None = None
-    best_accuracy_low: float | None = None
-    best_accuracy_high: float | None = None
-    target_accuracy: float | None = None
-    num_reached: int | None = None
-    time_to_target_s: float | None = None
-    time_to_target_s_low: float | None = None
-    time_to_target_s_high: float | None = None
-    flags: list[dict[str, Any]]
-    num_far_out: int | None
-    blocked_by: list[str]
-    details: dict[str, list[Any]]
+COLUMNS = (*columns.POINTS, *columns.DETAILS)
 
 
 def table(series: Iterable[Series]) -> list[dict[str, Any]]:
@@ -107,16 +25,16 @@ def table(series: Iterable[Series]) -> list[dict[str, Any]]:
     every = list(series)
     targets = learning.targets(every)
     return [
-        vars(_record(one, point, targets.get(learning.learns(one))))
+        _record(one, point, targets.get(learning.learns(one)))
         for one in every
         for point in one.points
     ]
 
 
-def _record(series: Series, point: Point, target: float | None) -> PointRecord:
+def _record(series: Series, point: Point, target: float | None) -> dict[str, Any]:
     row = point.rows[0]
     far_out = _known(point, "num_far_out")
-    return PointRecord(
+    return _ordered(
         series=series.label,
         case=series.case,
         origin=row.origin,
@@ -153,6 +71,12 @@ def _record(series: Series, point: Point, target: float | None) -> PointRecord:
         **_ratios(series, point),
         **_learned(point, target),
     )
+
+
+def _ordered(**found: Any) -> dict[str, Any]:
+    """Return a point's columns, all of them, in the order in which they are printed."""
+    assert len(found) == len(COLUMNS)
+    return {name: found[name] for name in COLUMNS}
 
 
 def _known(point: Point, name: str) -> list[Any]:
@@ -220,9 +144,9 @@ def _ratios(series: Series, point: Point) -> dict[str, Any]:
 
 
 def _learned(point: Point, target: float | None) -> dict[str, Any]:
-    """Return what training runs came to; nothing where nothing is trained."""
+    """Return what training runs came to; unknown where nothing is trained."""
     if point.rows[0].training is None:
-        return {}
+        return dict.fromkeys(columns.OF_TRAININGS)
     found = learning.learned(point, target)
     pooled = {
         "epoch_s": found.epoch_s, "validation_accuracy": found.accuracy,

@@ -44,17 +44,13 @@ def _scaling_row(point: Point) -> list[str]:
     row, mean = point.rows[0], mean_step_s(point)
     return [
         str(point.world_size), shown(row.num_nodes), shown(row.global_batch),
-        shown(row.local_batch), number(_scaled(point.step_s, MILLI)),
-        span(point.step_interval, MILLI), number(_scaled(mean, MILLI)),
+        shown(row.local_batch), number(point.step_s, scale=MILLI),
+        span(point.step_interval, MILLI), number(mean, scale=MILLI),
         number(point.throughput_samples_per_s), allowed(point, ratio(point.speedup)),
         allowed(point, percent(point.parallel_efficiency)),
         allowed(point, percent_span(point.efficiency_interval)),
-        number(_scaled(point.peak_memory_bytes, 1 / GIGA)), str(point.num_launches),
+        number(point.peak_memory_bytes, scale=1 / GIGA), str(point.num_launches),
     ]  # fmt: skip
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def time_of_samples_s(point: Point) -> float | None:

@@ -131,18 +131,15 @@ def time_to_solution(chosen: Chosen, plan: Budget | None) -> str:
     unit = point.rows[0].sample_unit or "samples"
     mean = mean_step_s(point)
     text = (
-        f"At the production size an optimizer update takes {number(_ms(point.step_s))} ms in the "
-        f"median and {number(_ms(mean))} ms in the mean; 10\u2076 {unit} take "
+        "At the production size an optimizer update takes "
+        f"{number(point.step_s, scale=MILLI)} ms in the median and "
+        f"{number(mean, scale=MILLI)} ms in the mean; 10\u2076 {unit} take "
         f"{number(cells.time_of_samples_s(point))} s."
     )
     for one in plan.milestones if plan else ():
         if one.num_steps is not None:
             text += f" {one.type}: a run of {one.num_steps} steps takes {number(one.hours)} h."
     return text
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * MILLI
 
 
 def scale(chosen: Chosen, noun: str) -> str:

@@ -140,11 +140,8 @@ SOFTWARE = {
 
 
 def _scalability(facts: Facts) -> list[Block]:
-    return [*_tables(facts), *_job_size(facts), *_drawn(facts)]
-
-
-def _tables(facts: Facts) -> list[Block]:
-    return [_table(facts, one) for one in facts.chosen.shown]
+    tables = [_table(facts, one) for one in facts.chosen.shown]
+    return [*tables, *_job_size(facts), *_drawn(facts)]
 
 
 def _main_table(facts: Facts) -> list[Block]:
@@ -196,18 +193,6 @@ def _gantt(facts: Facts) -> list[Block]:
     return [pack_tables.gantt(dated)] if dated else []
 
 
-def _precision(facts: Facts) -> list[Block]:
-    return _texts(pack_wording.precision(facts.chosen))
-
-
-def _time(facts: Facts) -> list[Block]:
-    return _texts(pack_wording.time_to_solution(facts.chosen, facts.plan))
-
-
-def _scale(facts: Facts) -> list[Block]:
-    return _texts(pack_wording.scale(facts.chosen, facts.noun))
-
-
 def _mechanism(facts: Facts) -> list[Block]:
     version = str(facts.results.provenance.get("lockstep_version", formats.DASH))
     warmup = [one.facts.get("warmup_rounds") for one in facts.results.launches]
@@ -215,14 +200,6 @@ def _mechanism(facts: Facts) -> list[Block]:
     points = facts.chosen.points
     told = method.timing(points, version, warmup, planned)
     return _texts(*told, pack_wording.intervals(points))
-
-
-def _basis(facts: Facts) -> list[Block]:
-    return _texts(facts.said_basis)
-
-
-def _memory(facts: Facts) -> list[Block]:
-    return _texts(pack_wording.memory(facts.chosen, facts.results.on_cpus))
 
 
 def _peak(facts: Facts) -> list[Block]:
@@ -312,12 +289,12 @@ PARTS: dict[str, Callable[[Facts], list[Block]]] = {
     "figures": _drawn,
     "bottleneck": _bottleneck,
     "gantt": _gantt,
-    "precision": _precision,
-    "time": _time,
-    "scale": _scale,
+    "precision": lambda facts: _texts(pack_wording.precision(facts.chosen)),
+    "time": lambda facts: _texts(pack_wording.time_to_solution(facts.chosen, facts.plan)),
+    "scale": lambda facts: _texts(pack_wording.scale(facts.chosen, facts.noun)),
     "mechanism": _mechanism,
-    "basis": _basis,
-    "memory": _memory,
+    "basis": lambda facts: _texts(facts.said_basis),
+    "memory": lambda facts: _texts(pack_wording.memory(facts.chosen, facts.results.on_cpus)),
     "peak": _peak,
     "milestones": _milestones,
     "unit_costs": _unit_costs,

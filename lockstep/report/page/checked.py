@@ -75,11 +75,9 @@ def not_pooled(left_out: Sequence[Row]) -> str:
 
 def next_step(found: Sequence[Finding]) -> str:
     """Return what to do about the first error; empty where there is none."""
-    return (
-        f"Mend what the check calls an error, first {found[0].rule}: {found[0].action}."
-        if (found)
-        else ""
-    )
+    if not found:
+        return ""
+    return f"Mend what the check calls an error, first {found[0].rule}: {found[0].action}."
 
 
 def findings_panel(found: Sequence[Finding]) -> Panel | None:

@@ -326,7 +326,7 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
 def _means(rows: Sequence[Row], rank: int) -> list[str]:
     """Return what telemetry has of a rank as cells, a dash where it has nothing."""
     found = [(device_use.rank_mean(rows, gauge, rank), scale) for gauge, scale in MEANS.values()]
-    return [formats.DASH if mean is None else formats.number(mean * scale) for mean, scale in found]
+    return [formats.number(mean, scale=scale) for mean, scale in found]
 
 
 def _fact(name: str, value: object) -> str:

@@ -6,10 +6,14 @@ DASH = "\u2013"
 THIN = "\u202f"
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits, thousands separated by thin spaces."""
+def number(value: float | None, digits: int = 3, scale: float = 1.0) -> str:
+    """Return a number with so many digits, in the unit that `scale` makes.
+
+    Thousands are separated by thin spaces.
+    """
     if value is None:
         return DASH
+    value *= scale
     if value == 0:
         return "0"
     # The exponent after rounding: 9.999 has the size of 10.

@@ -113,7 +113,7 @@ def _others(series: list[Series]) -> Panel:
         times = (point.step_s, *(point.pooled[f"{n}_step_s"] for n in ("mean", "min", "max")))
         rows.append([
             one.case, str(point.num_launches), str(sum(r.rounds or 0 for r in point.rows)),
-            *(number(None if t is None else t * MILLI) for t in times),
+            *(number(time_s, scale=MILLI) for time_s in times),
             flagged(point),
         ])  # fmt: skip
     return panel(OTHER, TITLES[OTHER], tables=[table("Times of one process", columns, rows, 1)])

@@ -179,7 +179,7 @@ def _message_table(name: str, sized: Mapping[int, Sweep]) -> Table:
     rows = [
         [
             str(world_size), formats.size_of(size), str(point.num_launches),
-            number(None if point.step_s is None else point.step_s * MICRO),
+            number(point.step_s, scale=MICRO),
             span(point.step_interval, MICRO), *map(number, _bandwidths(point)), flagged(point),
         ]
         for world_size, points in sized.items()

@@ -157,7 +157,7 @@ def _scaling_row(point: Point) -> list[str]:
     scale = MILLI if point.step_s is not None else 1.0
     return [
         str(point.world_size), shown(point.rows[0].num_nodes), str(point.num_launches),
-        number(None if point.step_s is None else point.step_s * MILLI),
+        number(point.step_s, scale=MILLI),
         span(point.step_interval, scale), number(point.throughput_samples_per_s),
         allowed(point, ratio(point.speedup)), allowed(point, percent(point.parallel_efficiency)),
         allowed(point, percent_span(point.efficiency_interval)),

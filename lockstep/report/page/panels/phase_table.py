@@ -33,15 +33,12 @@ def phase_table(series: Series) -> Table | None:
 
 def _cells(point: Point) -> list[str]:
     rows = [] if point.blocked_by else point.rows
+    alone = (attribution.pooled(point, name)[0] for name in ("reduce", "exposed"))
+    times_s = [*step_phases.columns(point).values(), *alone]
     hidden = quantities.values(rows, "overlap")
     return [
         str(point.world_size),
-        *map(_ms, step_phases.columns(point).values()),
-        *(_ms(attribution.pooled(point, name)[0]) for name in ("reduce", "exposed")),
+        *(number(seconds, scale=MILLI) for seconds in times_s),
         percent(quantities.centre(hidden, "overlap") if hidden else None),
         percent_span(quantities.interval(rows, "overlap")),
     ]
-
-
-def _ms(seconds: float | None) -> str:
-    return number(None if seconds is None else seconds * MILLI)
