@@ -18,8 +18,7 @@ from lockstep.report.load.reading import load
 from lockstep.report.load.results import Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
-from lockstep.report.page.panels.losses import sentence
-from lockstep.report.page.panels.phase_table import phase_table
+from lockstep.report.page.panels.losses import phase_table, sentence
 from lockstep.report.words import verdict_card
 from lockstep.vocabulary.text.formats import number, percent
 

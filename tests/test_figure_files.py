@@ -11,7 +11,7 @@ from lockstep.cli import lockstep
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.load.redaction import Redactor
-from lockstep.report.page import figure_files
+from lockstep.report.page import figures as drawn
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.drawing import ticks, traces
 from lockstep.report.page.drawing.palette import SERIES_COLOURS
@@ -29,9 +29,9 @@ def test_figures_are_written_in_every_format_with_their_basis_and_the_same_bytes
         "source": whole["source"],
         "sections": [{"figures": whole["sections"][0]["figures"][:1]}],
     }
-    found = figure_files.write(one, tmp_path / "a")
+    found = drawn.write(one, tmp_path / "a")
     assert [path.name for path in found] == [f"strong-speedup.{k}" for k in ("svg", "pdf", "png")]
-    again = figure_files.write(one, tmp_path / "b")
+    again = drawn.write(one, tmp_path / "b")
     assert [path.read_bytes() for path in found] == [path.read_bytes() for path in again]
     svg = found[0].read_text()
     assert "lockstep report DIR" in svg
@@ -51,7 +51,7 @@ def test_no_factor_s_name_leads_out_of_the_folder(tmp_path):
     }  # fmt: skip
     write(tmp_path / "tree", document("w1-r0", 1, cases))
     figures = tmp_path / "a" / "b" / "figures"
-    made = figure_files.write(page_of(tmp_path / "tree"), figures, ["svg"])
+    made = drawn.write(page_of(tmp_path / "tree"), figures, ["svg"])
     assert any("speedup" in path.name for path in made)
     assert {path.resolve().parent for path in made} == {figures}
     assert {path.name for path in tmp_path.iterdir()} == {"tree", "a"}

@@ -16,7 +16,7 @@ from lockstep.report.compute.point_table import table
 from lockstep.report.compute.scaling import series_of
 from lockstep.report.load.reading import load
 from lockstep.report.page.content_of_page import page
-from lockstep.report.page.panels.phase_table import phase_table
+from lockstep.report.page.panels.losses import phase_table
 from lockstep.vocabulary.records.record import KEY
 from lockstep.world import process_group as world
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.report import columns
 from lockstep.report.compute import learning
-from lockstep.report.compute.lost_time import attribution, quantities, step_phases
+from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval
 from lockstep.report.load.results import Row
@@ -86,7 +86,7 @@ def _known(point: Point, name: str) -> list[Any]:
 
 
 def _beside_its_time(point: Point) -> dict[str, Any]:
-    return _of_devices(point) | step_phases.columns(point) | _communication(point)
+    return _of_devices(point) | attribution.phases(point) | _communication(point)
 
 
 def _of_devices(point: Point) -> dict[str, Any]:

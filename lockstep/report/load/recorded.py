@@ -32,9 +32,9 @@ def shipped() -> dict[str, Path]:
 def pack(folder: Path, facts: Mapping[str, Any]) -> bytes:
     """Return a campaign's folder as a recording, the same bytes for the same results.
 
-    Args:
-        folder: Its results.
-        facts: How they came about, with a `kind`: see `report.words.recording_label`.
+    The facts say how they came about: `kind` is `links` for nodes of one machine that links of a
+    known rate join; then there are `num_nodes`, `rate_bit_per_s`, and `ms_per_item` where the
+    devices are stand-ins.
     """
     found = sorted(folder.glob(f"{LAUNCHES}/*/{RESULT}"))
     document = {

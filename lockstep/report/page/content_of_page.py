@@ -26,15 +26,15 @@ from lockstep.report.words import (
     factor_card,
     headline,
     method,
-    recording_label,
     verdict_card,
 )
 from lockstep.report.words.headline import Headline
 from lockstep.report.words.next_step import WIDE, is_wide, next_step
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import counted
+from lockstep.vocabulary.text.formats import counted, number
 
+BIT_PER_MBIT = 1e6
 CPU_BAND = (
     "Measured on CPUs: the ranks share cores and memory bandwidth. This is a functional test, "
     "not a scaling result, and no evidence for a proposal."
@@ -106,10 +106,26 @@ def _top(
 
 def _band(results: Results) -> str | None:
     """Return what a reader must know before any number."""
-    if facts_of := results.campaign.get(RECORDED):
-        return recording_label.label(facts_of)
+    if recorded := results.campaign.get(RECORDED):
+        return _recorded(recorded)
     is_training = any(not row.program for row in results.rows)
     return CPU_BAND if results.on_cpus and is_training else None
+
+
+def _recorded(facts: Mapping[str, Any]) -> str:
+    """Say what was measured in a recording, and what is a stand-in there."""
+    begin = "A recorded campaign, not measured on this machine"
+    if facts.get("kind") != "links":
+        return f"{begin}."
+    nodes = counted(int(facts["num_nodes"]), "node")
+    rate = number(float(facts["rate_bit_per_s"]) / BIT_PER_MBIT)
+    text = f"{begin}: {nodes} made on one machine, joined by links of {rate} Mbit/s."
+    if wait := facts.get("ms_per_item"):
+        text += (
+            f" Ranks, DDP, all-reduce and network are real; each rank's device is a stand-in that "
+            f"waits {number(float(wait))} ms a sample in place of computing."
+        )
+    return f"{text} It shows what a page says, and is no evidence for a proposal."
 
 
 def _around(

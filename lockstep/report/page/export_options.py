@@ -42,9 +42,9 @@ def named(paths: Sequence[Path], given: Mapping[str, Any]) -> tuple[Path, ...]:
 
 def write_figures(page: Mapping[str, Any], beside: Path, given: Mapping[str, Any]) -> None:
     """Write the figures in the formats that are asked for, if any."""
-    from lockstep.report.page import figure_files
+    from lockstep.report.page import figures
 
     wanted: list[Any] = [kind for kind in FORMATS if given[kind]]
     if wanted:
-        made = figure_files.write(page, beside / FOLDER, wanted)
+        made = figures.write(page, beside / FOLDER, wanted)
         click.echo(f"figures: {len(made)} files in {click.format_filename(beside / FOLDER)}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
-from lockstep.report.compute.lost_time import device_use
+from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Series
 from lockstep.report.load import gaps as missing
 from lockstep.report.load.gaps import Gap
@@ -325,7 +325,7 @@ def _rank_table(launches: list[Launch], rows: Sequence[Row]) -> dict[str, Any]:
 
 def _means(rows: Sequence[Row], rank: int) -> list[str]:
     """Return what telemetry has of a rank as cells, a dash where it has nothing."""
-    found = [(device_use.rank_mean(rows, gauge, rank), scale) for gauge, scale in MEANS.values()]
+    found = [(quantities.rank_mean(rows, gauge, rank), scale) for gauge, scale in MEANS.values()]
     return [formats.number(mean, scale=scale) for mean, scale in found]
 
 

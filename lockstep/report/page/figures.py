@@ -7,8 +7,9 @@ CSS variables, which lets it recolour its figures in dark mode and in print.
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -16,6 +17,7 @@ import matplotlib as mpl
 from lockstep.report.page.drawing import bands, changes, dots, grids, stacks, traces
 from lockstep.report.page.drawing.canvas import Canvas
 from lockstep.report.page.drawing.palette import STYLE, VARIABLES, WIDTH_IN
+from lockstep.vocabulary.system.files import write_atomically
 
 Format = Literal["svg", "pdf", "png"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png")
@@ -74,6 +76,20 @@ def saved(spec: dict[str, Any], source: str, kind: Format) -> bytes:
         }  # fmt: skip
         canvas.figure.savefig(file, format=kind, dpi=DOTS_PER_IN, metadata=facts[kind])
         return file.getvalue()
+
+
+def write(page: Mapping[str, Any], folder: Path, formats: Sequence[Format] = FORMATS) -> list[Path]:
+    """Write every figure of a page as files named by its id; return them, in the page's order.
+
+    The folder is made where it is not there. The same data give the same bytes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for spec in (one for section in page["sections"] for one in section["figures"]):
+        for kind in formats:
+            made.append(folder / f"{spec['id']}.{kind}")
+            write_atomically(made[-1], saved(spec, page["source"], kind))
+    return made
 
 
 def _inner(canvas: Canvas) -> str:

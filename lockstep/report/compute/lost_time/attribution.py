@@ -18,7 +18,7 @@ causes show only, or wholly, against a baseline:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
@@ -44,6 +44,8 @@ WHOLE: tuple[Cause, ...] = (
     "own", "imbalance", "contention", "exposed", "ddp", "input", "remainder"
 )  # fmt: skip
 
+# Phase of a step -> its column.
+PHASES = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s"}
 # Seconds of a launch by cause.
 Split = Mapping[str, float]
 # A weight, and what each launch gives, or each of several jobs.
@@ -133,6 +135,18 @@ def pooled(point: Point, name: str) -> tuple[float | None, Interval | None]:
     """
     here = _splits(point) or {}
     return _sum([(1.0, here[name])]) if name in here else (None, None)
+
+
+def phases(point: Point) -> dict[str, float | None]:
+    """Return the seconds of each phase, the median over launches; None unless all know it.
+
+    What a step waits for its batch is the cause `input`, a mean like all causes.
+    """
+    found: dict[str, float | None] = {"data_s": pooled(point, "input")[0]}
+    for phase, column in PHASES.items():
+        known = [row.phase_s[phase] for row in point.rows if phase in row.phase_s]
+        found[column] = median(known) if len(known) == len(point.rows) else None
+    return found
 
 
 def loss(series: Series, point: Point) -> Loss | None:

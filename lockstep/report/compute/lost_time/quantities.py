@@ -89,12 +89,33 @@ def _gpu_utilisation(row: Row) -> float | None:
 
 def of_ranks(row: Row, *path: str) -> list[float]:
     """Return what telemetry has of every rank; empty where a rank's is unknown."""
+    known = [one for one in _telemetry(row, *path) if one is not None]
+    return known if len(known) == row.world_size else []
+
+
+def rank_mean(rows: Sequence[Row], name: str, rank: int) -> float | None:
+    """Return the mean of a rank's gauge, such as power_w, over the cases of its launch.
+
+    A case counts by the time for which it was watched. None where no case has it.
+    """
+    found = [(_telemetry(row, name, "mean"), _telemetry(row, "elapsed_s")) for row in rows]
+    known = [
+        (means[rank], times_s[rank])
+        for means, times_s in found
+        if rank < min(len(means), len(times_s))
+    ]
+    pairs = [(mean, time_s) for mean, time_s in known if mean is not None and time_s]
+    total_s = sum(time_s for _, time_s in pairs)
+    return sum(mean * time_s for mean, time_s in pairs) / total_s if pairs else None
+
+
+def _telemetry(row: Row, *path: str) -> list[float | None]:
+    """Return what telemetry has of each rank by such a path, None where that is no amount."""
     found: Any = row.details.get("telemetry")
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
     values = found if isinstance(found, list) else []
-    known = [one for one in values if isinstance(one, int | float) and one >= 0]
-    return known if len(known) == row.world_size else []
+    return [one if isinstance(one, int | float) and one >= 0 else None for one in values]
 
 
 def _kept(end: float) -> float:

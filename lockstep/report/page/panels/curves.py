@@ -7,7 +7,7 @@ from lockstep.report.compute.lost_time import quantities
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import ratio_interval
 from lockstep.report.load import layout
-from lockstep.report.page.panels.losses import loss_table
+from lockstep.report.page.panels.losses import loss_table, phase_table
 from lockstep.report.page.panels.parts import (
     GIGA,
     KILO,
@@ -28,7 +28,6 @@ from lockstep.report.page.panels.parts import (
     sound,
     table,
 )
-from lockstep.report.page.panels.phase_table import phase_table
 from lockstep.report.page.panels.settings import requested
 from lockstep.report.page.plots import cause_figures, scaling_figures
 from lockstep.report.predict.prediction import Curve

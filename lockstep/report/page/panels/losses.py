@@ -1,7 +1,7 @@
-"""What a report says of the time a step loses: the table, and one sentence for a point."""
+"""What a report says of the time of a step: its causes and phases, and what a point loses."""
 
 from lockstep.causes.words import NAMES
-from lockstep.report.compute.lost_time import attribution
+from lockstep.report.compute.lost_time import attribution, quantities
 from lockstep.report.compute.lost_time.attribution import CAUSES, Cause, Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest, slowest
 from lockstep.report.compute.scaling import Point, Series
@@ -9,7 +9,7 @@ from lockstep.report.compute.statistics import Interval
 from lockstep.report.page.panels.parts import MILLI, Table, table
 from lockstep.vocabulary.metrics import NOTABLE
 from lockstep.vocabulary.text import formats
-from lockstep.vocabulary.text.formats import capital, counted, number, percent
+from lockstep.vocabulary.text.formats import capital, counted, number, percent, percent_span
 
 # Tables that a reader opens together.
 GROUP = "Where a step's time goes"
@@ -25,6 +25,19 @@ ADVICE: dict[Cause, str] = {
     "fill the device, or ranks share cores and memory bandwidth",
     "ddp": "it takes as long at every size: try a larger batch per rank",
 }
+
+PHASE_COLUMNS = (
+    "Ranks", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)",
+    "All-reduce alone (ms)", "Exposed (ms)", "Overlap (%)", "95 % interval (%)",
+)  # fmt: skip
+PHASE_NOTE = (
+    "Forward, backward and optimizer are of the turns of the whole step: means over ranks, medians "
+    "over turns and launches. Data is what the slowest rank waits for its batch, a mean. "
+    "Backward holds the communication that it does not hide. Overlap is 1 less the exposed "
+    "communication over the all-reduce of the gradients alone, with nothing beside it: 100 % where "
+    "the backward hides all of it. Exposed communication holds DDP's own copies and hooks, too, so "
+    "no less than that is hidden."
+)
 
 
 def loss_table(series: Series) -> Table | None:
@@ -105,6 +118,29 @@ def _span(interval: Interval | None, signed: bool = True) -> str:
     if interval is None:
         return formats.DASH
     return f"{_ms(interval[0], signed)} to {_ms(interval[1], signed)}"
+
+
+def phase_table(series: Series) -> Table | None:
+    """Return the phases of each point's step and what they hide; None where nothing is known."""
+    cells = [_phase_cells(point) for point in series.points]
+    rows = [row for row in cells if set(row[1:]) != {formats.DASH}]
+    if not rows:
+        return None
+    caption = f"Phases of a step: {series.label}"
+    return table(caption, PHASE_COLUMNS, rows, note=PHASE_NOTE, folded=True, group=GROUP)
+
+
+def _phase_cells(point: Point) -> list[str]:
+    rows = [] if point.blocked_by else point.rows
+    alone = (attribution.pooled(point, name)[0] for name in ("reduce", "exposed"))
+    times_s = [*attribution.phases(point).values(), *alone]
+    hidden = quantities.values(rows, "overlap")
+    return [
+        str(point.world_size),
+        *(number(seconds, scale=MILLI) for seconds in times_s),
+        percent(quantities.centre(hidden, "overlap") if hidden else None),
+        percent_span(quantities.interval(rows, "overlap")),
+    ]
 
 
 def sentence(series: Series, point: Point, why: Reason | None) -> str | None:
