@@ -113,7 +113,6 @@ class Bound:
             shown are of `turns_s`.
         compute_s: What the causes leave of the turns' step: a rank's own work in proportion to its
             batch.
-        shares: The causes, the largest first.
         slow: The rank that the others wait for, where one is shown; of one launch alone, since in
             another a rank may be on another machine.
         exposed_bucket_s: What of the exposed communication goes to each bucket: shared out as the

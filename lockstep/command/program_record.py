@@ -46,14 +46,7 @@ def record(
 
     A round is a run, of one row, for the launcher's clock alone is known. It lasts the wall time or
     what the primary metric says: a time, or the time of one unit of work at the rate that it gives.
-
-    Args:
-        command: The program.
-        case: Its case.
-        start: What started its ranks.
-        runs: Metric -> value of each run that counts, the wall time among them.
-        line: What was run, its values filled in.
-        launch: Further fields of the record, the digest of the program among them.
+    `launch` has further fields of the record, the digest of the program among them.
 
     Raises:
         ValueError: A value is none that a record may hold.

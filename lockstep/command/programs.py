@@ -86,12 +86,8 @@ def start(
 ) -> Start:
     """Return what starts the ranks, and where they then are.
 
-    Args:
-        command: The program.
-        world_size: Its ranks.
-        most_ranks: Those of the ladder's largest size.
-        under: srun with what a job's script tells it; empty outside one.
-        inside: What puts a rank into an image; empty where none is used.
+    `under` is srun with what a job's script tells it, and empty outside one; `inside` puts a rank
+    into an image, and is empty where none is used.
 
     Raises:
         ValueError: Nothing here starts so many ranks.

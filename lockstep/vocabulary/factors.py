@@ -117,10 +117,7 @@ def written(factors: Mapping[str, Sequence[Value]]) -> list[str]:
 def study_of(names: Sequence[str], offered: Sequence[str], size: Size) -> str:
     """Return the study to ask about factors: the one that varies the least else.
 
-    Args:
-        names: The factors, which the study's cases all have.
-        offered: Studies to prefer: those of a campaign.
-        size: Where the cases are from.
+    Those offered, the studies of a campaign, are preferred.
 
     Raises:
         ValueError: No study's cases have all of them.

@@ -19,10 +19,7 @@ NOTABLE = 0.05
 
 
 def slowest_rank(rank_round_s: Sequence[Sequence[float]]) -> list[float]:
-    """Return each round's duration: the maximum over ranks.
-
-    Args:
-        rank_round_s: Seconds, shape (num_ranks, num_rounds).
+    """Return the slowest rank's seconds of each round; the shape is (num_ranks, num_rounds).
 
     Raises:
         ValueError: The ranks counted different numbers of rounds, or none.
@@ -50,9 +47,6 @@ def best_efficiencies(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dic
 
     Of the rates of work X, medians over launches: X(p) / X(p0) / (p / p0), with p0 the smallest
     size that a case was measured at, which itself is judged by none.
-
-    Args:
-        rates: Case -> world size -> the rate of each launch.
     """
     best: dict[int, float] = {}
     for own in rates.values():

@@ -28,13 +28,7 @@ def sums(files: Mapping[str, Source]) -> bytes:
 
 
 def write(path: Path, name: str, files: Mapping[str, Source]) -> int:
-    """Write an archive and return its size in bytes.
-
-    Args:
-        path: The archive.
-        name: The folder that all files are in.
-        files: Path inside that folder -> what it holds; the checksums are added.
-    """
+    """Write files, by their paths in a folder, and their checksums; return the archive's size."""
     held: dict[str, Source] = {**files, SUMS: sums(files)}
     part = path.with_name(f".{path.name}.part")
     try:

@@ -311,9 +311,7 @@ RULES = tuple(Rule(*row) for row in TABLE)
 def check(results: Results, series: list[Series] | None = None) -> list[Finding]:
     """Return what is wrong with a set of results, errors first, in the order of the rules.
 
-    Args:
-        results: What `lockstep.report.load.reading.gather` read, conflicts included.
-        series: The series of all rows, where they are known already.
+    `series` are those of all rows, where they are known already.
     """
     evidence = Evidence(results, series)
     found = [
@@ -339,10 +337,7 @@ def blocked_by(
 ) -> list[str]:
     """Return the rules that forbid a verdict on results, since their findings touch one of them.
 
-    Args:
-        findings: What the check has found.
-        rows: The results behind the verdict.
-        of_speed: Whether the verdict is on a time, a rate or a ratio of them.
+    `of_speed` tells whether the verdict is on a time, a rate or a ratio of them.
     """
     touched, wrong = list(rows), (blocking if of_speed else errors)(findings)
     return list(dict.fromkeys(one.rule for one in wrong if any(map(one.touches, touched))))

@@ -56,7 +56,6 @@ class Pair:
     """A point that both sides hold.
 
     Attributes:
-        case: Name of the case in A.
         a: Rows of A, one per launch.
         b: Rows of B, whose case may have another name where a factor may differ.
     """

@@ -44,7 +44,6 @@ class Learned:
 
     Attributes:
         accuracy: After the last epoch; None where no accuracy is measured.
-        best: The best of a run's epochs.
         target: Accuracy to reach; None where none is known.
         reached_s: Seconds until they do; None unless all runs do.
     """

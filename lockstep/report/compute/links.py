@@ -53,11 +53,7 @@ class LinkFit:
 
 
 def fit_points(collective: str, points: Sequence[tuple[float, Point]]) -> LinkFit | None:
-    """Fit the points of one collective on one set of ranks.
-
-    Args:
-        collective: Its name.
-        points: Message size in bytes, and what was measured.
+    """Fit the points of one collective, each with its message's bytes, on one set of ranks.
 
     Returns:
         None at one rank, for a collective without a busbw, or for fewer than three sizes.

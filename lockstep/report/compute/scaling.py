@@ -170,10 +170,7 @@ def series_of(
 ) -> list[Series]:
     """Group rows into series with speed-up, efficiency and intervals.
 
-    Args:
-        rows: The tidy table.
-        baseline: World size to divide by; series without it keep their smallest size.
-        cost_per_hour: Price of one device-hour, in any currency.
+    Series without a point at the baseline keep their smallest size.
 
     Raises:
         ValueError: No series was measured at the baseline asked for.
@@ -258,10 +255,7 @@ def gained(
 ) -> tuple[float, Interval | None, float, Interval | None]:
     """Return speed-up and efficiency of a point, each with its interval.
 
-    Args:
-        point: What the ratios are of.
-        base: What they are to.
-        times: How many times its ranks, threads or the like the point has.
+    The point has so many times the ranks, threads or the like of its base.
     """
     speedup = point.rate / base.rate
     interval = _telling(ratio_interval(point.units, base.units))

@@ -125,10 +125,8 @@ def ratio_interval(
 def linear_interval(terms: Sequence[tuple[float, Sequence[float]]]) -> Interval | None:
     """Return the interval of a sum of weighted means, with the freedoms of Welch and Satterthwaite.
 
-    None where a term has fewer than two launches, and where no spread is known.
-
-    Args:
-        terms: A weight, and one value per launch; the terms' launches are independent.
+    None where a term has fewer than two launches, and where no spread is known. A term is a weight
+    and one value per launch; the terms' launches are independent.
     """
     if min(len(values) for _, values in terms) < 2:
         return None
@@ -208,10 +206,6 @@ def family_error(p_values: Sequence[float], error: float = 1 - CONFIDENCE) -> fl
     is at most error * k / m. Intervals at 1 - error * R / m are theirs (Benjamini and Yekutieli,
     2005): such an interval leaves 1 out exactly where its test is one of the R. Where nothing
     differs, no interval of the family leaves 1 out, but for a share `error` of families.
-
-    Args:
-        p_values: One per point of the family, in any order.
-        error: Share of families that may hold a false claim.
     """
     if not p_values:
         return error

@@ -108,11 +108,7 @@ class Goal:
     ) -> Verdict:
         """Return what can be said of the target where a point has this value.
 
-        Args:
-            points: The point, and the baseline where the value is a ratio to it.
-            where: The point, for a reader.
-            value: What is judged.
-            interval: Of the value; None where nothing is known of its spread.
+        With the point comes its baseline, where the value is a ratio to it.
         """
         row = points[0].rows[0]
         verdict, reasons = self._verdict(value, interval)

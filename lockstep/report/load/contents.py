@@ -51,9 +51,6 @@ class Details:
         rank_phase_s: Seconds per step of each phase of the whole step in these turns, likewise.
         bucket_lead_s: How long before the end of the backward each bucket is ready.
         first_reduce_s: How long after the beginning of the backward the first bucket is ready.
-        command: What was run, of any program.
-        ddp_settings: Those in force, by name.
-        loader_settings: Likewise.
     """
 
     message_bytes: Amount | None = None
@@ -128,11 +125,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def checked(kind: type[Kind], value: Any, where: str) -> Kind:
     """Return the record that a JSON value describes; keys that the kind lacks are left aside.
-
-    Args:
-        kind: A dataclass.
-        value: What a file holds.
-        where: The file, and the place in it, for the message.
 
     Raises:
         ValueError: A field is missing, or its value is not one that the kind allows.

@@ -22,7 +22,6 @@ class Gap:
         case: The case as its result would have it; None for all cases of a launch.
         world_size: Of the launch; None where it is not known.
         reason: Why, as the launch recorded it; empty where nothing did.
-        num_gpus: GPUs of the machine, where they were too few.
     """
 
     kind: Kind

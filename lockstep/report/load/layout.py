@@ -24,7 +24,6 @@ class Layout:
     """Where the ranks of a point were placed, and what else parts it from others of its size.
 
     Attributes:
-        num_nodes: Number of hosts; None where nobody says.
         ranks_per_node: Most ranks on one host; None where nobody says.
         settings: (name, value) of what differs between launches of this case and world size.
     """
@@ -98,12 +97,7 @@ def parted(rows: Sequence[Row]) -> dict[Layout, list[Row]]:
 
 
 def densest(layouts: Collection[Layout], rows: Sequence[Row]) -> Layout:
-    """Return the layout of the main series: fewest nodes, then what most launches were given.
-
-    Args:
-        layouts: Those of one world size.
-        rows: All rows of the case, over its world sizes.
-    """
+    """Return the layout of the main series: fewest nodes, then what most launches were given."""
     if len(layouts) == 1:
         return next(iter(layouts))
     uses = Counter(item for row in rows for item in row.settings.items())

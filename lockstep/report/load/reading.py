@@ -22,9 +22,6 @@ from lockstep.vocabulary.system.collector import collector_paused
 def load(paths: Iterable[Path]) -> Results:
     """Read result folders and files that may be pooled.
 
-    Args:
-        paths: Campaign folders, folders of pytest-benchmark files, or single JSON files.
-
     Raises:
         ValueError: A file is missing, broken or of another schema, or launches differ in a fact
             that forbids pooling them.

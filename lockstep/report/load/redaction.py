@@ -41,12 +41,7 @@ class Redactor:
             _drop(launch.facts)
 
     def __call__(self, value: Any, with_keys: bool = False) -> Any:
-        """Return plain data, as JSON holds it, without names in any of its texts.
-
-        Args:
-            value: The data.
-            with_keys: Whether keys may be names, too; those of `details` may.
-        """
+        """Return plain data, as JSON holds it, without names in texts, or in keys of `details`."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):

@@ -46,12 +46,10 @@ class Row:
         position: Place of the case in its launch's order; None where unknown.
         ranks_per_node: Most ranks on one node; None where nobody says.
         settings: What else its launch gave its ranks, by name (`lockstep.report.load.layout`).
-        job: Slurm job of its launch; None outside one.
         started: When its launch began, as ISO 8601; empty where nobody says.
         training: How a training run went; None where nothing is trained.
         own_case: Its name in its file, where `case` is another: of a training run, that of all
             its repeats; of a smaller batch than asked for, one that no other point has.
-        origin: One of `ORIGINS`.
     """
 
     launch: str
@@ -196,7 +194,6 @@ class Conflict:
         values: The fact in most launches, and in those in conflict.
         usual: One launch that has the fact as most do.
         launches: Those in conflict; of a copy, the launch that was copied.
-        world_sizes: World sizes of the case in them.
         is_tie: Whether as many have the usual value as have the other.
     """
 
@@ -222,7 +219,6 @@ class Unread:
 
     Attributes:
         reason: The whole sentence, which begins with the file.
-        path: The file.
         case: The case; None where the whole launch is meant.
         world_size: Of a training run, where it is known.
     """
@@ -242,8 +238,6 @@ class Results:
 
     Attributes:
         plans: What `campaign.json` holds, by its folder.
-        launches: The launches found, in order of their path.
-        rows: The tidy table.
         tables: Facts of the imported tables, by case name: source, unit, notes.
         unread: Launches of a campaign, cases of a launch and trainings that cannot be read.
         conflicts: What may not be pooled with the rest; empty after `load`.

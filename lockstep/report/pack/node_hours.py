@@ -25,7 +25,6 @@ class Milestone:
     Attributes:
         source: Where the time comes from: steps at the measured or at a given time, given hours,
             or given node-hours.
-        num_runs: Runs, each repeated so often.
         step_s: Mean time of a step.
         world_size: Ranks on which it was measured.
     """

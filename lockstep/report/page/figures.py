@@ -41,10 +41,6 @@ def draw(spec: dict[str, Any], source: str = "") -> str:
 
     The element shows the figure; its basis lies below what is shown, in reach of `data-saved`, the
     view box of a figure that is saved alone.
-
-    Args:
-        spec: A description as `panels` makes it, of one of `KINDS`.
-        source: What the numbers are and which command drew them, kept as the figure's metadata.
     """
     with mpl.rc_context(STYLE):
         canvas = KINDS[spec["kind"]](spec, source)

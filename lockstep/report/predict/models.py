@@ -147,11 +147,8 @@ def peak_size(fitted: Fit) -> float | None:
 def karp_flatt(speedup: float, factor: float) -> float | None:
     """Return the experimentally determined serial fraction (Karp and Flatt, CACM 1990).
 
-    (1/S - 1/n) / (1 - 1/n), which stays level where work is serial, and grows where overhead does.
-
-    Args:
-        speedup: S, over the baseline.
-        factor: n, ranks over the baseline's ranks; None is returned for the baseline itself.
+    (1/S - 1/n) / (1 - 1/n), which stays level where work is serial, and grows where overhead does;
+    n is the ranks over the baseline's, and None is returned for the baseline itself.
     """
     if factor == 1:
         return None
@@ -184,11 +181,6 @@ def growth_interval(above: Sequence[float], below: Sequence[float], tests: int) 
     """Return the interval of a ratio of rates that holds together with those of other points.
 
     By Bonferroni, so that clean data are not accused one time in twenty for each of many points.
-
-    Args:
-        above: The rates of the launches at one size.
-        below: Those at another.
-        tests: Points of the curve that are judged.
     """
     between = welch(above, below)
     return between.interval(1 - (1 - CONFIDENCE) / tests) if between else None

@@ -204,14 +204,7 @@ def _broken(ladder: Ladder, at: int) -> Refusal | None:
 
 
 def predict(ladder: Ladder, at: int, level: float = LEVEL, force: bool = False) -> Prediction:
-    """Predict one size, or say why not.
-
-    Args:
-        ladder: The sizes measured.
-        at: World size asked for.
-        level: Share of truths that the interval shall contain, a fraction.
-        force: Predict beyond twice the largest size, below the smallest, and across a break.
-    """
+    """Predict one size, or say why not; by force also across a break and beyond all measured."""
     refused = refusal(ladder, at, force)
     if refused:
         return Prediction(

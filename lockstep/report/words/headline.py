@@ -50,7 +50,6 @@ class Headline:
         told: Where the loss is told: the smallest size below the threshold, or the largest.
         why: What is lost there, and to what; None where no variants were timed.
         slow: The host or rank that is slow there; None where none is shown.
-        why_blocked: The rules that block it, as a sentence.
     """
 
     kind: Kind

@@ -58,7 +58,6 @@ class Loading:
     Attributes:
         kind: `keeps-up`: the best setting is shown to leave less than `NOTABLE` of a step waiting.
             `waits`: it is shown to leave as much or more. `open`: launches show neither.
-        settings: All, the one that waits least first.
     """
 
     kind: Kind

@@ -10,10 +10,8 @@ def collector_paused(*, is_last: bool = False) -> Iterator[None]:
     """Keep the collector off.
 
     Results are trees, and a command that reads them ends soon; of a timed round, a collection would
-    be charged to whichever rank it struck.
-
-    Args:
-        is_last: Whether the process does nothing more: then it never walks what there is by then.
+    be charged to whichever rank it struck. Where `is_last`, the process does nothing more: then it
+    never walks what there is by then.
     """
     was_enabled = gc.isenabled()
     gc.disable()

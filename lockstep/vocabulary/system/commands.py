@@ -46,13 +46,8 @@ def run(
 ) -> Ended:
     """Run a command and return how it ended, whatever its exit code.
 
-    Args:
-        command: The command and its arguments.
-        timeout_s: When it is killed; None for never.
-        environ: Its variables; ours by default.
-        folder: Where it runs; the current folder by default.
-        text: Its standard input.
-        merge_errors: Put standard error into `output`, in the order of printing.
+    `text` is its standard input. With `merge_errors` its standard error is in `output`, in the
+    order of printing. Without a time limit it is waited for as long as it takes.
 
     Raises:
         CommandError: It cannot be started, or takes longer than its limit.

@@ -38,10 +38,8 @@ class Ranking:
     """The settings of one question, the best first.
 
     Attributes:
-        common: The factors in which the cases agree.
         world_size: The largest one, which is ranked.
         num_launches: The fewest that any of them has; 0 where none is ranked.
-        unit: What a sample is.
         absent: Settings that have no point at this size, or one that the check forbids to compare.
     """
 

@@ -56,7 +56,6 @@ class Canvas:
     """A figure that is being drawn.
 
     Attributes:
-        axes: Its plots, from top to bottom.
         shown_in: Height of what a page shows; the basis is below it.
         marks: Its values, by place.
     """
@@ -200,10 +199,7 @@ def _short(text: str, width: int, most: int) -> list[str]:
 def head(axes: Axes, text: str, raised: bool = False) -> None:
     """Write what the vertical axis measures above it, where no length of text is cut.
 
-    Args:
-        axes: The plot.
-        text: The quantity and its unit.
-        raised: Whether another line stands between.
+    It is raised where another line stands between.
     """
     axes.annotate(
         wrapped(text, int(WIDTH_IN / CHARACTER_IN)).partition("\n")[0], (0, 1),

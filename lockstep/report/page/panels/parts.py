@@ -99,10 +99,7 @@ def flagged(point: Point) -> str:
 def allowed(point: Point, text: str, base: Point | None = None) -> str:
     """Return a ratio as a cell: a dash where an error of the check forbids it.
 
-    Args:
-        point: What the ratio is of.
-        text: The ratio.
-        base: What it is to, where that is another point than the baseline of its series.
+    It is to `base`, if that is another point than the baseline of its series.
     """
     return formats.DASH if point.blocked_by or (base and base.blocked_by) else text
 
