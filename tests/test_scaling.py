@@ -15,7 +15,7 @@ from lockstep.report.load.results import Results, Row
 from lockstep.report.page.content_of_page import page
 from lockstep.report.page.panels.curves import ladder_panel
 from lockstep.report.page.panels.programs_panel import programs_panels
-from lockstep.report.words import factor_card, next_step
+from lockstep.report.words import next_step, rate_cards
 from lockstep.vocabulary.records.flags import Flag
 
 
@@ -290,7 +290,7 @@ def test_no_ratio_is_told_of_what_the_check_forbids(rules):
     ])  # fmt: skip
     threads[0].points[0].blocked_by = rules  # what the others are compared with
     (made,) = programs_panels(threads)
-    (told,) = factor_card.headlines(threads, 0.7)
+    (told,) = rate_cards.headlines(threads, 0.7)
     assert (told["kind"], len(made["figures"])) == (("blocked", 0) if rules else ("good", 1))
     labels = [column["label"] for column in made["tables"][0]["columns"]]
     assert ("Speed-up" in labels) == (not rules)

@@ -10,7 +10,7 @@ are over turns, and hold for these launches alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -347,12 +347,9 @@ def _kind(shares: Sequence[Share], lost: Amount, step_s: float, has_half: bool) 
 
 
 def _gains(found: Mapping[str, Amount]) -> list[Gain]:
-    changes: tuple[Change, ...] = (
-        "even ranks", "link twice as fast", "perfect overlap", "captured step"
-    )  # fmt: skip
     return [
         Gain(change, found[change].seconds, found[change].interval)
-        for change in changes
+        for change in get_args(Change)
         if change in found
     ]
 

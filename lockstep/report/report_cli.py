@@ -227,7 +227,7 @@ def _command(
 
 
 def _print_points(results: "Results", series: "list[Series]", threshold: float) -> None:
-    from lockstep.report.words import factor_card, verdict_card
+    from lockstep.report.words import rate_cards, verdict_card
     from lockstep.report.words.console import console_table
 
     lines = console_table(results, series)
@@ -235,7 +235,7 @@ def _print_points(results: "Results", series: "list[Series]", threshold: float) 
         click.echo(line)
     if len(lines) > MAX_LINES + 1:
         click.echo(f"... {len(lines) - MAX_LINES - 1} further lines: use --csv")
-    for line in factor_card.lines(series):
+    for line in rate_cards.lines(series):
         click.echo(line)
     for judged in verdict_card.judge_all(series, threshold):
         click.echo("\n".join(["", f"{judged.title}:", *judged.measured]))

@@ -82,14 +82,9 @@ def command(described: Described) -> str:
         word for word in map(str, launch.provenance.get("command") or [])
         if word.startswith("--") and "=" in word and not word.startswith(OWN_OPTIONS)
     ]  # fmt: skip
-    case = next(
-        (
-            str(one)
-            for one in launch.facts.get("expected") or []
-            if str(one).endswith(row.recorded_case)
-        ),
-        row.recorded_case,
-    )
+    expected = map(str, launch.facts.get("expected") or [])
+    own = (one for one in expected if one.endswith(row.recorded_case))
+    case = next(own, row.recorded_case)
     start = ["torchrun", f"--nproc-per-node={row.world_size}", "-m", "pytest"]
     return shlex.join([*start, case, *options, "--benchmark-json=again.json"])
 

@@ -1,6 +1,6 @@
 """What the rules of a check look at, and the record of what they find."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -86,6 +86,11 @@ class Evidence:
             return self.known
         mixed = [one for one in self.results.conflicts if one.case is not None]
         return series_of(replace(self.results, conflicts=mixed).split()[0])
+
+    @property
+    def points(self) -> Iterator[tuple[Series, Point]]:
+        """Yield each point of each series."""
+        return ((one, point) for one in self.series for point in one.points)
 
     @cached_property
     def measured(self) -> list[Series]:

@@ -98,14 +98,6 @@ def findings_panel(found: Sequence[Finding]) -> Panel | None:
     columns = ("Level", "Rule", "Where", "Points", "What", "What to do")
     rules = Counter(one.rule for one in found)
     said = listed(f"{rule} {count}" for rule, count in rules.items())
-    made["tables"] = [
-        table(
-            "Findings of lockstep check",
-            columns,
-            rows,
-            len(columns),
-            "lockstep check --json",
-            finding=said,
-        )
-    ]
+    caption, prints_all = "Findings of lockstep check", "lockstep check --json"
+    made["tables"] = [table(caption, columns, rows, len(columns), prints_all, finding=said)]
     return made

@@ -22,10 +22,9 @@ from lockstep.report.page.plots import basis
 from lockstep.report.page.twelve_rules import twelve_panel
 from lockstep.report.predict import prediction
 from lockstep.report.words import (
-    device_card,
-    factor_card,
     headline,
     method,
+    rate_cards,
     verdict_card,
 )
 from lockstep.report.words.headline import Headline
@@ -89,9 +88,9 @@ def _top(
     )
     return {
         "headlines": [
-            *factor_card.headlines(series, threshold),
+            *rate_cards.headlines(series, threshold),
             *top.lines(headlines),
-            *device_card.headlines(series),
+            *rate_cards.of_devices(series),
             *training_panel.headlines(series),
         ],
         "tiles": top.tiles(top.first_of(headlines), told),

@@ -19,19 +19,18 @@ OTHER_RULES = {
 
 def fell_back(evidence: Evidence) -> Iterator[Hit]:
     """A case was computed in another precision than the one asked for."""
-    for series in evidence.series:
-        for point in series.points:
-            row = point.rows[0]
-            asked = row.factors.get("precision")
-            flag = next((flag for flag in point.flags if flag.kind in FELL_BACK), None)
-            used = row.checks.get("precision", row.precision)
-            # A test of a user's own may vary a precision that it does not record.
-            is_known = used is not None
-            if is_known and (asked not in (None, used) or used != row.precision):
-                wanted = asked or row.precision
-                yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
-            elif flag:
-                yield hit("flag", series, point.world_size, flag=str(flag))
+    for series, point in evidence.points:
+        row = point.rows[0]
+        asked = row.factors.get("precision")
+        flag = next((flag for flag in point.flags if flag.kind in FELL_BACK), None)
+        used = row.checks.get("precision", row.precision)
+        # A test of a user's own may vary a precision that it does not record.
+        is_known = used is not None
+        if is_known and (asked not in (None, used) or used != row.precision):
+            wanted = asked or row.precision
+            yield hit("other-precision", series, point.world_size, asked=wanted, used=used)
+        elif flag:
+            yield hit("flag", series, point.world_size, flag=str(flag))
 
 
 def same_buckets(evidence: Evidence) -> Iterator[Hit]:
@@ -45,26 +44,24 @@ def same_buckets(evidence: Evidence) -> Iterator[Hit]:
 
 def above_peak(evidence: Evidence) -> Iterator[Hit]:
     """More floating point operations per second than the device has."""
-    for series in evidence.series:
-        for point in series.points:
-            found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
-            if found > 1:
-                yield hit("over-peak", series, point.world_size, factor=found)
+    for series, point in evidence.points:
+        found = max((row.mfu for row in point.rows if row.mfu is not None), default=0.0)
+        if found > 1:
+            yield hit("over-peak", series, point.world_size, factor=found)
 
 
 def wrong_result(evidence: Evidence) -> Iterator[Hit]:
     """A check of the result, made outside the timed region, did not hold, or the loss rose."""
-    for series in evidence.series:
-        for point in series.points:
-            for row in point.rows:
-                failed = sorted(name for name, held in row.checks.items() if held is False)
-                place = (series, point.world_size)
-                if failed:
-                    yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
-                if any(row.checks.get(name, 0.0) is None for name in LOSSES):
-                    yield hit("loss-unknown", *place, launches=[row.launch])
-                if _loss_rose(row.checks):
-                    yield hit("loss-rose", *place, launches=[row.launch])
+    for series, point in evidence.points:
+        for row in point.rows:
+            failed = sorted(name for name, held in row.checks.items() if held is False)
+            place = (series, point.world_size)
+            if failed:
+                yield hit("check-failed", *place, launches=[row.launch], names=listed(failed))
+            if any(row.checks.get(name, 0.0) is None for name in LOSSES):
+                yield hit("loss-unknown", *place, launches=[row.launch])
+            if _loss_rose(row.checks):
+                yield hit("loss-rose", *place, launches=[row.launch])
 
 
 def _loss_rose(checks: dict[str, Any]) -> bool:
@@ -74,17 +71,16 @@ def _loss_rose(checks: dict[str, Any]) -> bool:
 
 def flagged(evidence: Evidence) -> Iterator[Hit]:
     """A result carries a flag that no other rule speaks of."""
-    for series in evidence.series:
-        for point in series.points:
-            for flag in point.flags:
-                if flag.kind not in OTHER_RULES | FELL_BACK:
-                    names = [row.launch for row in point.rows if flag in row.flags]
-                    # Flags in an older file's words alone are each of their own kind.
-                    kind = str(flag) if flag.kind == "note" else flag.kind
-                    yield hit(
-                        "flag", series, point.world_size, launches=names, flag=str(flag),
-                        flag_kind=kind,
-                    )  # fmt: skip
+    for series, point in evidence.points:
+        for flag in point.flags:
+            if flag.kind not in OTHER_RULES | FELL_BACK:
+                names = [row.launch for row in point.rows if flag in row.flags]
+                # Flags in an older file's words alone are each of their own kind.
+                kind = str(flag) if flag.kind == "note" else flag.kind
+                yield hit(
+                    "flag", series, point.world_size, launches=names, flag=str(flag),
+                    flag_kind=kind,
+                )  # fmt: skip
 
 
 def not_measured(evidence: Evidence) -> Iterator[Hit]:

@@ -115,28 +115,26 @@ def same_twice(evidence: Evidence) -> Iterator[Hit]:
             name, first = conflict.values
             values = {"name": name, "first": first}
             yield Hit("read-twice", values, launches=conflict.launches, path=conflict.where)
-    for series in evidence.series:
-        for point in series.points:
-            seen: dict[tuple[Any, ...], list[str]] = {}
-            # What a program counts may be the same each time.
-            # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
-            for row in (r for r in point.rows if r.stddev_step_s is not None and not r.program):
-                seen.setdefault(_numbers(row), []).append(row.launch)
-            for names in seen.values():
-                if len(names) > 1:
-                    yield hit("same-numbers", series, point.world_size, names=names)
+    for series, point in evidence.points:
+        seen: dict[tuple[Any, ...], list[str]] = {}
+        # What a program counts may be the same each time.
+        # Equal numbers of tables, which have no spread of rounds, are rounded: 24.1 s twice.
+        for row in (r for r in point.rows if r.stddev_step_s is not None and not r.program):
+            seen.setdefault(_numbers(row), []).append(row.launch)
+        for names in seen.values():
+            if len(names) > 1:
+                yield hit("same-numbers", series, point.world_size, names=names)
 
 
 def other_unit(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point, or ranks of two sizes, differ as much as units do."""
-    for series in evidence.series:
-        for point in series.points:
-            slow, fast = _ends(point)
-            if fast.rate > UNIT * slow.rate:
-                yield hit(
-                    "unit", series, point.world_size, fast=fast.launch, slow=slow.launch,
-                    factor=fast.rate / slow.rate,
-                )  # fmt: skip
+    for series, point in evidence.points:
+        slow, fast = _ends(point)
+        if fast.rate > UNIT * slow.rate:
+            yield hit(
+                "unit", series, point.world_size, fast=fast.launch, slow=slow.launch,
+                factor=fast.rate / slow.rate,
+            )  # fmt: skip
     for series in evidence.ladders:
         for left, right in pairwise(series.points):
             each = {point.world_size: point.rate / point.world_size for point in (left, right)}
@@ -168,17 +166,16 @@ def shared_gpu(evidence: Evidence) -> Iterator[Hit]:
 
 def disagree(evidence: Evidence) -> Iterator[Hit]:
     """Launches of one point lie further apart than by a quarter."""
-    for one in evidence.series:
-        for point in one.points:
-            slow, fast = _ends(point)
-            if fast.rate > UNIT * slow.rate:
-                continue
-            # Of five launches or more a flag names those that are far from the others.
-            if are_apart(point) and not any(one.kind == "outlier" for one in point.flags):
-                yield hit(
-                    "apart", one, point.world_size, fast=fast.launch, slow=slow.launch,
-                    excess=fast.rate / slow.rate - 1,
-                )  # fmt: skip
+    for series, point in evidence.points:
+        slow, fast = _ends(point)
+        if fast.rate > UNIT * slow.rate:
+            continue
+        # Of five launches or more a flag names those that are far from the others.
+        if are_apart(point) and not any(flag.kind == "outlier" for flag in point.flags):
+            yield hit(
+                "apart", series, point.world_size, fast=fast.launch, slow=slow.launch,
+                excess=fast.rate / slow.rate - 1,
+            )  # fmt: skip
 
 
 def _numbers(row: Row) -> tuple[Any, ...]:

@@ -122,17 +122,16 @@ def _has_another_cause(series: Series) -> bool:
 
 def truncated_batch(evidence: Evidence) -> Iterator[Hit]:
     """The global batch does not divide by the ranks, so that a step trains fewer samples."""
-    for series in evidence.series:
-        for point in series.points:
-            row = point.rows[0]
-            named = row.factors.get("global_batch")
-            asked = (named if isinstance(named, int) else None) or row.global_batch or 0
-            local = row.local_batch or asked // point.world_size
-            if asked and asked != local * point.world_size:
-                yield hit(
-                    "truncated", series, point.world_size, asked=asked, size=point.world_size,
-                    local=local, trained=local * point.world_size,
-                )  # fmt: skip
+    for series, point in evidence.points:
+        row = point.rows[0]
+        named = row.factors.get("global_batch")
+        asked = (named if isinstance(named, int) else None) or row.global_batch or 0
+        local = row.local_batch or asked // point.world_size
+        if asked and asked != local * point.world_size:
+            yield hit(
+                "truncated", series, point.world_size, asked=asked, size=point.world_size,
+                local=local, trained=local * point.world_size,
+            )  # fmt: skip
 
 
 def samples_time(evidence: Evidence) -> Iterator[Hit]:

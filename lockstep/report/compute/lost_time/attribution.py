@@ -19,7 +19,7 @@ causes show only, or wholly, against a baseline:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -36,9 +36,7 @@ from lockstep.vocabulary.metrics import NOTABLE
 Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"]
 Kind = Literal["little", "named", "open"]
 
-CAUSES: tuple[Cause, ...] = (
-    "exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"
-)  # fmt: skip
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 # What a point's step is the sum of.
 WHOLE: tuple[Cause, ...] = (
     "own", "imbalance", "contention", "exposed", "ddp", "input", "remainder"

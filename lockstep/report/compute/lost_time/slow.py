@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 
 from lockstep.causes.division import OWN
 from lockstep.report.compute.statistics import CONFIDENCE, Interval, log_interval
@@ -70,9 +70,9 @@ def paces(rows: Iterable[Row]) -> list[Pace]:
     hosts = _over_launches([_paces(_by_host, found) for found in launches])
     spread: dict[str, list[float]] = {}
     for (host, _), ratios in ranks.items():
-        spread.setdefault(host, []).append(_geometric_mean(ratios))
+        spread.setdefault(host, []).append(geometric_mean(ratios))
     found = [
-        Pace(host, rank, _geometric_mean(ratios), log_interval(ratios),
+        Pace(host, rank, geometric_mean(ratios), log_interval(ratios),
              tuple(ratios if rank is not None else spread.get(host, ())))
         for (host, rank), ratios in (hosts or ranks).items()
     ]  # fmt: skip
@@ -86,10 +86,6 @@ def _over_launches(launches: Sequence[Mapping[Unit, float]]) -> dict[Unit, list[
         for unit, logarithm in launch.items():
             found.setdefault(unit, []).append(math.exp(logarithm))
     return found
-
-
-def _geometric_mean(ratios: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, ratios)))
 
 
 def _launches(rows: Iterable[Row]) -> list[list[Row]]:
@@ -154,7 +150,7 @@ def _shown(launches: Sequence[Mapping[Unit, float]], is_elsewhere: bool) -> Slow
     unit = max(seen, key=seen.count)
     ratios = [math.exp(one[unit]) for one in launches if unit in one]
     num_units = len({unit for one in launches for unit in one})
-    ratio = _geometric_mean(ratios)
+    ratio = geometric_mean(ratios)
     interval = log_interval(ratios, 1 - (1 - CONFIDENCE) / num_units)
     most = seen.count(unit) > len(ratios) / 2
     if not (most and interval and interval[0] > 1 and ratio > 1 + NOTABLE):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from lockstep.report.compute import links
-from lockstep.report.compute.links import LinkFit
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import median_rate
 from lockstep.report.page.panels.parts import (
@@ -93,12 +92,13 @@ def _link_table(
         found = links.fit_points(points[0][1].rows[0].workload, points)
         if found is None:
             continue
-        share = _share_of_wire(found, points, wires)
+        wire = _wire([points], wires)
         rows.append([
             name, str(world_size), shown(points[0][1].rows[0].num_nodes), str(found.num_sizes),
             number(found.alpha_s * MICRO), span(found.alpha_interval, MICRO),
             number(found.beta_gb_per_s), span(found.beta_interval),
-            percent(found.error), percent(share),
+            percent(found.error),
+            percent(found.beta_gb_per_s / wire if wire else None),
         ])  # fmt: skip
     note = (
         "Fitted to all sizes of a sweep: time = latency + bytes on the link / rate. The rate is "
@@ -107,12 +107,6 @@ def _link_table(
         "of the fit: the library changes its algorithm with the size."
     )
     return table(caption, columns, rows, 1, note=note) if rows else None
-
-
-def _share_of_wire(found: LinkFit, points: Sweep, wires: Mapping[str, float]) -> float | None:
-    """Return the fitted rate over the wire's, where ranks of several nodes meet on a known one."""
-    wire = _wire([points], wires)
-    return found.beta_gb_per_s / wire if wire else None
 
 
 def _wire(groups: Sequence[Sweep], wires: Mapping[str, float]) -> float | None:

@@ -65,12 +65,10 @@ def _id(factor: str) -> str:
 
 def _figure(factor: str, ladders: Sequence[FactorLadder]) -> Figure:
     curves = [_curve(one) for one in ladders]
-    figure = curve_figure(
+    return curve_figure(
         f"{_id(factor)}-speedup", f"Speed-up over {factor}", "Speed-up", curves, ylog=True,
         xlabel=factor, ideal=IDEAL, nodes=[],
     )  # fmt: skip
-    # A figure of curves is one over ranks, if nothing else is said.
-    return figure | {"desc": figure["desc"].replace("against ranks", f"against {factor}")}
 
 
 def _curve(ladder: FactorLadder) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
-from math import exp, fsum, log
-from statistics import median
+from statistics import geometric_mean, median
 
 from lockstep.report.compute.alternatives import compared, ranking
 from lockstep.report.compute.alternatives.compared import Cases, Key, varied
@@ -315,7 +314,7 @@ def _effects(name: str, cases: Cases) -> list[list[str]]:
     levels: dict[str, list[float]] = {}
     for one, point in cases:
         levels.setdefault(str(one.row.factors.get(name)), []).append(point.rate)
-    means = {level: exp(fsum(map(log, r)) / len(r)) for level, r in levels.items()}
+    means = {level: geometric_mean(rates) for level, rates in levels.items()}
     first = next(iter(means.values()))
     return [
         [name, level, str(len(levels[level])), number(mean), f"{100 * (mean / first - 1):+.1f}"]

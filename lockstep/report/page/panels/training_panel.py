@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.report.compute import learning
 from lockstep.report.compute.scaling import Series
-from lockstep.report.page.panels.parts import TITLES, Figure, Panel, flagged, panel, table
+from lockstep.report.page.panels.parts import TITLES, Figure, Panel, flagged, panel, shown, table
 from lockstep.report.page.plots import training_figures
 from lockstep.report.words import training_words
 from lockstep.vocabulary.text import formats
@@ -30,28 +30,15 @@ def training_panel(study: str, series: Sequence[Series]) -> Panel:
     made["figures"] = training_figures.figures(own, targets)
     lines = training_words.cells(own, targets)
     rows = [
-        [*(_factor(one, name) for name in names), *line, flagged(point)]
+        [*(shown(one.row.factors.get(name)) for name in names), *line, flagged(point)]
         for one, cells in zip(own, lines, strict=True)
         for point, line in zip(one.points, cells, strict=True)
     ]
     columns = [*names, *training_words.columns(own, targets), "Flags"]
     shared = f"All runs: {training_words.common(own, names)}. "
-    made["tables"] = [
-        table(
-            CAPTION,
-            columns,
-            rows,
-            len(names),
-            note=shared + NOTE + _basis(own),
-            folded=False,
-        )
-    ]
+    note = shared + NOTE + _basis(own)
+    made["tables"] = [table(CAPTION, columns, rows, len(names), note=note, folded=False)]
     return made
-
-
-def _factor(series: Series, name: str) -> str:
-    value = series.row.factors.get(name)
-    return formats.DASH if value is None else str(value)
 
 
 def _basis(series: Sequence[Series]) -> str:

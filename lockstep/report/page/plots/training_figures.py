@@ -1,6 +1,7 @@
 """The figures of training runs: accuracy and loss over epochs and over time."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from lockstep.report.compute import learning
@@ -27,17 +28,13 @@ def figures(series: Sequence[Series], targets: Targets) -> list[Figure]:
         {"y": goal, "label": training_words.percent_of(goal)} for goal in goals if len(goals) == 1
         and goal is not None
     ]  # fmt: skip
+    right, loss = attrgetter("accuracy"), attrgetter("validation_loss")
     made = [
-        _figure("train-accuracy", ACCURACY, points, accuracy, lines, whole=True),
-        _figure("train-accuracy-time", ACCURACY, points, accuracy, lines, whole=False),
-        _figure("train-loss", LOSS, points, lambda one: one.validation_loss, [], whole=True),
+        _figure("train-accuracy", ACCURACY, points, right, lines, whole=True),
+        _figure("train-accuracy-time", ACCURACY, points, right, lines, whole=False),
+        _figure("train-loss", LOSS, points, loss, [], whole=True),
     ]
     return [one for one in made if one]
-
-
-def accuracy(epoch: Epoch) -> float | None:
-    """Return an epoch's validation accuracy."""
-    return epoch.accuracy
 
 
 def named(series: Sequence[Series]) -> list[Named]:

@@ -1,14 +1,18 @@
-"""The words of a ladder over a factor, for a terminal."""
+"""The words of ratios that are not over ranks: over a factor, and over another kind of device."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from lockstep.report.compute.alternatives.factor_ladders import FactorLadder, factor_ladders
+from lockstep.report.compute.alternatives.other_devices import Replaced, kind_of_device, replaced
 from lockstep.report.compute.scaling import Series
 from lockstep.report.page.panels import parts
 from lockstep.report.words.headline import TIMES
 from lockstep.report.words.lines import numbers
 from lockstep.vocabulary.text.formats import counted, number, percent, percent_span, ratio
+
+ORIGINS = {"cited": "Cited", "target": "Target"}
+BLOCKED = "no verdict, blocked by the check"
 
 
 def lines(series: Sequence[Series]) -> list[str]:
@@ -34,12 +38,15 @@ def _headline(ladder: FactorLadder, threshold: float) -> dict[str, Any]:
     goal = f"no value reaches {100 * threshold:.0f} % efficiency; at best "
     kind, text = ("good", given) if good else ("below", goal + given)
     if ladder.is_blocked:
-        kind, text = "blocked", "no verdict, blocked by the check"
+        kind, text = "blocked", BLOCKED
     fewest = min(rung.point.num_launches for rung in ladder.rungs)
+    trust = f"trust: at least {counted(fewest, 'launch')} a value"
+    return _entry(f"Scaling over {ladder.factor}", ladder.label, kind, text, trust)
+
+
+def _entry(title: str, of: str, kind: str, *lines: str) -> dict[str, Any]:
     return {
-        "title": f"Scaling over {ladder.factor}", "of": ladder.label,
-        "kind": kind, "text": text,
-        "lines": [text, f"trust: at least {counted(fewest, 'launch')} a value"],
+        "title": title, "of": of, "kind": kind, "text": lines[0], "lines": list(lines),
         "short": "", "others": [],
     }  # fmt: skip
 
@@ -54,3 +61,20 @@ def _lines(ladder: FactorLadder) -> list[str]:
         rows.append([f"{rung.value:g}", rate, *(["baseline"] * 2 if is_base else shown)])
     name = f"{ladder.label} over {ladder.factor}, {counted(ladder.world_size, 'rank')}:"
     return ["", name, *numbers(rows)]
+
+
+def of_devices(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return a headline for each device that a table sets beside a slower one."""
+    return [_beside(one) for one in replaced(series)]
+
+
+def _beside(found: Replaced) -> dict[str, Any]:
+    """Say how much faster one device of the other kind does the work."""
+    title, of = ORIGINS[found.slowest.row.origin], found.slowest.label
+    if found.slowest.base.blocked_by or found.other.base.blocked_by:
+        return _entry(title, of, "blocked", BLOCKED)
+    text = (
+        f"1 device of {found.other.label} gives {ratio(found.speedup)}{TIMES} the rate of "
+        f"{kind_of_device(found.slowest)} at {parts.absolute(found.slowest.base)}"
+    )
+    return _entry(title, of, "good", text)
