@@ -162,14 +162,10 @@ def judge(
     buckets: Buckets | None = None,
     confidence: float = CONFIDENCE,
 ) -> Bound:
-    """Return what bounds the step of a point.
+    """Return what bounds the step of a point, by the turns of its variants in each launch.
 
-    Args:
-        launches: Turns of the point's variants in each launch, arrays of shape
-            (num_ranks, num_turns).
-        bases: Those of its baseline in each launch; none where the point is held against nothing.
-        buckets: Its gradient buckets, where they are known.
-        confidence: Of the intervals.
+    They are arrays of shape (num_ranks, num_turns). `bases` are those of its baseline; none where
+    the point is held against nothing.
     """
     over_launches = len(launches) >= FEWEST_LAUNCHES and (
         not bases or len(bases) >= FEWEST_LAUNCHES
@@ -209,10 +205,7 @@ def pool(launches: Sequence[Turns]) -> Turns:
 def quantities(turns: Turns, base: Base | None, buckets: Buckets | None) -> dict[str, Array]:
     """Return seconds of each cause, and of the step after each change; shape (...) each.
 
-    Args:
-        turns: Arrays of shape (..., num_ranks, num_turns).
-        base: What it is held against; its arrays have the same leading shape.
-        buckets: Its gradient buckets, where they are known.
+    The turns, and those of the base, are of shape (..., num_ranks, num_turns).
     """
     found = division.divide(turns)
     whole = found.get("fixed")  # of which a baseline's shared step loses a part

@@ -42,9 +42,7 @@ class SlowRank:
 def slow_rank(own_s: Sequence[Sequence[float]]) -> SlowRank | None:
     """Return the slow rank that is shown; None where none is.
 
-    Args:
-        own_s: Seconds of each rank's step without gradient synchronisation, shape
-            (num_ranks, num_turns).
+    Steps without gradient synchronisation are in seconds, shape (num_ranks, num_turns).
     """
     if len(own_s) < 2 or len(own_s[0]) < FEWEST_TURNS:
         return None

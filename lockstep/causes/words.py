@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-NAMES: dict[
-    Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"], str
-] = {
+Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"]
+NAMES: dict[Cause, str] = {
     "exposed": "exposed communication",
     "imbalance": "waiting for slow ranks",
     "input": "waiting for input",

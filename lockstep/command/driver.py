@@ -42,8 +42,6 @@ class Driver:
     """What a launch is to do.
 
     Attributes:
-        rounds: Runs of a case that count.
-        warmups: Runs before them, which do not.
         source: Digest of the program as it is before any run.
     """
 

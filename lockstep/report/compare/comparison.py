@@ -74,13 +74,8 @@ def compare(
 ) -> Comparison:
     """Match the points of two sets of results and judge each.
 
-    Args:
-        a: What B is compared with.
-        b: What is judged.
-        margin: Largest relative difference that still counts as the same.
-        allowed: Keys of `MUST_AGREE` that may differ.
-        findings: What the check has found in A and in B; its errors block the points they touch.
-        comparisons: How many share the false claims that one alone may make.
+    Errors of the check in A or in B block the points that they touch. Several comparisons share the
+    false claims that one alone may make.
 
     Raises:
         ValueError: The sides have no point in common, or differ in what makes them incomparable.

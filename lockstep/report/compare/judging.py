@@ -148,10 +148,7 @@ def smallest_change(standard_error: float, freedom: float, error: float) -> floa
 def launches_needed(spread: float, margin: float, error: float) -> int | None:
     """Return how many launches a side find a difference of the margin nine times of ten.
 
-    Args:
-        spread: Standard deviation of the logarithm of a launch's rate.
-        margin: The relative difference to find.
-        error: Error rate of the test.
+    `spread` is the standard deviation of the logarithm of a launch's rate.
 
     Returns:
         Launches on each side; None where `MOST_LAUNCHES` do not suffice.

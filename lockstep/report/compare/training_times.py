@@ -21,7 +21,6 @@ class Times:
     """One time of both sides.
 
     Attributes:
-        kind: `epoch`, or `target`: training until the accuracy to reach.
         a: Median over runs of A, in seconds; None where a run does not reach the accuracy.
         ratio: b / a; None where one is not known.
         interval: Of the ratio; None where no spread is known.

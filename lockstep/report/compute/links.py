@@ -78,11 +78,9 @@ def fit_points(collective: str, points: Sequence[tuple[float, Point]]) -> LinkFi
 def fit_launches(
     launches: Sequence[Mapping[float, float]], units: Sequence[Mapping[float, float]] | None = None
 ) -> LinkFit | None:
-    """Fit the medians over launches; each launch by itself gives the intervals.
+    """Fit the medians over launches; each launch, or each of `units`, gives the intervals.
 
-    Args:
-        launches: Bytes on the link -> seconds, of each launch.
-        units: The same of what intervals are over instead, such as jobs.
+    A launch, or a unit such as a job, has the seconds of each number of bytes on the link.
     """
     sizes = sorted(set[float]().union(*launches))
     times = [median(one[size] for one in launches if size in one) for size in sizes]

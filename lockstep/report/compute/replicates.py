@@ -33,12 +33,8 @@ def independent(
 ) -> list[float]:
     """Return the values that an interval is over: one per job where there are several, else all.
 
-    Of trainings, of which a launch may hold several, it is one per launch.
-
-    Args:
-        rows: A point's rows, one per launch.
-        values: A value of each row; fewer where some have none, and then no job is formed.
-        mean: What makes one value of a job's launches.
+    Of trainings, of which a launch may hold several, it is one per launch. Where some rows have no
+    value no job is formed; else `mean` makes one value of a job's launches.
     """
     if len(values) != len(rows):
         return list(values)

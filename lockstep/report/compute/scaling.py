@@ -106,10 +106,14 @@ class Point:
         return replicates.independent(self.rows, self.rates)
 
     @property
+    def mean_step_s(self) -> float | None:
+        """Mean step over all rounds, which costs follow from."""
+        return self.pooled.get("mean_step_s")
+
+    @property
     def mean_over_median(self) -> float | None:
-        """Mean step over all rounds, over the median step; far from 1 where few rounds are long."""
-        mean = self.pooled.get("mean_step_s")
-        return mean / self.step_s if mean and self.step_s else None
+        """Mean step over the median step; far from 1 where few rounds are long."""
+        return self.mean_step_s / self.step_s if self.mean_step_s and self.step_s else None
 
 
 @dataclass(slots=True)

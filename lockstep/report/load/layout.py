@@ -44,13 +44,7 @@ def _setting(given: tuple[str, str]) -> str:
 
 
 def ranks_per_node(world_size: int, num_nodes: int, hosts: Iterable[str]) -> int:
-    """Return the most ranks on one node.
-
-    Args:
-        world_size: Number of ranks.
-        num_nodes: Number of nodes that the launch says it had.
-        hosts: Host of each rank; where they are not so many, ranks are taken to be spread evenly.
-    """
+    """Return the most ranks on one node; where not all have a host, as if spread evenly."""
     counts = Counter(hosts)
     if len(counts) == num_nodes and counts.total() == world_size:
         return max(counts.values())

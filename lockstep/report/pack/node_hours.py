@@ -65,10 +65,8 @@ class Budget:
 def budget(work: Work, series: Series, production: Point) -> Budget | None:
     """Return what the planned runs cost; None where none is planned.
 
-    Args:
-        work: What the user plans.
-        series: The ladder of the production point; another's step is of another model or batch.
-        production: The production point, which counts before others on as many nodes.
+    The production point counts before others on as many nodes; all are of its ladder, for a step of
+    another is of another model or batch.
 
     Raises:
         ValueError: A step time was not measured on so many nodes, and none is given.
@@ -110,7 +108,7 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
     """
     points = series.points
     for point in [production, *reversed(points)]:
-        if point.rows[0].num_nodes == run.nodes and (step_s := mean_step_s(point)):
+        if point.rows[0].num_nodes == run.nodes and (step_s := point.mean_step_s):
             return step_s, point
     known = sorted({point.rows[0].num_nodes or 0 for point in points} - {0})
     raise ValueError(
@@ -118,9 +116,3 @@ def _measured_step(run: Run, series: Series, production: Point) -> tuple[float, 
         f"{series.case}, only on {known}; give step_s, name "
         "another production point, or measure that size"
     )
-
-
-def mean_step_s(point: Point) -> float | None:
-    """Return a point's mean step over all rounds, which costs follow from."""
-    mean: float | None = point.pooled["mean_step_s"]
-    return mean

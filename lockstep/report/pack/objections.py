@@ -16,11 +16,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Objection:
-    """One reason.
-
-    Attributes:
-        num_points: Points that are flagged, not whole, or without an interval.
-    """
+    """One reason."""
 
     kind: Kind
     finding: Finding | None = None

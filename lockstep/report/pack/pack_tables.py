@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.report.compute.scaling import SECONDS_PER_HOUR, Point, Series
 from lockstep.report.pack.chosen import Chosen
-from lockstep.report.pack.node_hours import Budget, mean_step_s
+from lockstep.report.pack.node_hours import Budget
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.pack.planned_runs import Run
 from lockstep.report.page.panels import parts
@@ -41,11 +41,11 @@ def scaling(series: Series, chosen: Chosen, noun: str, caption: str, note: str) 
 
 
 def _scaling_row(point: Point) -> list[str]:
-    row, mean = point.rows[0], mean_step_s(point)
+    row = point.rows[0]
     return [
         str(point.world_size), shown(row.num_nodes), shown(row.global_batch),
         shown(row.local_batch), number(point.step_s, scale=MILLI),
-        span(point.step_interval, MILLI), number(mean, scale=MILLI),
+        span(point.step_interval, MILLI), number(point.mean_step_s, scale=MILLI),
         number(point.throughput_samples_per_s), allowed(point, ratio(point.speedup)),
         allowed(point, percent(point.parallel_efficiency)),
         allowed(point, percent_span(point.efficiency_interval)),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.pack import pack_tables as cells
 from lockstep.report.pack.chosen import Agreement, Chosen
-from lockstep.report.pack.node_hours import Budget, mean_step_s
+from lockstep.report.pack.node_hours import Budget
 from lockstep.report.pack.objections import Objection
 from lockstep.report.pack.outcomes import Outcomes
 from lockstep.report.page.panels.parts import GIGA, MILLI
@@ -129,11 +129,10 @@ def time_to_solution(chosen: Chosen, plan: Budget | None) -> str:
     """Say how long the production step, and what is planned, takes."""
     point = chosen.production
     unit = point.rows[0].sample_unit or "samples"
-    mean = mean_step_s(point)
     text = (
         "At the production size an optimizer update takes "
         f"{number(point.step_s, scale=MILLI)} ms in the median and "
-        f"{number(mean, scale=MILLI)} ms in the mean; 10\u2076 {unit} take "
+        f"{number(point.mean_step_s, scale=MILLI)} ms in the mean; 10\u2076 {unit} take "
         f"{number(cells.time_of_samples_s(point))} s."
     )
     for one in plan.milestones if plan else ():

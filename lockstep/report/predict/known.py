@@ -27,7 +27,6 @@ class Ladder:
 
     Attributes:
         rates: Work per second.
-        repeats: The rates of the launches at each size.
         nodes: Nodes at each size; None unless all are known.
         metric: What the series' own table holds, as `throughput` or `training_time`.
         time_scale_s: Seconds of a step (or run) per unit of work / rate.
@@ -36,7 +35,6 @@ class Ladder:
         value_work: Whether a time in the table is of work that grows with the ranks.
         assumed: What is taken for granted of the work, since nothing states it; None where it is
             stated or follows from the batches.
-        forbidding: What `lockstep check` finds that forbids a curve through the sizes.
     """
 
     case: str

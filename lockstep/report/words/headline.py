@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.causes.words import Cause
 from lockstep.report.compute.lost_time import attribution, slow
-from lockstep.report.compute.lost_time.attribution import Cause, Loss, Reason
+from lockstep.report.compute.lost_time.attribution import Loss, Reason
 from lockstep.report.compute.lost_time.slow import Slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels import losses, parts

@@ -77,12 +77,10 @@ def parse(
     constant: Callable[[str], Any] = refuse_constant,
     quick: Callable[[bytes], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON document.
+    """Return the value of a JSON document in UTF-8.
 
-    Args:
-        document: Its text in UTF-8.
-        constant: What to make of NaN and the infinities; they are refused by default.
-        quick: A reader for plain JSON; what it refuses with a ValueError is read without it.
+    `constant` makes something of NaN and the infinities, which are refused by default; what `quick`
+    refuses with a ValueError is read without it.
 
     Raises:
         ValueError: It is not JSON in UTF-8, holds a number that is NaN, infinite or out of range,

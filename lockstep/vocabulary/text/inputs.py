@@ -52,11 +52,7 @@ SchemaVersion = Annotated[
 def load(source: str, model: type[Model], built_in: Mapping[str, Path], **changes: Any) -> Model:
     """Read a file by its path or its built-in name.
 
-    Args:
-        source: A TOML file, or a key of `built_in`.
-        model: What it may say.
-        built_in: Name -> file of those that ship with the suite.
-        changes: Keys that options of those names set over the file's; None leaves one as it is.
+    Changes are keys that options of those names set over the file's; None leaves one as it is.
 
     Raises:
         ValueError: The file cannot be read, or says something that is not allowed.

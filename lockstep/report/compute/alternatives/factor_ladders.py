@@ -39,9 +39,7 @@ class FactorLadder:
 
     Attributes:
         label: The program, and the factors that are fixed.
-        world_size: Ranks of all rungs.
         series: The series of the smallest value.
-        rungs: In the order of the values.
     """
 
     factor: str

@@ -15,11 +15,7 @@ SOURCE = "locator"
 
 @dataclass(frozen=True)
 class Replaced:
-    """A run on the slowest device beside the same work on one of another kind.
-
-    Attributes:
-        speedup: The rate of the other's one device over that of the slowest.
-    """
+    """A run on the slowest device beside the same work on one of another kind."""
 
     slowest: Series
     other: Series

@@ -27,13 +27,13 @@ from lockstep.causes import bound
 from lockstep.causes.bound import Base, Bound
 from lockstep.causes.buckets import Buckets
 from lockstep.causes.division import FULL, OWN, Turns, divide
+from lockstep.causes.words import Cause
 from lockstep.report.compute import replicates
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval, linear_interval
 from lockstep.report.load.results import Row
 from lockstep.vocabulary.metrics import NOTABLE
 
-Cause = Literal["exposed", "imbalance", "input", "fixed", "contention", "own", "ddp", "remainder"]
 Kind = Literal["little", "named", "open"]
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)

@@ -57,7 +57,6 @@ class Canvas:
 
     Attributes:
         shown_in: Height of what a page shows; the basis is below it.
-        marks: Its values, by place.
     """
 
     figure: Figure
@@ -76,17 +75,7 @@ def sheet(
     top_in: float = TOP_IN,
     legend: Sequence[Line2D] = (),
 ) -> Canvas:
-    """Return an empty figure.
-
-    Args:
-        spec: Its description, of which the title and the basis are written below it.
-        source: What the numbers are and which command drew them.
-        plots_in: Height of each plot in inches, from the top.
-        left_in: Room for the labels on the left, in inches.
-        right_in: Room on the right.
-        top_in: Room above each plot.
-        legend: Its entries, one below the other.
-    """
+    """Return an empty figure: plots from the top down, a legend, title and basis below."""
     basis = _basis(spec, source)
     texts = [wrapped(str(one.get_label()), _label_characters()) for one in legend]
     columns = 2 if len(texts) > 1 and max(map(len, texts)) <= HALF else 1
@@ -141,12 +130,7 @@ def rows(
 ) -> Canvas:
     """Return an empty figure with a line for each name, from the top down.
 
-    Args:
-        spec: Its description, of which both labels are written.
-        source: As `sheet` takes it.
-        names: What each line is; cut where it would take more than half of the width.
-        row_in: Height of a line in inches.
-        legend: As `sheet` takes it.
+    A name is cut where it would take more than half of the width.
     """
     room = int(WIDTH_IN / 2 / CHARACTER_IN)
     shown = [wrapped(name, room).partition("\n")[0] for name in names]

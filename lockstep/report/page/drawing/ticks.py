@@ -55,10 +55,7 @@ def with_room(
 ) -> list[str]:
     """Return the names, each second or third alone where one would lie on its neighbour.
 
-    Args:
-        values: Marks of the axis, in ascending order; the last one keeps its name.
-        names: What stands at each.
-        place_in: Where on the axis a value lies, in inches.
+    The last one is always kept; `place_in` gives where on the axis a value lies, in inches.
     """
     last = len(values) - 1
     ends = [

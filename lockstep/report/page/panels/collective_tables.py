@@ -29,9 +29,7 @@ Key = tuple[str, int]
 def collective_panel(series: Sequence[Series], wires: Mapping[str, float]) -> Panel:
     """Return the panel of collectives: their links, tables per size, bandwidth at the largest.
 
-    Args:
-        series: Those of the study.
-        wires: Launch -> what the network of its first node carries, in GB/s, where it is known.
+    `wires` has what the network of a launch's first node carries, in GB/s, where it is known.
     """
     made = panel("collective", TITLES["collective"])
     made["lead"] = [

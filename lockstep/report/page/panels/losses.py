@@ -1,8 +1,8 @@
 """What a report says of the time of a step: its causes and phases, and what a point loses."""
 
-from lockstep.causes.words import NAMES
+from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution, quantities
-from lockstep.report.compute.lost_time.attribution import CAUSES, Cause, Loss, Part, Reason
+from lockstep.report.compute.lost_time.attribution import CAUSES, Loss, Part, Reason
 from lockstep.report.compute.lost_time.slow import Slowest, slowest
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.compute.statistics import Interval

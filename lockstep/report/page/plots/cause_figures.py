@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.causes.words import NAMES
+from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution
-from lockstep.report.compute.lost_time.attribution import Cause, Part
+from lockstep.report.compute.lost_time.attribution import Part
 from lockstep.report.compute.scaling import Point, Series
 from lockstep.report.page.panels.parts import MILLI, TITLES, Figure, ends
 from lockstep.vocabulary.text.formats import capital, number

@@ -25,11 +25,7 @@ def bandwidth(
 ) -> Figure | None:
     """Return bandwidth against message size: busbw, or algbw at one rank; None without a sweep.
 
-    Args:
-        sweeps: Collective and layout -> its points in the order of message sizes.
-        world_size: Ranks of all of them.
-        rate: A point's bandwidth in GB/s, as the tables have it.
-        wire: GB/s that a node's network carries, where all ranks meet on a known one.
+    The wire, what a node's network carries, is in GB/s as the rates are.
     """
     curves = [_curve(name, points, rate) for name, points in list(sweeps.items())[:MAX_CURVES]]
     curves = [curve for curve in curves if curve["x"]]
