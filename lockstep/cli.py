@@ -18,7 +18,7 @@ from lockstep.vocabulary.text.printable import one_line
 GROUPS = {
     "Measure on this machine": {
         "demo": (
-            "lockstep.report.demo_cli:demo",
+            "lockstep.report.report_cli:demo",
             "Show the page of a recorded campaign, in seconds.",
         ),
         "run": ("lockstep.campaign.local.run_cli:run", "Measure a campaign on this machine."),

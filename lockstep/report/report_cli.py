@@ -1,4 +1,4 @@
-"""The commands `lockstep report` and `lockstep import`."""
+"""The commands `lockstep report`, `lockstep import` and `lockstep demo`."""
 
 import math
 from collections.abc import Callable
@@ -284,3 +284,38 @@ def import_table(tables: tuple[Path, ...], folder: Path, dataset_size: int, forc
     rows = sum(len(table["rows"]) for table in imported.tables.values())
     click.echo(f"{counted(rows, 'row')} in {counted(len(imported.tables), 'table')}: {target}")
     click.echo(f"next: lockstep report {folder}")
+
+
+@click.command()
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results/demo",
+    show_default=True,
+    help="Folder for the campaign and its page.",
+)
+@click.option(
+    "--recording",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Another recorded campaign than the one that ships.",
+)
+@click.pass_context
+def demo(context: click.Context, folder: Path, recording: Path | None) -> int:
+    """Make the page of a campaign that was recorded, in seconds: no torch, no GPU, no Slurm.
+
+    \b
+    Examples:
+      lockstep demo
+      lockstep demo --to results/look
+    """
+    from lockstep.report.load import recorded
+
+    shipped = recorded.shipped()
+    if recording is None and not shipped:
+        raise ValueError(
+            "no recorded campaign ships with this Lockstep; `lockstep run` measures one here, or "
+            "give --recording"
+        )
+    recorded.unpack(recording or next(iter(shipped.values())), folder)
+    return int(context.invoke(report, paths=(folder,)))

@@ -131,7 +131,7 @@ def say_unread(results: "Results") -> None:
 
 
 def counts(findings: Iterable[Finding]) -> str:
-    """Return how many errors there are, and of how many kinds, on how many points, all else is."""
+    """Return the number of errors; of warnings and notes, that of their kinds and points."""
     found = list(findings)
     texts = [counted(sum(one.level == "error" for one in found), "error")]
     for level in LEVELS[1:]:

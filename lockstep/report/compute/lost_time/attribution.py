@@ -37,7 +37,7 @@ from lockstep.vocabulary.metrics import NOTABLE
 Kind = Literal["little", "named", "open"]
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-# What a point's step is the sum of.
+# The causes that add up to a point's step.
 WHOLE: tuple[Cause, ...] = (
     "own", "imbalance", "contention", "exposed", "ddp", "input", "remainder"
 )  # fmt: skip
@@ -237,7 +237,7 @@ def _ideal(series: Series, point: Point) -> float:
 def _terms(
     here: Mapping[str, Sequence[float]], base: Mapping[str, Sequence[float]], factor: float
 ) -> dict[Cause, list[Term]]:
-    """Return of what each cause's loss is the sum."""
+    """Return the weighted times whose sum is the loss to each cause."""
     shared: tuple[Cause, ...] = ("exposed", "imbalance", "input", "remainder")
     terms: dict[Cause, list[Term]] = {
         cause: [*_weighted(1.0, here, cause), *_weighted(-factor, base, cause)]
