@@ -66,12 +66,6 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=True)
 
 
-def environment(results: Results) -> str:
-    """Return what each launch says of its software, hardware and variables."""
-    known = {one.name: one.provenance for one in results.launches}
-    return json.dumps(known, indent=1, allow_nan=False)
-
-
 def command(described: Described) -> str:
     """Return the command that measures the one point again; empty of a whole campaign."""
     if described.point is None:
@@ -96,7 +90,8 @@ def texts(described: Described) -> dict[str, bytes]:
         name: _environment().get_template(f"{name}.j2").render(**facts).encode("utf-8")
         for name in ("reproduce.md", "artefact.md")
     }
-    made["environment.json"] = environment(described.results).encode()
+    known = {one.name: one.provenance for one in described.results.launches}
+    made["environment.json"] = json.dumps(known, indent=1, allow_nan=False).encode()
     if described.point is None and described.results.campaign:
         made["campaign.toml"] = campaign_toml(described.results.campaign).encode()
     return made

@@ -13,7 +13,7 @@ import click
 
 from lockstep.report.check import wording
 from lockstep.report.check.checker import LEVELS, Finding, Level
-from lockstep.report.check.evidence import Hit, Place
+from lockstep.report.check.evidence import Place
 from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
@@ -64,13 +64,11 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 def _alike(one: Finding) -> tuple[str, ...]:
     """Return what findings that are told as one have in common."""
-    own = (one.message, one.action) if one.level == "error" else _kind(one.hit)
-    return one.level, one.rule, *own
-
-
-def _kind(hit: Hit) -> tuple[str, ...]:
-    """Return what findings of a rule share that differ in their numbers and places alone."""
-    return hit.kind, str(hit.values.get("flag_kind", "")), str(hit.values.get("fact", ""))
+    if one.level == "error":
+        return one.level, one.rule, one.message, one.action
+    # They differ in their numbers and places alone.
+    values = (str(one.hit.values.get(name, "")) for name in ("flag_kind", "fact"))
+    return one.level, one.rule, one.hit.kind, *values
 
 
 def _group(found: Sequence[Finding]) -> Group:

@@ -120,8 +120,3 @@ def outcomes(known: Outcomes) -> Table:
     rows = [[one.state, str(one.num_jobs), number(one.node_hours)] for one in known.outcomes]
     return table("Jobs of this campaign, as Slurm accounts for them",
                  ("State", "Jobs", "Node-hours"), rows, texts=1)  # fmt: skip
-
-
-def conditions(rows: Sequence[Sequence[str]]) -> Table:
-    """Return what is as in production and what is not."""
-    return table("Conditions of the measurement", ("Condition", "As measured"), rows, texts=2)

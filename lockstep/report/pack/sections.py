@@ -278,7 +278,8 @@ def _conditions(facts: Facts) -> list[Block]:
         *([name, value] for name, value in known.items() if value),
         ["Checkpoints", "none in a timed step"],
     ]  # fmt: skip
-    return [pack_tables.conditions(rows)]
+    columns = ("Condition", "As measured")
+    return [pack_tables.table("Conditions of the measurement", columns, rows, texts=2)]
 
 
 PARTS: dict[str, Callable[[Facts], list[Block]]] = {

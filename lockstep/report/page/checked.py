@@ -27,11 +27,6 @@ def errors(found: Sequence[Finding]) -> list[str]:
     return [*lines, f"{counted(more, 'error')} more in the table below."] if more > 0 else lines
 
 
-def counts(found: Sequence[Finding]) -> str:
-    """Return how many errors and warnings there are; empty where the check finds nothing."""
-    return terminal.counts(found) if found else ""
-
-
 def blocked(series: Series, found: Sequence[Finding], left_out: Sequence[Row]) -> str:
     """Return why nothing is concluded from a series, without its name; empty where something is."""
     rows = [row for point in series.points for row in point.rows]

@@ -7,7 +7,7 @@ This is the seam between computing and drawing: everything the page says is in t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.report.check import checker
+from lockstep.report.check import checker, terminal
 from lockstep.report.check.checker import Finding
 from lockstep.report.compute import learning
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
@@ -63,7 +63,7 @@ def page(
         "band": _band(results),
         "summary": _summary(results, series),
         "errors": checked.errors(findings),
-        **_top(results, series, threshold, errors, checked.counts(findings)),
+        **_top(results, series, threshold, errors, terminal.counts(findings) if findings else ""),
         "source": _source(_title(results, series), results, command),
         "sections": sections,
         "data": _data(series),

@@ -1,6 +1,6 @@
 """A step stacked by cause over ranks, and below it what it takes longer than its ideal.
 
-The description has `bars`, each with ranks, nodes, parts, lost, total, ideal and net in ms, and
+The description has `bars`, each with ranks, parts, lost, total, ideal and net in ms, and
 `names`, the causes in the order in which they are stacked.
 """
 

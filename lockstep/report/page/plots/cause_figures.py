@@ -7,7 +7,7 @@ from lockstep.causes.words import NAMES, Cause
 from lockstep.report.compute.lost_time import attribution
 from lockstep.report.compute.lost_time.attribution import Part
 from lockstep.report.compute.scaling import Point, Series
-from lockstep.report.page.panels.parts import MILLI, TITLES, Figure, ends
+from lockstep.report.page.panels.parts import MILLI, TITLES, Figure
 from lockstep.vocabulary.text.formats import capital, number
 
 # From the foot of a bar to its top: the work itself, then what is added to it.
@@ -65,13 +65,9 @@ def _bar(series: Series, point: Point) -> dict[str, Any] | None:
         "ideal": (lost.step_s - lost.seconds) * MILLI,
         "lost": list(map(_part, lost.parts)),
         "net": lost.seconds * MILLI,
-        "net_interval": _ms(lost.interval),
+        "net_interval": lost.interval and [end * MILLI for end in lost.interval],
     }
 
 
 def _part(part: Part) -> dict[str, Any]:
-    return {"cause": part.cause, "ms": part.seconds * MILLI, "interval": _ms(part.interval)}
-
-
-def _ms(interval: tuple[float, float] | None) -> list[float] | None:
-    return ends((interval[0] * MILLI, interval[1] * MILLI)) if interval else None
+    return {"cause": part.cause, "ms": part.seconds * MILLI}

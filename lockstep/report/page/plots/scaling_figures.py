@@ -38,7 +38,7 @@ def throughput(series: Sequence[Series]) -> list[Figure]:
     made = []
     for index, unit in enumerate(units[:MAX_UNITS]):
         chosen = [one for one in series if one.row.sample_unit == unit][:MAX_CURVES]
-        curves = [_with_ideal(one, _throughput_curve(one)) for one in chosen]
+        curves = list(map(_throughput_curve, chosen))
         key = "strong-throughput" + (f"-{index + 1}" if index else "")
         of = f" in {unit}/s" if len(units) > 1 else ""
         made.append(curve_figure(
@@ -52,10 +52,7 @@ def throughput(series: Sequence[Series]) -> list[Figure]:
 
 
 def _throughput_curve(one: Series) -> dict[str, Any]:
-    return curve_of(one, lambda p: p.rate, lambda p: p.rate_interval, lambda p: p.rates)
-
-
-def _with_ideal(one: Series, curve: dict[str, Any]) -> dict[str, Any]:
+    curve = curve_of(one, lambda p: p.rate, lambda p: p.rate_interval, lambda p: p.rates)
     per_rank = one.base.rate / one.base.world_size
     return curve | {"ideal": [[p.world_size, per_rank * p.world_size] for p in one.points]}
 
