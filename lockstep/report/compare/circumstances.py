@@ -72,13 +72,13 @@ def _facts(launches: Sequence[Launch], rows: Iterable[Row]) -> dict[str, dict[st
 
 def _provenance(launch: Launch) -> dict[str, Any]:
     provenance = launch.provenance
-    slurm = provenance.get("slurm")
+    slurm = provenance.get("slurm") or {}
     variables = provenance.get("environment") or {}
     return (
         {name: value for name, value in provenance.items() if name not in OWN_FACTS}
         | {"hosts": sorted({str(rank.get("host")) for rank in launch.ranks})}
         | {"cores_per_rank": layout.settings(provenance).get("cores_per_rank")}
-        | {"partition": slurm.get("SLURM_JOB_PARTITION") if isinstance(slurm, dict) else None}
+        | {"partition": slurm.get("SLURM_JOB_PARTITION")}
         | {f"variable {name}": value for name, value in variables.items()}
     )
 

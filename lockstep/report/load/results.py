@@ -165,8 +165,7 @@ class Launch:
     @property
     def cpu_threads(self) -> int | None:
         """Threads of a rank where all ranks are CPUs; on GPUs they are no strength."""
-        threads = self.provenance.get("threads_per_rank")
-        return threads if _on_cpus(self.devices) and isinstance(threads, int) else None
+        return self.provenance.get("threads_per_rank") if _on_cpus(self.devices) else None
 
     @property
     def complete(self) -> bool:

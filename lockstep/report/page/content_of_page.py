@@ -236,7 +236,7 @@ def _warnings(results: Results, series: Sequence[Series], left_out: Sequence[Row
     wide = sum(is_wide(point) for point in points)
     broken = sum(not launch.complete for launch in results.launches)
     skewed = sum(abs((point.mean_over_median or 1.0) - 1) > NOTABLE for point in points)
-    lost = facts.lost(results)
+    lost = facts.gaps(results, lambda gap: gap.can_be_filled)
     lines = [
         (len(left_out), checked.not_pooled(left_out)),
         (flagged, f"{flagged} of {counted(len(points), 'point')} flagged"),

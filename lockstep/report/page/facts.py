@@ -1,6 +1,6 @@
 """What surrounds the numbers: flags, gaps, method and provenance, as plain data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.report.compute.diagnosis import FEWEST, MODE_FEWEST
@@ -79,24 +79,12 @@ def flags(series: Sequence[Series]) -> Panel | None:
     return made
 
 
-def gaps(results: Results) -> list[tuple[str, str, str]]:
-    """Return what was not measured as (what, why, launches), equal lines joined."""
-    return _listed_gaps(missing.gaps(results))
-
-
-def lost(results: Results) -> list[tuple[str, str, str]]:
-    """Return the gaps that another run could fill: all but what was skipped for a reason."""
-    return _listed_gaps([gap for gap in missing.gaps(results) if gap.can_be_filled])
-
-
-def unexplained(results: Results) -> list[tuple[str, str, str]]:
-    """Return the gaps for which no launch has recorded a reason."""
-    return _listed_gaps([gap for gap in missing.gaps(results) if not gap.is_explained])
-
-
-def _listed_gaps(found: Sequence[Gap]) -> list[tuple[str, str, str]]:
+def gaps(
+    results: Results, is_meant: Callable[[Gap], bool] = lambda _: True
+) -> list[tuple[str, str, str]]:
+    """Return the gaps that are meant as (what, why, launches), equal lines joined."""
     names: dict[tuple[str, str], list[str]] = {}
-    for gap in found:
+    for gap in filter(is_meant, missing.gaps(results)):
         names.setdefault((_what(gap), _why(gap)), []).append(gap.launch)
     lines = [(what, why, formats.listed(who, 8)) for (what, why), who in names.items()]
     return _folded(lines)

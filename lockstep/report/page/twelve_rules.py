@@ -138,7 +138,8 @@ def _subset_explained(given: _Given) -> Verdict:
     if not given.results.launches:
         return None, "nothing was planned here"
     gaps = facts.gaps(given.results)
-    bare = [what for what, _, _ in facts.unexplained(given.results)]
+    unexplained = facts.gaps(given.results, lambda gap: not gap.is_explained)
+    bare = [what for what, _, _ in unexplained]
     if bare or given.results.unread:
         lost = [*bare, *map(str, given.results.unread)]
         return False, f"{counted(len(lost), 'gap')} without a reason, first: {lost[0]}"
@@ -159,8 +160,8 @@ def _means(given: _Given) -> Verdict:
 def _no_mean_of_ratios(given: _Given) -> Verdict:
     if not given.ratios:
         return None, "no ratio is given"
-    text = f"{counted(len(given.ratios), 'ratio')}, each of two summarised rates"
-    return True, f"by construction: {text}"
+    count = counted(len(given.ratios), "ratio")
+    return True, f"by construction: {count}, each of two summarised rates"
 
 
 def _intervals(given: _Given) -> Verdict:
@@ -282,12 +283,9 @@ def _bounds_shown(given: _Given) -> Verdict:
     if not steps:
         return None, "no training step was measured here"
     held, share = _share(steps, lambda point: any(row.mfu is not None for row in point.rows))
-    ideal = "ideal scaling is drawn; " if _ladders(given) else ""
+    has_ladder = any(one.row.study in ("strong", "weak") for one in given.compared)
+    ideal = "ideal scaling is drawn; " if has_ladder else ""
     return held, f"{ideal}the peak of the device is known at {share}"
-
-
-def _ladders(given: _Given) -> list[Series]:
-    return [one for one in given.compared if one.row.study in ("strong", "weak")]
 
 
 def _lines_meant(given: _Given) -> Verdict:

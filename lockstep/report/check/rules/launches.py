@@ -69,14 +69,10 @@ def _crowds(launch: Launch) -> Iterator[tuple[str, int, int]]:
     for host, ranks in hosts.items():
         each = (rank.get("num_threads", provenance.get("threads_per_rank")) for rank in ranks)
         threads = [count for count in each if isinstance(count, int)]
-        cores = {str(core) for rank in ranks for core in _listed(rank.get("cores"))}
+        cores = {str(core) for rank in ranks for core in rank.get("cores") or []}
         count = len(cores) or provenance.get("cores_per_node")
         if isinstance(count, int) and count and len(threads) == len(ranks):
             yield host, sum(threads), count
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def unequal_ranks(evidence: Evidence) -> Iterator[Hit]:

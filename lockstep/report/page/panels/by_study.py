@@ -1,7 +1,6 @@
 """The panels of a report, in the order of the page: from series to plain data."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lockstep.report.compute.alternatives.factor_ladders import without_laddered
 from lockstep.report.compute.lost_time import slow
@@ -42,7 +41,8 @@ def panels(
     """Return the panels of everything measured and imported, in the order of the page."""
     measured = [one for one in series if one.row.origin == "measured"]
     studies = list(dict.fromkeys([*TITLES, *(one.row.study for one in measured)]))
-    wires = {one.name: wire for one in results.launches if (wire := _wire(one.provenance))}
+    carried = {one.name: one.provenance.get("wire_gb_per_s") for one in results.launches}
+    wires = {name: wire for name, wire in carried.items() if wire}
     told = without_laddered(measured)
     made = [
         _panel(study, chosen, threshold, hours, wires, predicted or {})
@@ -77,12 +77,6 @@ def _pace(series: Sequence[Series]) -> list[Panel]:
     if len(found) < (LEAST_RANKS if found and found[0].rank is not None else LEAST_HOSTS):
         return []
     return [panel("pace", "Hosts and ranks", figures=[pace(found, slow.slowest(rows))])]
-
-
-def _wire(provenance: Mapping[str, Any]) -> float | None:
-    """Return what the network of a launch's first node carries, in GB/s."""
-    given = provenance.get("wire_gb_per_s")
-    return float(given) if isinstance(given, int | float) and given > 0 else None
 
 
 def _panel(
