@@ -120,7 +120,7 @@ def _learned(row: Row) -> tuple[float | None, ...]:
     if row.training is None or not row.step_s:
         return (None,) * len(LEARNED)
     accuracies = learning.final_accuracy(row), learning.best_accuracy(row)
-    return learning.seed(row), row.step_s * (row.steps_per_round or 1), *accuracies
+    return learning.seed(row), learning.epoch_s(row), *accuracies
 
 
 def _epochs(results: Results) -> Iterator[dict[str, Any]]:

@@ -47,7 +47,6 @@ class Size:
         sensitivity_workload: The model of the 27-point sweep.
         global_batch: Batch of the strong study; per rank it is this over the world size.
         local_batch: Batch per rank everywhere else.
-        message_bytes: Sizes of the collective study.
         collective_steps_per_round: Steps in a round of that study, whose steps are short.
         epochs: Epochs of the training study.
         train_workload: The model of the training study, which fits the data that ship.

@@ -30,7 +30,6 @@ class Hit:
         cases: Cases or tables concerned; empty where all of the launches or sizes are.
         world_sizes: World sizes concerned; empty where all are.
         launches: Launches concerned; empty where all are. Hits that differ in nothing else are one.
-        is_table: Whether the cases are imported tables.
         path: The file concerned, where no launch is.
     """
 

@@ -49,7 +49,6 @@ class Form:
     """What a comparison is written as.
 
     Attributes:
-        is_markdown: Markdown, or text for a terminal.
         redacted: What takes names out of texts, before any is wrapped or escaped.
     """
 

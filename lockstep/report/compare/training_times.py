@@ -39,15 +39,11 @@ def times(pair: Pair) -> list[Times]:
     rows = [*pair.a, *pair.b]
     if not all(row.training for row in rows):
         return []
-    found = [_times("epoch", pair, _epoch_s, None)]
+    found = [_times("epoch", pair, learning.epoch_s, None)]
     goal = learning.target(rows)
     if goal is not None:
         found.append(_times("target", pair, lambda row: learning.reached_s(row, goal), goal))
     return found
-
-
-def _epoch_s(row: Row) -> float:
-    return (row.step_s or 0.0) * (row.steps_per_round or 1)
 
 
 def _times(

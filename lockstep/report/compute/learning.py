@@ -143,6 +143,11 @@ def best_accuracy(row: Row) -> float | None:
     return max((one.accuracy for one in epochs(row) if one.accuracy is not None), default=None)
 
 
+def epoch_s(row: Row) -> float:
+    """Return the seconds of a run's median epoch, those that warmed up left aside."""
+    return (row.step_s or 0.0) * (row.steps_per_round or 1)
+
+
 def reached_s(row: Row, target: float | None) -> float | None:
     """Return the seconds of training until an epoch had an accuracy; None where none had."""
     if target is None:

@@ -53,7 +53,6 @@ class Verdict:
         blocked_by: Rules of the check whose errors touch the results behind the verdict.
         apart: In what the training runs behind it differ from those of other verdicts on the
             target, with which they are not averaged.
-        rows: The results behind the value, those of the baseline included.
     """
 
     target: str

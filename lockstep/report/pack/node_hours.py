@@ -48,7 +48,6 @@ class Budget:
     """All lines, and what is asked for.
 
     Attributes:
-        node_hours: The sum of the lines.
         with_losses: With overhead and failed share.
         charged: With the centre's charge factor.
     """

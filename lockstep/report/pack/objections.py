@@ -9,9 +9,7 @@ from lockstep.report.load import recorded
 from lockstep.report.load.results import Results, Row
 from lockstep.report.pack.chosen import Chosen
 
-Kind = Literal[
-    "check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"
-]  # fmt: skip
+Kind = Literal["check", "flagged", "cpus", "left-out", "no-interval", "recorded", "example"]
 
 
 @dataclass(frozen=True)

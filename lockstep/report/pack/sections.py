@@ -35,7 +35,6 @@ class Facts:
     """All that a text is made of.
 
     Attributes:
-        plan: What the planned runs cost, if any are planned.
         known: What accounting says of the campaign's jobs.
         against: What forbids to hand the results in.
         card: What bounds the step; None where no variants were timed.

@@ -322,8 +322,5 @@ def _fixed_local(series: Series) -> bool:
 
 def _whole(series: Series) -> list[int]:
     """Return the global batch at each size, from the local where no point gives it."""
-    local = batches(series, "local_batch")
-    grown = (
-        [batch * size for batch, size in zip(local, _sizes(series), strict=True)] if local else []
-    )
-    return batches(series, "global_batch") or grown
+    local = zip(batches(series, "local_batch"), _sizes(series), strict=False)
+    return batches(series, "global_batch") or [batch * size for batch, size in local]

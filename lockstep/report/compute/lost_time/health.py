@@ -31,7 +31,6 @@ class Reading:
 
     Attributes:
         value: A fraction; GB/s of the network.
-        case: The series that it is of.
         is_shown: Whether launches tell it from the limit.
     """
 

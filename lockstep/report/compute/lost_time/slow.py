@@ -49,8 +49,6 @@ class Pace:
     """How long a host or rank takes beside the others.
 
     Attributes:
-        host: Its host; empty where nobody recorded it.
-        rank: The rank; None for a host as a whole.
         ratio: Its steps' time over the others', the geometric mean over launches.
         interval: Of the ratio, 95 % over launches; None without repeats.
         spread: Of a host, the ratio of each of its ranks; of a rank, that of each launch.
