@@ -118,6 +118,8 @@ def test_a_plan_is_a_table_that_fits_a_terminal(folder):
         "5 jobs, 4 launches: at most 9.50 node-hours, 27.00 GPU-hours.",
         "Each rank has a batch of 32 in the other studies.",
         "Each repeat has its own job for each world size, so they are independent.",
+        "No result in the folder of --to says whether a batch fits: first send a copy of ",
+        "the campaign with one repeat of its smallest world size.",
         "Next: lockstep submit campaign.toml --site site.toml",
     ]
 

@@ -29,6 +29,8 @@ STRATEGIES = ("ddp", "fsdp")
 ON_REQUEST = ("strategy", "activation_checkpointing", "accumulation")
 WITH_REQUESTS = ("strong", "weak", "precision")
 CACHES = ("warm", "cold")
+# Of samples at once: batch normalisation cannot train on one.
+LEAST_BATCH = 2
 KIB, MIB = 1024, 1024**2
 # Most rounds, steps, batches and ranks: a larger number is a typing error.
 MAX_COUNT = 1_000_000

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.machine import memory
 from lockstep.vocabulary.records.flags import Flag, flag
+from lockstep.vocabulary.sizes import LEAST_BATCH
 from lockstep.world.process_group import num_collectives
 
 if TYPE_CHECKING:
     from lockstep.measure.harness import Harness
     from lockstep.measure.step.train_step import StepConfig
 
-# Batch normalisation cannot train on one sample.
-LEAST_BATCH = 2
 MAX_CHARACTERS = 300
 
 

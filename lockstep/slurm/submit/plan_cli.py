@@ -17,12 +17,14 @@ from lockstep.slurm.submit.cli_options import (
     say_dropped,
     work_of,
 )
+from lockstep.slurm.submit.memory_wording import empty, memory_lines, memory_table
 from lockstep.vocabulary.text.formats import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.campaign.campaign import Campaign
+    from lockstep.campaign.choosing.memory_needed import Need
     from lockstep.slurm.any_job.occupancy import Occupancy, Start
     from lockstep.slurm.site import Site
     from lockstep.slurm.submit.budget import Budget
@@ -45,7 +47,8 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     """Show the jobs that CAMPAIGN still needs on a site, and what they may cost.
 
     On a login node also which of them a limit of the QOS or the account would hold or refuse,
-    how full the partitions are and when its jobs would start.
+    how full the partitions are and when its jobs would start. Where results in the folder of --to
+    hold the memory of such steps, also what each batch takes, and whether it fits.
 
     \b
     Examples:
@@ -63,15 +66,19 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
     say_dropped(todo, budget)
     over = _over_limits(todo)
     prospects = _prospects(todo) if over is not None else None
+    memory = _memory(todo)
     if as_json:
-        click.echo(json.dumps(_facts(todo, overhead, over, prospects), indent=1, allow_nan=False))
+        facts = _facts(todo, overhead, over, prospects) | {"memory": list(map(asdict, memory))}
+        click.echo(json.dumps(facts, indent=1, allow_nan=False))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
     # All of it before the first line: what does not fit the site is refused alone.
-    points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead)
+    points, table, summary = _points(todo), _table(todo.jobs), _summary(todo, overhead, memory)
     console.print(points, "")
+    if todo.jobs and any(one.by for one in memory):
+        console.print(memory_table(memory), "")
     console.print(table, "")
     for line in [*summary, *(excess.text for excess in over or ()), *_prospect_lines(prospects)]:
         console.print(line, markup=False)
@@ -79,6 +86,14 @@ def plan(overhead: float, budget: "Budget | None", *, as_json: bool, **options: 
         keys, sending = ", ".join(todo.site.to_fill_in), _submission(budget=budget, **options)
         before = f"fill in {keys} in {options['site'].source}, then " if keys else ""
         click.echo(f"Next: {before}{sending}")
+
+
+def _memory(todo: "Work") -> "list[Need]":
+    from lockstep.campaign.choosing.memory_needed import needs
+    from lockstep.slurm.submit.resources import share
+
+    is_gpu = share(todo.campaign, todo.site).is_gpu
+    return needs(todo.campaign, todo.results.path.parent, is_gpu=is_gpu)
 
 
 def _over_limits(todo: "Work") -> "list[Excess] | None":
@@ -193,7 +208,7 @@ def _cost(specs: "Sequence[JobSpec]", site: "Site") -> float | None:
 
 def _points(todo: "Work") -> "Table":
     strong = ["batch a rank, strong"] if "strong" in todo.campaign.studies else []
-    table = _empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
+    table = empty("ranks", "nodes", "ranks a node", "launches", *strong, "cases of a launch")
     for world_size in sorted(todo.campaign.world_sizes):
         facts = [value for value in _point(todo, world_size).values() if value is not None]
         table.add_row(*(f"{value:,}" for value in facts), _cases(todo))
@@ -219,21 +234,11 @@ def _cases(todo: "Work") -> str:
     return ", ".join(f"{count} {study}" for study, count in counts.items())
 
 
-def _empty(*headings: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        is_text = heading in ("job", "after", "cases of a launch")
-        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
-    return table
-
-
 def _table(specs: "Sequence[JobSpec]") -> "Table":
     from lockstep.vocabulary.text.durations import clock
 
     on_gpus = ["GPU-hours"] if _gpu_hours(specs) else []
-    table = _empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
+    table = empty("job", "nodes", "time", "node-hours", *on_gpus, "after")
     for spec in specs:
         name = spec.name if spec.kind != "array" else f"{spec.name} x {spec.num_elements:,}"
         after = "all above" if spec.kind == "collect" else ", ".join(d.job for d in spec.after)
@@ -242,10 +247,11 @@ def _table(specs: "Sequence[JobSpec]") -> "Table":
     return table
 
 
-def _summary(todo: "Work", overhead: float) -> list[str]:
+def _summary(todo: "Work", overhead: float, memory: "Sequence[Need]") -> list[str]:
     if not todo.jobs:
         return ["Nothing is missing."]
     lines = [at_most(todo), *_batches(todo.campaign), *_of_repeats(todo.campaign)]
+    lines += memory_lines(memory)
     if overhead:
         padded = [(amount * (1 + overhead), unit) for amount, unit in _amounts(todo)]
         lines.append(f"With {overhead:.0%} overhead: {_said(padded)}.")
