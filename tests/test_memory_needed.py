@@ -13,6 +13,7 @@ from lockstep.campaign.choosing.memory_needed import Held, Step, need, on_line, 
 from lockstep.report.load.reading import gather
 
 GB = 10**9
+GPU_GB = 80
 MODEL = {"workload": "resnet50", "precision": "bf16"}
 USUAL = MODEL | {"strategy": "ddp", "activation_checkpointing": False}
 
@@ -24,7 +25,7 @@ def step(local_batch, accumulation=1):
 def held(local_batch, gb, *, used=None, accumulation=1, **changes):
     """Return what a step held of a GPU of 80 GB, of which 2 GB are in use beside PyTorch's."""
     of_step, tensors = step(local_batch, accumulation), used or gb
-    known = {"outside_bytes": 2 * GB, "total_bytes": 80 * GB} | changes
+    known = {"outside_bytes": 2 * GB, "total_bytes": GPU_GB * GB} | changes
     return Held(of_step, int(gb * GB), int(tensors * GB), **known)
 
 
@@ -50,6 +51,8 @@ CLAIMS = [
     (step(64), [held(64, 24), held(64, 25), held(32, 14)], "measured", 25, True),
     # 4 GB and 0.3125 a sample; 2 of the 80 are not PyTorch's.
     (step(128), [held(32, 14), held(64, 24)], "estimate", 44, True),
+    # What is held in parts also has the input of those that wait.
+    (step(128), [held(32, 14), held(64, 24), held(96, 30, accumulation=3)], "estimate", 44, True),
     (step(240), [held(32, 14), held(64, 24)], "estimate", 79, False),
     (step(240), [held(32, 14, total_bytes=None), held(64, 24, total_bytes=None)],
      "estimate", 79, None),
@@ -66,6 +69,7 @@ CLAIMS = [
     (step(128), [held(64, 24, is_halved=True)], "refused", None, False),
     (step(256), [held(64, 24, is_halved=True)], "refused", None, False),
     (step(64), [held(64, 24, is_halved=True)], None, None, None),
+    (step(128, 2), [held(64, 24, is_halved=True)], None, None, None),
 ]  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def test_what_does_not_fit_names_the_least_accumulation_that_would():
 def test_only_what_is_like_the_newest_counts():
     old = held(64, 24, started="2025", alike=("A100", "SGD", None))
     new = held(64, 30, started="2026", alike=("H100", "SGD", None))
-    assert need(step(64), [new, old]).peak_bytes == 30 * GB
+    assert need(step(64), [new, replace(old, held_bytes=40 * GB)]).peak_bytes == 30 * GB
     assert need(step(32), [old, new]).devices == "H100"
     fp32 = replace(new, step=Step(USUAL | {"precision": "fp32"}, (1,), 64))
     assert need(step(64), [fp32]).by is None
@@ -112,11 +116,11 @@ def test_ranks_that_share_their_parameters_are_not_compared_across_world_sizes()
 
 def on_gpu(root, local_batch, gb):
     """Write a campaign that was measured at a batch, on a GPU of 80 GB."""
-    gauges = {"gpu_memory_bytes": (gb + 2) * GB, "gpu_memory_total_bytes": 80 * GB}
+    gauges = {"gpu_memory_bytes": (gb + 2) * GB, "gpu_memory_total_bytes": GPU_GB * GB}
     telemetry = {name: {"most": [value], "least": [value]} for name, value in gauges.items()}
     case = record(
         "weak", factors=MODEL | {"local_batch": local_batch}, local_batch=local_batch,
-        peak_memory_bytes=[gb * GB], peak_reserved_bytes=[gb * GB],
+        peak_memory_bytes=[(gb - 1) * GB], peak_reserved_bytes=[gb * GB],
         details={"telemetry": telemetry},
     )  # fmt: skip
     folder = root / f"batch{local_batch}"
@@ -132,6 +136,17 @@ def plan(folder, options="", **campaign):
     ended = stand_ins.lockstep(f"plan campaign.toml --site site.toml {options}", folder, "/nowhere")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+def test_what_else_is_in_use_of_a_gpu_is_not_free(tmp_path):
+    on_gpu(tmp_path / "results", 32, 14)
+    on_gpu(tmp_path / "results", 64, 24)
+    # 240 samples are 79 GB by what is held, 78 by the tensors, and 80 with what else is in use.
+    said = plan(
+        tmp_path, "--json", **STRONG | {"studies": ["weak"]}, world_sizes=[1], local_batch=240
+    )
+    (found,) = json.loads(said)["memory"]
+    assert (found["peak_bytes"], found["fits"]) == (79 * GB, None)
 
 
 STRONG = {"studies": ["strong"], "size": "node", "precision": "bf16", "global_batch": 512}
@@ -168,3 +183,5 @@ def test_a_plan_on_cpus_has_the_peaks_that_were_really_measured(measured, tmp_pa
     like = [row for row in rows if row.local_batch == 64 and row.precision == "fp32"]
     assert found["peak_bytes"] == max(row.peak_memory_bytes for row in like)
     assert (found["by"], found["fits"], found["total_bytes"]) == ("measured", None, None)
+    said = plan(tmp_path, f"--to {measured} --json", **asked | {"device": "cuda"}, local_batch=64)
+    assert json.loads(said)["memory"][0]["by"] is None  # what CPUs held is nothing to a GPU
