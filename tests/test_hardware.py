@@ -34,10 +34,43 @@ def test_a_known_gpu_has_its_datasheet_figures(row):
         assert hardware.peak_flop_per_s(name, precision) == expected
 
 
+# memory in GB, its GB/s and the TDP in W, from the sheets; None where we have no sheet that says so
+BOARDS = [
+    ("Tesla V100-SXM2-32GB", None, 900, 300),  # of 16 or 32 GB
+    ("Tesla V100-PCIE-32GB", None, 900, 250),
+    ("Tesla V100S-PCIE-32GB", None, None, None),
+    ("Tesla T4", 16, None, 70),
+    ("NVIDIA A100-SXM4-40GB", 40, 1555, 400),
+    ("NVIDIA A100-SXM4-80GB", 80, 2039, 400),
+    ("NVIDIA A100-PCIE-40GB", 40, 1555, None),
+    ("NVIDIA A100 80GB PCIe", 80, 1935, 300),
+    ("NVIDIA A40", 48, 696, 300),
+    ("NVIDIA L4", 24, 300, 72),
+    ("NVIDIA L40S", 48, 864, 350),
+    ("NVIDIA H100 PCIe", None, None, 350),
+    ("NVIDIA H100 80GB HBM3", 80, 3350, 700),
+    ("NVIDIA H200", 141, 4800, 700),
+    ("AMD Instinct MI250X", 64, 1600, None),
+]
+
+
+@pytest.mark.parametrize(("name", "gb", "gb_per_s", "tdp_w"), BOARDS)
+def test_a_known_board_has_its_datasheet_figures_and_names_the_sheet(name, gb, gb_per_s, tdp_w):
+    board = hardware.find(name).board
+    assert (board.memory_gb, board.memory_gb_per_s, board.tdp_w) == (gb, gb_per_s, tdp_w)
+    assert bool(board.source) == any((gb, gb_per_s, tdp_w))
+
+
+def test_every_board_is_tested():
+    tested = {hardware.find(name).name for name, *_ in BOARDS}
+    assert tested == {row.name for row in hardware.DEVICES}
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "",
+        "NVIDIA A100",
         "AMD EPYC 7763 64-Core Processor",
         "NVIDIA GeForce RTX 3090",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",

@@ -99,6 +99,9 @@ def test_mpi_and_ucx_say_their_version_in_their_own_words(monkeypatch, tmp_path,
 def test_known_gpus_are_listed_with_their_source():
     row = "| V100 SXM2 | 15.7 | - | - | 125 | NVIDIA V100 Tensor Core GPU datasheet"
     assert row in system.known_gpus()
+    board = "| 80 | 2039 | 400 | NVIDIA A100 Tensor Core GPU datasheet |"
+    assert board in system.known_gpus()
+    assert "| - | - | - | - |" in system.known_gpus()  # nothing that no sheet at hand says
 
 
 def test_the_network_is_what_hardware_stands_behind(kernel):

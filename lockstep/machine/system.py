@@ -188,16 +188,24 @@ def settings_facts(folder: Path) -> dict[str, Any]:
 def known_gpus() -> str:
     """Return a Markdown table of the GPUs whose datasheet is known, which MFU rests on."""
     names = ("fp32", "tf32", "bf16", "fp16")
-    head = ("GPU", *(f"{name}, TFLOP/s" for name in names), "Source")
+    peaks = (f"{name}, TFLOP/s" for name in names)
+    board = ("Memory, GB", "Memory, GB/s", "TDP, W")
+    head = ("GPU", *peaks, "Source of peaks", *board, "Source of memory and TDP")
     rows = [
         (
             device.name,
             *(_tera(device.peak_flop_per_s.get(name)) for name in names),
             device.source,
+            *_board(device.board),
         )
         for device in hardware.DEVICES
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _board(board: hardware.Board) -> tuple[str, ...]:
+    figures = (board.memory_gb, board.memory_gb_per_s, board.tdp_w)
+    return *(DASH if one is None else f"{one:g}" for one in figures), board.source or DASH
 
 
 def _tera(flop_per_s: float | None) -> str:
