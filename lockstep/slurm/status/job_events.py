@@ -16,7 +16,8 @@ from lockstep.vocabulary.records import journal
 
 # What a process can end with, also 128 + its signal.
 LARGEST_CODE = 255
-# What its own record says of it may take so long to be seen on another machine.
+# So late another machine may see a job's own record, and sacct its end: slurmdbd writes in batches,
+# and may be down for longer.
 GRACE_S = 600
 ENDED_WELL_SOON = State("unknown", "it has ended, and its own record is not seen yet")
 NO_RECORD = State("LOST", "it has ended and left no record, and sacct does not say how")

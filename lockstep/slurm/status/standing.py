@@ -19,11 +19,9 @@ from lockstep.slurm import scheduler as slurm
 from lockstep.slurm.programs.log_lines import word_for_end
 from lockstep.slurm.scheduler import State
 from lockstep.slurm.status import accounting, by_hand, job_events
-from lockstep.slurm.status.job_events import JobEvent
+from lockstep.slurm.status.job_events import GRACE_S, JobEvent
 from lockstep.slurm.status.sent import Job, Results
 
-# sacct may lag by minutes (slurmdbd writes in batches, and may be down for longer).
-GRACE_S = 600
 # A launch writes a line as each case begins and ends: without one for longer than a case may take
 # it has stalled.
 STALLED = State("STALLED")
