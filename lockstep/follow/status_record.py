@@ -69,7 +69,7 @@ def record(campaign: Campaign, results: Results, folder: str, wanted: Wanted) ->
     return {
         "time": stamp(now), "folder": folder, **facts,
         "has_ended": campaign.has_ended, "is_bad": campaign.is_bad,
-        "campaign": {k: v for k, v in (results.claimed() or {}).items() if k not in ("launches",)},
+        "campaign": {k: v for k, v in (results.claimed() or {}).items() if k != "launches"},
         "site": _site(results), "machine": _machine(results),
         "prepared": _prepared(campaign, results), "measured": measured,
         "next": _next(campaign, results, folder, measured),

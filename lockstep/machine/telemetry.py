@@ -34,7 +34,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lockstep.machine import cgroup
@@ -142,12 +141,7 @@ class Telemetry:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is None:
             return
         self._over.set()

@@ -6,7 +6,7 @@ Where the output is no terminal, one plain line per launch.
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from rich.console import Console, Group
@@ -126,12 +126,7 @@ class View:
             self._draw(self._times)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live.is_started:
             self._live.stop()
             self._console.print(self._table(self._times))
